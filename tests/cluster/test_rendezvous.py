@@ -20,9 +20,9 @@ from tests.support.rendezvous_cluster import (
     until,
 )
 from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError, ClusterTimeout
-from trainer.cluster.liveness import listen
-from trainer.cluster.rendezvous import gather
-from trainer.cluster.rendezvous.messages import Hello, encode
+from trainer.cluster.rendezvous import gather, listen
+from trainer.cluster.rendezvous.connection import encode
+from trainer.cluster.rendezvous.hello import Hello
 from trainer.cluster.rendezvous.rendezvous import agree
 
 

@@ -29,6 +29,10 @@ import trainer
 for argument in sys.argv[1:]:
     if argument.startswith("SIG"):  # the processes have met, and JAX is to start
         jax.distributed.initialize = lambda **options: os.kill(os.getpid(), getattr(signal, argument))
+if "no luck" in sys.argv:
+    def fail(**options):
+        raise RuntimeError("no luck")
+    jax.distributed.initialize = fail
 if "loopback" in sys.argv:  # as on two machines whose host names lead to loopback
     from trainer.cluster.rendezvous import gather
     gather.why_not_connected = lambda places: f"{{len(places)}} processes are not connected."
@@ -211,8 +215,8 @@ def test_a_port_that_another_program_holds_is_named(processes):
 
 
 @pytest.mark.parametrize(("signal", "index", "says"), [
-    ("SIGKILL", 0, "worker 0, which coordinates the job, is lost: its process has ended, or given up, while JAX "),
-    ("SIGKILL", 1, "worker 1 is lost: its process has ended, or given up, while JAX started. "),
+    ("SIGKILL", 0, "worker 0, which coordinates the job, is lost: its process has ended, while JAX started. "),
+    ("SIGKILL", 1, "worker 1 is lost: its process has ended, while JAX started. "),
     ("SIGSTOP", 0, "worker 0, which coordinates the job, is lost: nothing was heard of it for 3."),
     ("SIGSTOP", 1, "worker 1 is lost: nothing was heard of it for 3.")])
 def test_who_dies_or_stops_while_jax_starts_is_named_by_the_others(processes, signal, index, says):
@@ -226,6 +230,17 @@ def test_who_dies_or_stops_while_jax_starts_is_named_by_the_others(processes, si
         assert ended.secs < TIMEOUT_SECS + 2  # for a busy machine
     if (signal, index) != ("SIGSTOP", 0):
         socket.create_server(("127.0.0.1", int(addresses[0].rpartition(":")[2]))).close()
+
+
+def test_an_error_by_which_jax_does_not_start_is_told_to_the_others(processes):
+    addresses = loopback(3)
+    for number in range(3):
+        processes.start(addresses, number, fault="no luck" if number == 1 else "")
+    first, second, third = processes.end()
+    assert (first.code, second.code, third.code) == (PEER_LOST, FAILED, PEER_LOST)
+    assert second.last_line == "RuntimeError: no luck"
+    for ended in (first, third):
+        assert "Watchdog: worker 1 has failed while JAX started: RuntimeError: no luck. Worker " in ended.stderr
 
 
 def test_cpu_devices_that_cannot_reach_each_other_are_told_to_all_once_jax_has_them(processes):

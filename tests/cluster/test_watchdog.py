@@ -1,9 +1,12 @@
 """A watchdog ends the processes of a job in which one is gone or stuck, and names that one."""
 
+import contextlib
+import itertools
 import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,40 +17,18 @@ import numpy as np
 import pytest
 
 import trainer
-from tests.support.fake_store import FakeStore
 from tests.support.networks import LinenMLP
-from tests.support.rendezvous_cluster import until
-from trainer.cluster import membership
-from trainer.cluster.liveness import process_end
-from trainer.cluster.liveness.diagnosis import Observer, Report, Seen, diagnose, is_repeated, lost
+from tests.support.rendezvous_cluster import stars_of, until
+from trainer.cluster import ProcessGroup, membership
+from trainer.cluster.liveness import process_end, watchdog
 from trainer.cluster.liveness.watchdog import Watchdog, is_peer_error
-from trainer.launch.job import Job
+from trainer.launch import job as launch_job
 from trainer.testing import LocalCluster, WorkerError
 
 TIMEOUT_SECS = 3.0
 NOTICED_SECS = TIMEOUT_SECS + 1.5  # with time for a busy machine
 NOTICED_AT_ONCE_SECS = 2.0
 LAST_PLACE = r'It was at step 2, in "host", up to {} s ago\. Worker {} ends at step 3 with exit code 75'
-
-
-def seen(phase, step=7, still=0.0, silent=0.0, moves=1):
-    return Seen(Report(1, moves, step, phase), silent, still)
-
-
-def judged(*processes, timeout_secs=4.0):
-    return diagnose(dict(enumerate(processes)), len(processes), timeout_secs)
-
-
-def test_a_worker_that_is_not_heard_is_lost_even_if_no_other_waits_for_it():
-    assert judged(seen("host"), seen("data", silent=3.9, still=3.9)) is None
-    assert judged(seen("host"), seen("data", silent=4.0, still=4.0)) == (
-        'worker 1 is lost: nothing was heard of it for 4.0 s. It was at step 7, in "data", up to 4.0 s ago.')
-
-
-def test_if_something_is_known_to_be_wrong_less_silence_is_enough():
-    silent = {0: seen("host"), 1: seen("data", silent=20.0)}
-    assert diagnose(silent, 2, 300.0) is None
-    assert diagnose(silent, 2, 300.0, silence_secs=20.0).startswith("worker 1 is lost")
 
 
 def test_errors_of_collectives_are_told_from_own_ones():
@@ -58,71 +39,11 @@ def test_errors_of_collectives_are_told_from_own_ones():
     assert not is_peer_error(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."))
 
 
-def test_a_worker_at_work_that_another_one_waits_for_has_stalled():
-    busy, waits = seen("data", still=4.5), seen("device", still=4.1)
-    assert judged(waits, busy, seen("host")) == (
-        'worker 1 has stalled at step 7, in "data" for 4.5 s, while worker 0 waits (step 7, "device").')
-    assert judged(seen("device", still=3.9), busy, seen("host")) is None, "nobody has waited for long"
-    assert judged(waits, seen("data", still=3.9)) is None
-    assert judged(waits, seen("data", step=8, still=9.0), seen("host")) is None, "it is ahead of who waits"
-
-
-def test_if_all_stand_still_the_one_with_work_of_its_own_is_the_cause():
-    assert judged(seen("host", 6, still=9.0), seen("data", still=4.0)).startswith("worker 1 has stalled at step 7")
-    assert judged(seen("host", still=9.0), seen("host", 6, still=4.0)).startswith("worker 1 has stalled at step 6")
-    assert judged(seen("host", still=9.0), seen("compile", still=4.0)) is None
-    assert judged(seen("data", still=9.0), seen("compile", still=9.0)).startswith("worker 0 has stalled")
-    assert judged(seen("data", 9, still=5.0), seen("callbacks", 8, still=5.0)).startswith("worker 1 has stalled")
-
-
-@pytest.mark.parametrize("phase", ["device", "host"])
-def test_if_all_wait_there_is_no_cause(phase):
-    text = judged(seen(phase, still=5.0), seen(phase, still=4.0))
-    assert text.startswith("all workers wait for their devices, for 4.0 s: worker 0 at step 7, worker 1 at step 7.")
-
-
-@pytest.mark.parametrize("phase", ["device", "host"])
-def test_an_epoch_that_ends_in_one_worker_and_goes_on_in_another_is_told_from_devices_that_hang(phase):
-    ended = seen("agreement", 5, still=4.0)
-    text = judged(seen(phase, 9, still=5.0), ended, seen(phase, 9, still=5.0))
-    assert text.startswith("an epoch has ended in worker 1 after step 5, while worker 0 has begun step 9 of it with "
-                           "further batches: the data of worker 1 have ended early")
-    assert is_repeated(text)
-    assert judged(seen(phase, 9, still=1.0), seen("agreement", 5, still=1.0)) == text
-    assert judged(seen(phase, 9, still=0.9), ended) is None, "the reports may be of different moments"
-    assert "further batches" not in judged(seen(phase, 5, still=5.0), ended)
-    assert "further batches" not in judged(seen("device", 5, still=5.0), seen(phase, 9, still=5.0))
-    assert not is_repeated(judged(seen(phase, 5, still=5.0), ended))
-    assert judged(seen("data", 5, still=5.0), seen("agreement", 5, still=5.0)).startswith("worker 0 has stalled")
-
-
-@pytest.mark.parametrize("phase", ["compile", "checkpoint", "idle"])
-def test_phases_that_take_long_have_ten_times_the_limit(phase):
-    assert judged(seen("device", still=39.0), seen(phase, still=39.9)) is None
-    assert judged(seen("device", still=39.0), seen(phase, still=40.0)).startswith(f'worker 1 has stalled at step 7, in '
-                                                                                   f'"{phase}" for 40.0 s')
-
-
-def test_outside_of_runs_there_is_no_limit():
-    assert judged(seen("idle", still=1e6), seen("idle", still=1e6)) is None
-    assert judged(seen("idle", still=1e6), seen("stopped", still=1e6, silent=1e6)) is None
-
-
-def test_a_worker_that_has_ended_is_not_lost_but_must_not_be_awaited():
-    ended = seen("stopped", still=50.0, silent=50.0)
-    assert judged(seen("host"), ended) is None
-    left = "worker 1 has left the job: its script has ended, at step 7, while worker 0 waits"
-    assert judged(seen("device", still=4.0), ended).startswith(left)
-    assert judged(seen("checkpoint", still=4.0), ended).startswith(left)
-    assert judged(seen("checkpoint", still=4.0), seen("data")) is None
-    assert judged(seen("data", still=4.0), ended).startswith("worker 0 has stalled")
-
-
 class Heard(Watchdog):
     """A watchdog that keeps the phases that are reported to it."""
 
     def __init__(self):
-        super().__init__(1.0)
+        super().__init__(1.0, *stars_of(1))
         self.phases = []
 
     def progress(self, step, phase):
@@ -132,7 +53,7 @@ class Heard(Watchdog):
 @pytest.mark.processes
 def test_a_prediction_and_a_loop_of_ones_own_tell_when_they_wait_for_data(monkeypatch):
     heard = Heard()
-    monkeypatch.setattr(membership, "_watchdog", heard)
+    monkeypatch.setattr(watchdog, "_current", heard)
     x = np.ones((6, 6), np.float32)
     model = trainer.Model(LinenMLP(), seed=1)
     model.compile(steps_per_execution=1)
@@ -143,38 +64,7 @@ def test_a_prediction_and_a_loop_of_ones_own_tell_when_they_wait_for_data(monkey
     before = heard._own_steps
     for number, _ in enumerate(trainer.distribute.MirroredStrategy(["cpu:0"]).experimental_distribute_dataset([x, x])):
         assert heard.phases[-2:] == [(before + number + 1, "data"), (before + number + 1, "idle")]
-
-
-def test_nobody_stalls_before_all_have_begun():
-    waits, stuck = seen("device", still=99.0), seen("data", still=99.0)
-    assert diagnose({0: waits, 1: stuck}, 3, 4.0) is None
-    assert judged(waits, stuck, seen("idle", moves=0)) is None
-    assert judged(waits, stuck, seen("idle", moves=1)) is not None
-
-
-def test_a_worker_that_may_be_lost_has_not_stalled():
-    assert judged(seen("device", still=9.0), seen("data", still=9.0, silent=2.5)) is None
-
-
-def test_all_take_over_what_one_has_concluded_and_do_not_take_it_for_the_cause():
-    left = Seen(Report(9, 1, 7, "device", "worker 2 has stalled."), 9.0, 9.0)
-    assert judged(seen("device", still=9.0), left, seen("data", 3)) == "worker 2 has stalled."
-
-
-def test_time_in_which_a_process_did_not_look_does_not_count():
-    observer = Observer(heartbeat_secs=1.0)
-    report = Report(1, 1, 1, "data")
-    assert observer.observe(100.0, {1: report})[1] == Seen(report, 0.0, 0.0, 2.0)
-    assert observer.observe(101.0, {1: report})[1] == Seen(report, 1.0, 1.0, 2.0)
-    assert observer.observe(901.0, {1: report})[1] == Seen(report, 3.0, 3.0, 2.0), "it was suspended itself"
-    heartbeats = Report(2, 1, 1, "data")
-    assert observer.observe(902.0, {1: heartbeats})[1] == Seen(heartbeats, 0.0, 4.0, 2.0)
-    moves = Report(3, 2, 1, "data")
-    assert observer.observe(903.0, {1: moves})[1] == Seen(moves, 0.0, 0.0, 2.0)
-
-
-def report(store, worker):
-    return Report(*json.loads(store.values[f"trainer/watchdog/{worker}"]))
+    heard.stop()
 
 
 @pytest.fixture
@@ -187,88 +77,242 @@ def exits(monkeypatch):
     return codes
 
 
+class Job:
+    """Members of one job in this process: watchdogs that look after each other, or ends that a test speaks for."""
+
+    def __init__(self, size):
+        self.stars = stars_of(size)
+        self.watchdogs = []
+        self._heartbeats = itertools.count(1)
+
+    def watch(self, number, timeout_secs=0.8, has_started=True):
+        one = watchdog.Watchdog(timeout_secs, self.stars[number])
+        self.watchdogs.append(one)
+        if has_started:
+            one.started()
+        return one
+
+    def watch_all(self, timeout_secs=0.8):
+        return [self.watch(number, timeout_secs) for number in range(len(self.stars))]
+
+    def say(self, number, step, phase, diagnosis=""):
+        self.stars[number].tell({"report": [next(self._heartbeats), step, step, phase, diagnosis]})
+
+    def heard(self, number):
+        """Returns the reports that a member without a watchdog has received."""
+        return [message["report"] for _, message in self.stars[number].receive(0.01) if message]
+
+    def end(self, number):
+        """Does to the connections what the kernel does when a process ends."""
+        for connection in self.stars[number].connections.values():
+            with contextlib.suppress(OSError):
+                connection._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        for one in reversed(self.watchdogs):
+            one.stop()
+        for star in reversed(self.stars):  # the first waits for the others
+            star.close()
+
+
+@pytest.fixture
+def job(exits, monkeypatch):
+    """A function that returns the members of a job, which are ended after the test."""
+    jobs = []
+
+    def exit_member(code):
+        exits.append(code)
+        for each in jobs:
+            for one in each.watchdogs:
+                if one._thread is threading.current_thread():
+                    each.end(one._process)
+
+    monkeypatch.setattr(process_end.os, "_exit", exit_member)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    with contextlib.ExitStack() as stack:
+        def start(size):
+            jobs.append(stack.enter_context(contextlib.closing(Job(size))))
+            return jobs[-1]
+
+        yield start
+
+
 def wait_until(condition):
     until(condition, 5.0)
 
 
-def test_processes_say_what_they_do_and_that_they_stop(exits):
-    store = FakeStore()
-    pair = [Watchdog(0.4, store, (index, 2)) for index in range(2)]
-    for index, one in enumerate(pair):
-        one.progress(5, "data" if index else "host")
-    wait_until(lambda: {report(store, index).phase for index in range(2)} == {"data", "host"})
-    assert (report(store, 1).moves, report(store, 1).step) == (1, 5)
-    pair[1].stop()
-    assert report(store, 1).phase == "stopped"
-    for step in range(60):
-        pair[0].progress(step, "host")
-        time.sleep(0.01)
-    pair[0].stop()
-    pair[0].stop()
+def said(capfd):
+    return capfd.readouterr().err
+
+
+def test_processes_say_what_they_do_and_that_they_stop(job, exits):
+    pair = job(2)
+    one = pair.watch(1)
+    one.progress(5, "data")
+    wait_until(lambda: [report[1:] for report in pair.heard(0)][-1:] == [[1, 5, "data", ""]])
+    one.stop()
+    one.stop()
+    assert pair.heard(0)[-1][3] == "stopped"
     assert exits == []
 
 
 @pytest.mark.slow
-def test_the_stack_of_the_main_thread_follows_what_is_wrong(exits, capfd):
-    store = FakeStore()
-    store.key_value_set("trainer/watchdog/1", json.dumps([1, 1, 3, "host"]))
-    one = Watchdog(0.4, store, (0, 2))
+def test_processes_that_go_on_are_left_alone(job, exits):
+    trio = job(3).watch_all(0.4)
+    for step in range(60):
+        for one in trio:
+            one.progress(step, "host")
+        time.sleep(0.01)
+    assert exits == []
+
+
+@pytest.mark.slow
+def test_the_stack_of_the_main_thread_follows_what_is_wrong(job, exits, capfd):
+    pair = job(2)
+    one = pair.watch(0)
     one.progress(4, "device")
+    pair.say(1, 3, "host")
     wait_until(lambda: exits == [75])
-    err = capfd.readouterr().err
-    assert err.startswith("\nWatchdog: worker 1 is lost: nothing was heard of it for 0.")
-    assert re.search(r'It was at step 3, in "host", up to 0\.\d s ago\. Worker 0 ends at step 4 with exit code 75; its '
-                     r'main thread is here:\n', err)
+    err = said(capfd)
+    assert re.match(r"\nWatchdog: worker 1 is lost: nothing was heard of it for (0\.\d) s\. It was at step 3, in "
+                    r'"host", up to \1 s ago\. Worker 0 ends at step 4 with exit code 75; its main thread is ', err)
     assert "in test_the_stack_of_the_main_thread_follows_what_is_wrong\n    wait_until(" in err
-    one.stop()
+
+
+def test_the_end_of_a_process_is_told_at_once_with_its_last_place(job, exits, capfd):
+    trio = job(3)
+    trio.watch(0, 60.0)
+    trio.watch(2, 60.0)
+    trio.say(1, 3, "host")
+    time.sleep(0.4)
+    trio.end(1)
+    wait_until(lambda: exits == [75, 75])
+    err = said(capfd)
+    lost = r'worker 1 is lost: its process has ended\. It was at step 3, in "host", up to [01]\.\d s ago'
+    assert len(re.findall(lost, err)) == 2
+    assert "Worker 0 ends at step 0 with exit code 75" in err and "Worker 2 ends at step 0 with exit code 75" in err
+
+
+def test_the_end_of_process_0_is_told_to_all_others(job, exits, capfd):
+    trio = job(3)
+    for number in (1, 2):
+        trio.watch(number, 60.0)
+    trio.say(0, 3, "host")
+    time.sleep(0.1)
+    trio.end(0)
+    wait_until(lambda: exits == [75, 75])
+    lost = "worker 0, which coordinates the job, is lost: its process has ended. It was at step 3"
+    assert said(capfd).count(lost) == 2
+
+
+def test_who_leaves_in_peace_is_not_missed(job, exits):
+    trio = job(3).watch_all(0.4)
+    for one in (trio[2], trio[0]):
+        one.stop()
+        time.sleep(0.4)
+    assert exits == []
+
+
+def test_who_fails_says_why_to_all_others(job, exits, capfd):
+    trio = job(3)
+    trio.watch_all(60.0)
+    trio.watchdogs[1].progress(7, "host")
+    trio.watchdogs[1].fail(ValueError("a row\x1b[2J is not there\nmore"))
+    trio.end(1)
+    wait_until(lambda: sorted(exits) == [1, 75, 75])
+    err = said(capfd)
+    assert err.count("worker 1 has failed at step 7: ValueError: a row\\x1b[2J is not there. Worker ") == 2
+
+
+def test_who_has_failed_before_jax_started_ends_when_the_others_have(job, exits, capfd):
+    pair = job(2)
+    one = pair.watch(1, 60.0, has_started=False)
+    one.fail(RuntimeError("no device."))
+    assert pair.heard(0)[-1][3:] == ["start", "worker 1 has failed while JAX started: RuntimeError: no device."]
+    time.sleep(0.1)
+    assert exits == []
+    pair.end(0)
+    wait_until(lambda: exits == [1])
+    assert said(capfd).startswith("\nWatchdog: worker 1 has failed while JAX started: RuntimeError: no device, and the "
+                                  "others have ended. Worker 1 ends with exit code 1; its main thread is here")
+
+
+def test_a_process_whose_script_has_ended_leaves_as_the_cause_if_others_needed_it(job, exits, capfd):
+    trio = job(3).watch_all()
+    for one, step in zip(trio, (5, 3, 5), strict=True):
+        one.progress(step, "device")
+    trio[1]._finish()
+    wait_until(lambda: sorted(exits) == [1, 75, 75])
+    err = said(capfd)
+    left = r"worker 1 has left the job: its script has ended, at step 3, while worker [02] waits \(step 5, "
+    assert len(re.findall(left, err)) == 3
+    assert "Worker 1 ends with exit code 1; its script had ended." in err
 
 
 @pytest.mark.slow
-def test_a_place_that_is_known_from_an_old_report_says_how_old_it_is(exits, capfd):
-    store = FakeStore()
-    store.key_value_set("trainer/watchdog/1", json.dumps([1, 1, 3, "host"]))
-    one = Watchdog(1.6, store, (0, 2))
-    time.sleep(0.6)
-    one._note_end(1, "")
+def test_if_a_collective_has_failed_process_0_waits_less_for_who_is_silent(job, exits, capfd):
+    trio = job(3)
+    _, last = trio.watch(0, 16.0), trio.watch(2, 16.0)  # a heartbeat each second
+    trio.say(1, 3, "host")
+    begin = time.monotonic()
+    threading.Thread(target=last.await_diagnosis).start()
+    until(lambda: exits == [75, 75], 9.0)
+    assert time.monotonic() - begin < 7.0
+    err = said(capfd)
+    assert err.count('worker 1 is lost: nothing was heard of it for ') == 2
+    assert "Worker 2 ends at step 0 with exit code 75; after the error above." in err
+
+
+def test_jax_that_does_not_start_is_told_with_the_worker_in_which(job, exits, capfd):
+    trio = job(3)
+    for number in range(3):
+        trio.watch(number, has_started=number != 1)
+    wait_until(lambda: exits == [75] * 3)
+    assert said(capfd).count("JAX has not started within 0.8 s in worker 1. Worker ") == 3
+
+
+@pytest.mark.parametrize(("ends", "why"), [(True, "its process has ended"),
+                                           (False, r"nothing was heard of it for 0\.\d s")])
+def test_a_process_that_ends_or_falls_silent_while_jax_starts_is_named(job, exits, capfd, ends, why):
+    pair = job(2)
+    pair.watch(1, 0.4, has_started=False)
+    if ends:
+        pair.end(0)
+    wait_until(lambda: exits == [75])
+    assert re.search(rf"worker 0, which coordinates the job, is lost: {why}, while JAX started\. Worker 1 ends with "
+                     r"exit code 75; its main thread is here:", said(capfd))
+
+
+def test_the_watch_ends_with_jax_s_runtime(job, exits, monkeypatch):
+    pair = job(2)
+    one = pair.watch(1, 0.4)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
+    wait_until(lambda: not one._thread.is_alive())
+    assert pair.heard(0)[-1][3] == "stopped" and exits == []
+
+
+def test_a_connection_that_the_network_cuts_is_no_end(job, exits, capfd):
+    pair = job(2)
+    one = pair.watch(1, 0.8)
+    pair.stars[1].connections[0].is_cut = True
+    pair.end(0)
     wait_until(lambda: exits == [75])
     one.stop()
-    said = r'worker 1 is lost: its process has ended\. It was at step 3, in "host", up to 0\.[6-9] s ago\.'
-    assert re.search(said, capfd.readouterr().err)
-
-
-def test_a_place_that_is_known_from_a_report_that_has_just_come_may_be_two_heartbeats_old():
-    observer = Observer(heartbeat_secs=5.0)
-    observer.observe(100.0, {1: Report(1, 1, 1, "data")})
-    found = observer.observe(105.0, {1: Report(2, 9, 15, "compile")})
-    assert lost(1, found, "its process has ended").endswith('It was at step 15, in "compile", up to 10.0 s ago.')
+    assert "worker 0, which coordinates the job, is lost: nothing was heard of it for 0." in said(capfd)
 
 
 @pytest.mark.slow
-def test_what_others_report_is_escaped(exits, capfd):
-    store = FakeStore()
-    store.key_value_set("trainer/watchdog/1", json.dumps([1, 1, 3, "\x1b[2J\nWatchdog: x"]))
-    one = Watchdog(0.4, store, (0, 2))
+def test_what_others_report_is_escaped(job, exits, capfd):
+    pair = job(2)
+    pair.watch(0, 0.4)
+    pair.say(1, 3, "\x1b[2J\nWatchdog: x")
+    pair.stars[1].tell({"report": [1, 2, 3]})  # of another form
     wait_until(lambda: exits == [75])
-    one.stop()
-    assert 'It was at step 3, in "\\x1b[2J\\nWatchdog: x", up to 0.' in capfd.readouterr().err
+    assert 'It was at step 3, in "\\x1b[2J\\nWatchdog: x", up to 0.' in said(capfd)
 
 
-def test_a_coordinator_that_does_not_answer_is_process_0_lost(exits, capfd):
-    store = FakeStore()
-    one = Watchdog(0.4, store, (1, 2))
-    one.progress(4, "device")
-    wait_until(lambda: store.values)
-    store.is_gone = True
-    wait_until(lambda: exits == [75])
-    one.stop()
-    err = capfd.readouterr().err
-    assert err.startswith("\nWatchdog: worker 0, which coordinates the job, is lost: it has not answered for 0.")
-    assert "(UNAVAILABLE: no connection). Worker 1 ends at step 4 with exit code 75" in err
-
-
-def test_awaiting_a_diagnosis_ends_if_nobody_is_lost(exits):
-    store = FakeStore()
-    pair = [Watchdog(0.4, store, (index, 2)) for index in range(2)]
+def test_awaiting_a_diagnosis_ends_if_nobody_is_lost(job, exits):
+    pair = job(2).watch_all(0.4)
     pair[0].await_diagnosis()
     assert exits == []
     for one in pair:
@@ -278,7 +322,7 @@ def test_awaiting_a_diagnosis_ends_if_nobody_is_lost(exits):
 
 def test_a_failed_collective_where_nobody_is_lost_is_told_to_the_others(exits, monkeypatch):
     told = []
-    monkeypatch.setattr(membership, "_watchdog", SimpleNamespace(
+    monkeypatch.setattr(watchdog, "_current", SimpleNamespace(
         await_diagnosis=lambda: told.append("nobody is lost"), fail=told.append))
     error = jax.errors.JaxRuntimeError("UNKNOWN: Gloo context initialization failed: timed out connecting")
     membership._exit_at_once(type(error), error, None)
@@ -287,48 +331,53 @@ def test_a_failed_collective_where_nobody_is_lost_is_told_to_the_others(exits, m
 
 def test_one_process_needs_no_watch_and_a_limit_is_positive():
     before = threading.active_count()
-    one = Watchdog(1.0)
+    one = Watchdog(1.0, *stars_of(1))
     one.progress(1, "data")
     one.await_diagnosis()
+    one.fail(ValueError())
     one.stop()
     assert threading.active_count() == before
     with pytest.raises(ValueError, match=r"`timeout_secs` must be a number above 0\. Received: timeout_secs=0"):
-        Watchdog(0)
-    with pytest.raises(RuntimeError, match=r"needs `jax\.distributed\.initialize` before it"):
-        Watchdog(1.0, process=(0, 2))
+        Watchdog(0, SimpleNamespace())
 
 
 def test_reporting_progress_is_cheap():
-    one = Watchdog(1.0)
+    one = Watchdog(1.0, *stars_of(1))
     begin = time.perf_counter()
     for step in range(10_000):
         one.progress(step, "data")
     assert (time.perf_counter() - begin) / 10_000 < 20e-6
+    one.stop()
 
 
 def work(failing, how):
     """Three steps in each process, after which something happens to one; the others go on, or wait for it."""
-    membership._watch = lambda timeout_secs: None  # that watchdog would have the limit of the start
-    membership.join_cluster()
-    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    watchdog = Watchdog(TIMEOUT_SECS)
+    config = json.loads(os.environ["TF_CONFIG"])
+    index = config["task"]["index"]
+    if how == "own SIGKILL":
+        jax.distributed.initialize(config["cluster"]["worker"][0], 2, index)
+    membership.join_cluster(60.0)
+    one = watchdog.watchdog()
+    ProcessGroup.of_all().any(False)  # both have started, which may take longer than the limit from now on
+    one.timeout_secs = TIMEOUT_SECS
+    one._star.wake()
     for step in range(3):
-        watchdog.progress(step, "data")
+        one.progress(step, "data")
         time.sleep(0.1)
-        watchdog.progress(step, "host")
+        one.progress(step, "host")
     print(f"at {time.monotonic()}", file=sys.stderr, flush=True)
     if how == "sleep":
-        watchdog.progress(3, "data" if index == failing else "device")
+        one.progress(3, "data" if index == failing else "device")
         time.sleep(60)
     elif how == "compile":
-        watchdog.progress(3, "compile" if index == failing else "device")
+        one.progress(3, "compile" if index == failing else "device")
         time.sleep(1.4 * TIMEOUT_SECS if index == failing else 1.4 * TIMEOUT_SECS + 0.1)
     elif index == failing:
         time.sleep(TIMEOUT_SECS / 4)  # so that the others have heard of its last step
-        os.kill(os.getpid(), getattr(signal, how))
+        os.kill(os.getpid(), getattr(signal, how.removeprefix("own ")))
     else:
         for _ in range(600):
-            watchdog.progress(3, "host")
+            one.progress(3, "host")
             time.sleep(0.1)
     return index
 
@@ -340,7 +389,7 @@ def run_without_launcher(how, failing):
     left = 1 - failing
     lines = []
     deadline = time.monotonic() + 60
-    with Job(["-c", program], 2, 1, {"JAX_PLATFORMS": "cpu"},
+    with launch_job.Job(["-c", program], 2, 1, {"JAX_PLATFORMS": "cpu"},
              lambda worker, stream, new: lines.extend(new) if (worker, stream) == (left, "stderr") else None) as job:
         while left in job.running:
             job.wait(0.05)
@@ -353,9 +402,11 @@ def run_without_launcher(how, failing):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("failing", "name"), [(0, "worker 0, which coordinates the job,"), (1, "worker 1")])
-def test_a_process_that_is_killed_is_named_at_once(failing, name):
-    code, text, secs = run_without_launcher("SIGKILL", failing)
+@pytest.mark.parametrize(("failing", "name", "how"), [
+    (0, "worker 0, which coordinates the job,", "SIGKILL"), (1, "worker 1", "SIGKILL"),
+    (1, "worker 1", "own SIGKILL")])  # the script has started JAX itself
+def test_a_process_that_is_killed_is_named_at_once(failing, name, how):
+    code, text, secs = run_without_launcher(how, failing)
     assert code == 75, text  # not by SIGABRT, though JAX aborts those that lose process 0
     assert f'Watchdog: {name} is lost: its process has ended. ' in text
     assert re.search(LAST_PLACE.format(r"[01]\.\d", 1 - failing), text)
@@ -365,7 +416,7 @@ def test_a_process_that_is_killed_is_named_at_once(failing, name):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("failing", "says"), [
-    (0, "worker 0, which coordinates the job, is lost: it has not answered for "),
+    (0, "worker 0, which coordinates the job, is lost: nothing was heard of it for "),
     (1, "worker 1 is lost: nothing was heard of it for "),
 ])
 def test_a_process_that_is_suspended_is_named(failing, says):

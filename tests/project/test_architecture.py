@@ -23,7 +23,7 @@ from tests.support import project_files
 ROOMS = ("core/ambient", "core", "compile", "compile/traces", "modules/calling", "modules/summary", "modules", "losses",
          "regularizers", "metrics", "optimizers/transforms", "optimizers",
          "data/sources", "data/sharding", "data/files", "data",
-         "cluster/description", "cluster/liveness", "cluster/rendezvous", "cluster",
+         "cluster/description", "cluster/rendezvous", "cluster/liveness", "cluster",
          "distribute/placement", "distribute/replica", "distribute/strategies",
          "distribute/parameter_server/processes", "distribute/parameter_server/rows", "distribute/parameter_server",
          "distribute",

@@ -13,7 +13,7 @@ from jax._src.clusters.slurm_cluster import SlurmCluster
 from tests.support import project_files
 from trainer.cluster.description.cluster_description import split_address
 from trainer.cluster.description.cluster_resolver import TFConfigClusterResolver, resolve_cluster
-from trainer.cluster.membership import REFUSED_EXIT_CODE
+from trainer.cluster.liveness import process_end
 from trainer.launch.supervisor import PEER_LOST, PREEMPTED, REFUSED
 
 FOLDER = project_files.ROOT / "docs" / "clusters"
@@ -88,10 +88,10 @@ def test_the_jobset_starts_again_unless_the_configuration_was_refused(jobset, jo
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert pod_rule["action"] == "FailJob"
     assert pod_rule["onExitCodes"] == {
-        "containerName": pod["containers"][0]["name"], "operator": "In", "values": [REFUSED_EXIT_CODE]}
+        "containerName": pod["containers"][0]["name"], "operator": "In", "values": [REFUSED]}
     # A pod that Kubernetes starts again by itself would find the others in the middle of training.
     assert (job["backoffLimit"], pod["restartPolicy"]) == (0, "Never")
-    assert REFUSED_EXIT_CODE == REFUSED
+    assert process_end.REFUSED == REFUSED
 
 
 def test_volumes_that_are_mounted_exist_and_there_is_time_to_save(pod):

@@ -69,11 +69,11 @@ def test_a_message_ends_with_its_entry():
 def test_exit_codes_are_those_of_the_code():
     from trainer.callbacks.checkpoints.backup_and_restore import PREEMPTED_EXIT_CODE
     from trainer.cluster import PEER_LOST
-    from trainer.cluster.membership import REFUSED_EXIT_CODE
+    from trainer.cluster.liveness.process_end import REFUSED
     from trainer.launch.supervisor import PREEMPTED, TIMED_OUT
     from trainer.tools.command_line.plan import DOES_NOT_FIT
 
     table = pages.read(PAGE).split("## Exit codes")[1]
     codes = set(re.findall(r"^\| (\d+) \|", table, re.MULTILINE))
-    expected = (DOES_NOT_FIT, PREEMPTED_EXIT_CODE, PEER_LOST, REFUSED_EXIT_CODE, PREEMPTED, TIMED_OUT)
+    expected = (DOES_NOT_FIT, PREEMPTED_EXIT_CODE, PEER_LOST, REFUSED, PREEMPTED, TIMED_OUT)
     assert {str(code) for code in expected} <= codes

@@ -1,8 +1,9 @@
-"""Clusters on loopback for the tests of `rendezvous`: members in threads, and processes that speak its protocol."""
+"""Clusters on loopback for tests: members that meet in threads, processes that speak their protocol, and stars."""
 
 import concurrent.futures
 import contextlib
 import dataclasses
+import selectors
 import socket
 import threading
 import time
@@ -10,9 +11,11 @@ from collections.abc import Callable, Iterator
 
 from trainer.cluster.description.cluster_description import ClusterDescription
 from trainer.cluster.description.package_versions import package_versions
-from trainer.cluster.rendezvous import gather, join, rendezvous
-from trainer.cluster.rendezvous.messages import Hello, encode
+from trainer.cluster.rendezvous import gather, join, rendezvous, star
+from trainer.cluster.rendezvous.connection import Connection, encode
+from trainer.cluster.rendezvous.hello import Hello
 from trainer.cluster.rendezvous.rendezvous import agree
+from trainer.cluster.rendezvous.star import Star
 
 LONG_SECS = 10.0  # a timeout that no test reaches
 SHORT_SECS = 0.4
@@ -63,7 +66,7 @@ class Member:
 def members_in_threads(monkeypatch) -> Iterator[Callable[..., Member]]:
     """Yields a function that starts a member; waits for all of them in the end."""
     monkeypatch.setattr(gather, "GRACE_SECS", 0.3)
-    monkeypatch.setattr(gather, "DRAIN_SECS", 0.3)
+    monkeypatch.setattr(star, "DRAIN_SECS", 0.3)
     monkeypatch.setattr(join, "LAST_WORDS_SECS", 0.3)
     here = threading.local()  # each thread stands for a process, with packages of its own
     monkeypatch.setattr(rendezvous, "package_versions", lambda: here.versions)
@@ -73,13 +76,23 @@ def members_in_threads(monkeypatch) -> Iterator[Callable[..., Member]]:
 
             def run():
                 here.versions = versions or package_versions()
-                monitor = agree(description, timeout_secs, lines.append, job_id, say_every_secs=say_every_secs)
-                monitor.close()
-                return monitor.unconnected
+                met = agree(description, timeout_secs, lines.append, job_id, say_every_secs=say_every_secs)
+                met.close()
+                return met.unconnected
 
             return Member(pool.submit(run), lines)
 
         yield start
+
+
+def stars_of(size: int) -> list[Star]:
+    """Returns what each member of a cluster has after the meeting: connections between the first and each other one."""
+    cluster = cluster_of(size)
+    poll = [selectors.DefaultSelector() for _ in range(size)]
+    pairs = {number: socket.socketpair() for number in range(1, size)}
+    first = Star(poll[0], {number: Connection(pair[0], poll[0]) for number, pair in pairs.items()}, cluster[0])
+    return [first, *(Star(poll[number], {0: Connection(pair[1], poll[number])}, cluster[number])
+                     for number, pair in pairs.items())]
 
 
 def until(condition, secs=2.0):

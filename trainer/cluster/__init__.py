@@ -2,6 +2,17 @@
 
 Owns all communication between processes that uses no devices. It must not run collectives, nor know of models, data or
 strategies. Other rooms use what is exported here, and nothing else.
+
+The life of a connection, of which each process has one to process 0:
+
+    hello -> waiting* -> go | failed        the meeting: `agree`, before JAX starts
+    report* of (step, phase)                heartbeats: `Watchdog`, while JAX starts ("start") and trains
+    report with a diagnosis, or "stopped"   the last word of a process that fails, or whose script ends
+    end of the connection                   without a last word, the process has died
+
+Process 0 alone hears all, so it alone judges: it names the cause, and all leave with its diagnosis. The others judge
+process 0. Where a script has started JAX itself, the meeting comes afterwards, at a port that a `ProcessGroup` tells.
+JAX's key-value store serves `ProcessGroup` alone: the texts that processes compare, and the decisions they agree on.
 """
 
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, split_address
@@ -9,7 +20,8 @@ from trainer.cluster.description.cluster_resolver import VARIABLE as TF_CONFIG
 from trainer.cluster.description.cluster_resolver import TFConfigClusterResolver, detect_cluster, resolve_cluster
 from trainer.cluster.description.package_versions import package_versions
 from trainer.cluster.liveness.process_end import PEER_LOST
-from trainer.cluster.membership import cluster_devices, join_cluster, waiting, watchdog
+from trainer.cluster.liveness.watchdog import waiting, watchdog
+from trainer.cluster.membership import cluster_devices, join_cluster
 from trainer.cluster.preemption import reached_preemption_sync_point
 from trainer.cluster.process_group import ProcessGroup
 

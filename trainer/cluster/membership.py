@@ -1,45 +1,45 @@
 """Joining the processes of a cluster to one JAX program, once per process.
 
 Owns the start of JAX's distributed runtime and the end of a process that failed. What a cluster is, and that its
-processes were started in the same way, is known before JAX is asked for anything.
+processes were started in the same way, is known before JAX is asked for anything. The connections over which they
+have found out stay, as those of the watchdogs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import json
 import math
 import os
+import secrets
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-from trainer.cluster.description.cluster_description import ClusterError, is_loopback, split_address
+from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError, is_loopback, split_address
 from trainer.cluster.description.cluster_resolver import detect_cluster, resolve_cluster
-from trainer.cluster.description.process_names import set_process_names
+from trainer.cluster.description.process_names import process_name, set_process_names
+from trainer.cluster.jax_runtime import coordinator_address
+from trainer.cluster.liveness.process_end import FAILED, PEER_LOST, REFUSED
+from trainer.cluster.liveness.watchdog import DEFAULT_TIMEOUT_SECS, Watchdog, is_peer_error, set_watchdog, watchdog
+from trainer.cluster.process_group import ProcessGroup
+from trainer.cluster.rendezvous.listen import bind_all, close_all
+from trainer.cluster.rendezvous.rendezvous import agree
+from trainer.cluster.rendezvous.star import Star
 from trainer.cluster.workarounds import put_off_aborts, threads_that_wait_their_turn
 from trainer.core.errors import see
 
-if TYPE_CHECKING:
-    from trainer.cluster.liveness.watchdog import Watchdog
-    from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
-
-# What only clusters need, the rendezvous and the watchdog, is imported where a cluster is joined.
-
-DEFAULT_TIMEOUT_SECS = 300.0
-REFUSED_EXIT_CODE = 2  # as of a wrong command line; `trainer.launch` does not start again after it
 _HEARTBEAT_SECS = 60
-_PATIENCE = 12  # times the limit: the watchdog gives those that compile or save ten
 _SHUTDOWN_SECS = 3600  # the chief may have late work, such as a checkpoint, that must not abort those who are done
-
 _LINGER_SECS = 2.0  # for the others to print their errors: the end of process 0 aborts them
-
-_watchdog: Watchdog | None = None  # a process joins one cluster, once
+_DIAGNOSIS_SECS = 1.0  # for the end of another process to be noticed, and what follows
+_MEETING_SECS = 30.0  # of processes that are all there
 
 
 def join_cluster(timeout_secs: float | None = None) -> None:
@@ -57,25 +57,21 @@ def join_cluster(timeout_secs: float | None = None) -> None:
       ClusterTimeout: if not all processes come; it names those that are missing.
       RuntimeError: if JAX has used its devices already.
     """
-    monitor, timeout_secs = None, timeout_secs or DEFAULT_TIMEOUT_SECS
-    if not jax.distributed.is_initialized():
-        try:
-            monitor = _join(timeout_secs)
-        except ClusterError:
-            if getattr(sys.excepthook, "func", None) is not _exit_if_refused:
-                sys.excepthook = functools.partial(_exit_if_refused, sys.excepthook)
-            raise
-    if jax.distributed.is_initialized():
-        _watch(timeout_secs)
-    if monitor is not None:
-        monitor.started()
-        if monitor.unconnected and _uses_gloo():
-            monitor.await_others()  # so that none takes the end of another, by the same error, for the cause
-            raise ClusterError(monitor.unconnected)
+    timeout_secs = timeout_secs or DEFAULT_TIMEOUT_SECS
+    try:
+        if not jax.distributed.is_initialized():
+            _join(timeout_secs)
+        if watchdog() is None and jax.distributed.is_initialized() and jax.process_count() > 1:
+            star = _star_over_jax()
+            if star is not None:
+                _begin(Watchdog(timeout_secs, star), star)
+    except ClusterError:
+        if getattr(sys.excepthook, "func", None) is not _exit_if_refused:
+            sys.excepthook = functools.partial(_exit_if_refused, sys.excepthook)
+        raise
 
 
-def _join(timeout_secs: float) -> StartupMonitor | None:
-    """Joins the cluster; returns the processes that this process has met for that, if they have."""
+def _join(timeout_secs: float) -> None:
     description = resolve_cluster()
     if description is None and (kind := detect_cluster()) is not None:
         from trainer.cluster.description.detected_cluster import detected_cluster
@@ -85,7 +81,7 @@ def _join(timeout_secs: float) -> StartupMonitor | None:
         except ImportError:
             _initialize(initialization_timeout=math.ceil(timeout_secs))
     if description is None:
-        return None
+        return
     if description.process_id is None:
         advice = ("To evaluate the training's checkpoints, use `trainer.SidecarEvaluator` under a strategy "
                   "of one process, such as `MirroredStrategy`." if description.role == "evaluator" else
@@ -93,36 +89,64 @@ def _join(timeout_secs: float) -> StartupMonitor | None:
         raise ClusterError(f"TF_CONFIG says that this process is the {description.role!r}, which does not train. "
                            f"{advice}")
     if description.num_processes == 1:
-        return None
+        return
     _check_unused()  # before the others count on this process
-    from trainer.cluster.liveness.process_end import end_process
-    from trainer.cluster.rendezvous.rendezvous import agree
-    from trainer.cluster.rendezvous.startup_monitor import DRAIN_SECS
-
-    monitor = agree(description, timeout_secs)
+    star = agree(description, timeout_secs)
     set_process_names([description.name(number) for number in range(description.num_processes)])
-    who = f"{description.name(description.process_id)} ends"
-    monitor.watch(timeout_secs, lambda text, code, linger: end_process(text, who, linger, DRAIN_SECS, code))
+    watching = Watchdog(timeout_secs, star)
+    try:
+        _initialize(initialization_timeout=2 * math.ceil(timeout_secs), **_jax_options(description))
+    except BaseException as error:
+        cause = RuntimeError(star.unconnected) if star.unconnected and "gloo" in str(error) else error
+        if isinstance(cause, Exception):
+            watching.await_diagnosis(_DIAGNOSIS_SECS)  # it may be that another process has ended
+        watching.fail(cause)
+        if not jax.distributed.is_initialized():  # else JAX would abort this process when the others have ended
+            watching.stop()
+        if cause is not error:
+            raise cause from error
+        raise
+    _begin(watching, star)
+
+
+def _jax_options(description: ClusterDescription) -> dict[str, Any]:
+    """Returns JAX's options for a cluster."""
     address = description.coordinator_address
-    options: dict[str, Any] = {"cluster_detection_method": "deactivate"}  # it might find another cluster
+    options: dict[str, Any] = {
+        "coordinator_address": address, "num_processes": description.num_processes,
+        "process_id": description.process_id, "cluster_detection_method": "deactivate"}  # it might find another one
     if is_loopback(split_address(address)[0]):  # by default, JAX's coordinator listens on all interfaces
         options["coordinator_bind_address"] = address
     if description.local_id is not None and not os.environ.get("JAX_LOCAL_DEVICE_IDS"):
         options["local_device_ids"] = [description.local_id]
+    return options
+
+
+def _begin(watching: Watchdog, star: Star) -> None:
+    """Lets the watchdog know that JAX has started."""
+    watching.started()
+    set_watchdog(watching)
+    if star.unconnected and _uses_gloo():
+        raise ClusterError(star.unconnected)
+
+
+def _star_over_jax() -> Star | None:
+    """Returns the connections of processes that JAX has started without the trainer; None behind a firewall."""
+    group, host = ProcessGroup.of_all(), split_address(coordinator_address())[0]
+    listeners = bind_all(host if is_loopback(host) else "", 0) if group.index == 0 else []
+    close_all(listeners[1:])  # "localhost" may be two addresses, and each has a port of its own
+    port = listeners[0].getsockname()[1] if listeners else 0
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address, job_id = json.loads(group.all_gather(json.dumps([address, secrets.token_hex(16)]), "meeting")[0])
+    description = ClusterDescription(
+        (address, *[""] * (group.count - 1)), group.index, source="call of `jax.distributed.initialize`",
+        names=tuple(map(process_name, range(group.count))))
     try:
-        _initialize(initialization_timeout=2 * math.ceil(timeout_secs), coordinator_address=address,
-                    num_processes=description.num_processes, process_id=description.process_id, **options)
-    except BaseException as error:
-        if isinstance(error, Exception):
-            monitor.await_end()
-        if jax.distributed.is_initialized():  # JAX would abort this process when the others have ended
-            monitor.give_up()
-        else:
-            monitor.leave()
-        if monitor.unconnected and "gloo" in str(error):
-            raise RuntimeError(monitor.unconnected) from error
-        raise
-    return monitor
+        return agree(description, _MEETING_SECS, job_id=job_id, listeners=listeners[:1])
+    except TimeoutError as error:
+        warnings.warn(f"Nothing notices it when a process ends or stalls, as not all of them can meet. {error}",
+                      stacklevel=2)
+        return None
 
 
 def _uses_gloo() -> bool:
@@ -138,38 +162,6 @@ def cluster_devices(timeout_secs: float | None = None) -> list[jax.Device]:
     """
     join_cluster(timeout_secs)
     return list(jax.devices() if jax.process_count() > 1 else jax.local_devices())
-
-
-def watchdog() -> Watchdog | None:
-    """Returns what watches over the processes of the cluster; None outside of a cluster."""
-    return _watchdog
-
-
-@contextlib.contextmanager
-def waiting(phase: str) -> Iterator[None]:
-    """Lets the watchdog know what a custom training loop waits for while the block runs.
-
-    Args:
-      phase: "data", for those of the next step; or "device", for all other processes.
-    """
-    if _watchdog is None:
-        yield
-        return
-    with _watchdog.waiting(phase):
-        yield
-
-
-def patience_secs() -> float:
-    """Returns how long to wait for other processes, longer than the watchdog, which names who is late."""
-    return _PATIENCE * (DEFAULT_TIMEOUT_SECS if _watchdog is None else _watchdog.timeout_secs)
-
-
-def _watch(timeout_secs: float) -> None:
-    global _watchdog
-    if _watchdog is None and jax.process_count() > 1:
-        from trainer.cluster.liveness.watchdog import Watchdog
-
-        _watchdog = Watchdog(timeout_secs)
 
 
 def _initialize(**options: Any) -> None:
@@ -209,26 +201,24 @@ def _exit_if_refused(
     """Ends a process by an uncaught `ClusterError` with the exit code that says not to start it again."""
     before(kind, error, trace)
     if issubclass(kind, ClusterError):
-        sys.exit(REFUSED_EXIT_CODE)
+        sys.exit(REFUSED)
 
 
 def _exit_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Ends a process that failed. At a normal exit it would wait for the others, which wait for it."""
-    from trainer.cluster.liveness.process_end import PEER_LOST
-    from trainer.cluster.liveness.watchdog import is_peer_error
-
+    watching = watchdog()
     traceback.print_exception(kind, error, trace)
     sys.stdout.flush()
     sys.stderr.flush()
     if issubclass(kind, ClusterError):  # which all processes raise
-        if _watchdog is not None:
-            _watchdog.stop()
+        if watching is not None:
+            watching.stop()
         if jax.process_index() == 0:
             time.sleep(_LINGER_SECS)
-        os._exit(REFUSED_EXIT_CODE)
+        os._exit(REFUSED)
     lost_peer = is_peer_error(error)
-    if _watchdog is not None and lost_peer:
-        _watchdog.await_diagnosis()  # names who is lost, and ends this process; or none is, as with a firewall
-    if _watchdog is not None and isinstance(error, Exception):
-        _watchdog.fail(error)
-    os._exit(130 if issubclass(kind, KeyboardInterrupt) else PEER_LOST if lost_peer else 1)
+    if watching is not None and lost_peer:
+        watching.await_diagnosis()  # names who is lost, and ends this process; or none is, as with a firewall
+    if watching is not None and isinstance(error, Exception):
+        watching.fail(error)
+    os._exit(130 if issubclass(kind, KeyboardInterrupt) else PEER_LOST if lost_peer else FAILED)

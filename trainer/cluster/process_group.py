@@ -16,8 +16,8 @@ import jax
 
 from trainer.cluster.description.cluster_description import ClusterError
 from trainer.cluster.description.process_names import process_name
-from trainer.cluster.liveness.key_value_store import jax_store
-from trainer.cluster.membership import patience_secs
+from trainer.cluster.jax_runtime import jax_store
+from trainer.cluster.liveness.watchdog import patience_secs
 from trainer.core.received_text import printable, received
 from trainer.data.prefetch import is_abandoned
 

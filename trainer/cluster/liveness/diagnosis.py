@@ -1,20 +1,21 @@
-"""What the processes of a job report of themselves, and what follows from it.
+"""The reports of a job's processes, and the diagnosis that follows from them.
 
-Owns which process is the cause when a job does not go on. When reports are sent and to which processes, and what
-becomes of a diagnosis, is the watchdog's matter.
+Owns the choice of the process that is the cause when a job does not go on. The watchdog sends the reports, and acts on
+a diagnosis.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainer.cluster.description.process_names import process_name
 
-# What a process does by its report. All else, such as "data", is work of its own.
+# Phases of a process. All others, such as "data", are work of its own.
 AGREEMENT = "agreement"  # with all processes, at the end of an epoch, on what comes next
 WAITING = {"device", AGREEMENT}  # for the result of an execution, so for all processes
 MAYBE_WAITING = {"device", "host", AGREEMENT}  # "host" starts executions, and CPUs run collectives in the call
+START = "start"  # of JAX, before which no process moves
 OUTSIDE = {"idle", "stopped"}  # of any run: what comes next is unknown, so that there is no limit unless awaited
 PATIENT = {"compile", "checkpoint", "idle"}  # may take `PATIENCE` times as long
 PATIENCE = 10.0
@@ -26,7 +27,7 @@ _MAX_HEARTBEAT_SECS = 5.0
 
 
 class Report(NamedTuple):
-    """What a process reports of itself.
+    """The report of a process.
 
     Attributes:
       heartbeat: changes with each report.
@@ -42,21 +43,26 @@ class Report(NamedTuple):
     phase: str
     diagnosis: str = ""
 
+    @classmethod
+    def from_message(cls, values: Any) -> Report | None:
+        """Returns the report that another process has sent as a list; None if it has another form."""
+        kinds = [int, int, int, str, str]
+        is_report = isinstance(values, list) and [type(value) for value in values] == kinds
+        return cls(*values) if is_report else None
+
 
 class Seen(NamedTuple):
-    """What one process knows of another, or of itself.
+    """The knowledge of a process about another one, or about itself.
 
     Attributes:
       report: the last report.
       silent_secs: since the heartbeat was last seen to change.
       still_secs: since the process was last seen to move.
-      delay_secs: how much older the report may be than that, as it waits to be sent, then to be read.
     """
 
     report: Report
     silent_secs: float
     still_secs: float
-    delay_secs: float = 0.0
 
     def __str__(self) -> str:
         return f'step {self.report.step}, "{self.report.phase}"'
@@ -72,30 +78,31 @@ class Observer:
     """
 
     def __init__(self, heartbeat_secs: float):
-        self._max_gap_secs = self._delay_secs = 2 * heartbeat_secs
+        self._max_gap_secs = 2 * heartbeat_secs
         self._looked_at: float | None = None
         self._clock = 0.0
         self._known: dict[int, tuple[Report, float, float]] = {}  # with the times of its last heartbeat and move
 
-    def observe(self, now: float, reports: Mapping[int, Report]) -> dict[int, Seen]:
-        """Returns what is known of each process.
+    def hear(self, now: float, worker: int, report: Report) -> None:
+        """Takes a report, at a time in seconds of a clock that never goes back."""
+        self._advance(now)
+        old, heard, moved = self._known.get(worker, (report, self._clock, self._clock))
+        if old.heartbeat != report.heartbeat:
+            heard = self._clock
+        if (old.moves, old.step, old.phase) != (report.moves, report.step, report.phase):
+            moved = self._clock
+        self._known[worker] = report, heard, moved
 
-        Args:
-          now: in seconds, of a clock that never goes back.
-          reports: the last one of each process that has sent any.
-        """
+    def seen(self, now: float) -> dict[int, Seen]:
+        """Returns what is known of each process that was heard."""
+        self._advance(now)
+        return {worker: Seen(report, self._clock - heard, self._clock - moved)
+                for worker, (report, heard, moved) in self._known.items()}
+
+    def _advance(self, now: float) -> None:
         gap = 0.0 if self._looked_at is None else now - self._looked_at
         self._clock += min(gap, self._max_gap_secs)
         self._looked_at = now
-        for worker, report in reports.items():
-            old, heard, moved = self._known.get(worker, (None, self._clock, self._clock))
-            if old is not None and old.heartbeat != report.heartbeat:
-                heard = self._clock
-            if old is not None and (old.moves, old.step, old.phase) != (report.moves, report.step, report.phase):
-                moved = self._clock
-            self._known[worker] = report, heard, moved
-        return {worker: Seen(report, self._clock - heard, self._clock - moved, self._delay_secs)
-                for worker, (report, heard, moved) in self._known.items()}
 
 
 def diagnose(
@@ -144,17 +151,28 @@ def diagnose(
 
 
 def lost(worker: int, seen: Mapping[int, Seen], why: str) -> str:
-    """Returns the diagnosis of a lost process, with the most that the last report of its place is old.
+    """Returns the diagnosis of a lost process, with where it was by its last report.
 
-    >>> lost(0, {0: Seen(Report(9, 80, 7, "data"), 0.5, 0.5, delay_secs=2.0)}, "its process has ended")
+    >>> lost(0, {0: Seen(Report(9, 80, 7, "data"), 2.5, 3.0)}, "its process has ended")
     'worker 0, which coordinates the job, is lost: its process has ended. It was at step 7, in "data", up to 2.5 s ago.'
     """
     name = f"{process_name(worker)}{', which coordinates the job,' if worker == 0 else ''}"
-    if worker not in seen:
-        return f"{name} is lost: {why}."
-    report, silent_secs, _, delay_secs = seen[worker]
-    secs = silent_secs + delay_secs
-    return f'{name} is lost: {why}. It was at step {report.step}, in "{report.phase}", up to {secs:.1f} s ago.'
+    report, silent_secs, _ = seen[worker]
+    if report.phase == START:
+        return f"{name} is lost: {why}, while JAX started."
+    return f'{name} is lost: {why}. It was at step {report.step}, in "{report.phase}", up to {silent_secs:.1f} s ago.'
+
+
+def late_start(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
+    """Returns the diagnosis of processes in which JAX takes too long to start; None if there are none.
+
+    >>> late_start({1: Seen(Report(9, 0, 0, "start"), 0.1, 60.0)}, 60.0)
+    'JAX has not started within 60 s in worker 1.'
+    """
+    late = [worker for worker, process in sorted(seen.items())
+            if process.report.phase == START and process.still_secs >= timeout_secs]
+    names = ", ".join(map(process_name, late))
+    return f"JAX has not started within {timeout_secs:g} s in {names}." if late else None
 
 
 def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:

@@ -1,49 +1,58 @@
 """Noticing that another process of the job is gone or stuck, naming it, and ending this process.
 
-Owns what processes report of their progress, and what follows for this process. It must not know the training loop,
-which only reports, nor use the devices: a collective in here would wait for the very process that is stuck.
+Owns the reports of processes that have met, and decides when this process ends because of them. It must not know the
+training loop, which only reports, nor use the devices: a collective would wait for the very process that is stuck.
 
-What notices what:
+Who notices which fault:
 
 - A process that ends or is killed: the other end of its connection, at once; that is process 0, or for process 0
   all others. So does the launcher, if any, which reports the first cause.
-- A process that is suspended or cut off, or whose host is gone: this watchdog, in all others.
-- A process that lives but does not go on: this watchdog, in all processes, the stuck process included. Its own stack is
-  the most useful.
-- A process whose script ends while others still wait for it: this watchdog, in these. JAX holds the process up until
-  all have come to their end; it ends as a process with its own error when the others leave because of it.
+- A process that is suspended or cut off, or whose host is gone: process 0 by the missing reports, or for process 0 all
+  others.
+- A process that lives but does not go on, or whose script ends while others still wait for it: process 0, which alone
+  has the reports of all. All take over its diagnosis, the stuck process included: its own stack is the most useful.
+  JAX holds up a process whose script has ended until all have come to their end; should the others leave because of it,
+  it ends as a process with its own error.
 - Process 0 runs JAX's coordinator. When it has ended, JAX aborts the others in C++ (SIGABRT) within about 0.1 s. That
   is put off (`join_cluster`) until this watchdog has said what there is to say.
-- What no watchdog notices, such as a process that dies before its watchdog begins: JAX's own heartbeats.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
+import math
 import re
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
-from trainer.cluster.description.cluster_description import split_address
 from trainer.cluster.description.process_names import process_name
-from trainer.cluster.liveness.diagnosis import Observer, Report, diagnose, heartbeat_secs, is_repeated, lost
-from trainer.cluster.liveness.key_value_store import Store, coordinator_address, jax_store
-from trainer.cluster.liveness.peer_connections import PeerConnections
+from trainer.cluster.liveness.diagnosis import (
+    START,
+    Observer,
+    Report,
+    diagnose,
+    heartbeat_secs,
+    is_repeated,
+    late_start,
+    lost,
+)
 from trainer.cluster.liveness.process_end import FAILED, PEER_LOST, REFUSED, end_process
+from trainer.cluster.rendezvous.connection import shortened
+from trainer.cluster.rendezvous.star import Star
 from trainer.core.arguments import require
-from trainer.core.received_text import printable, received
 
-_MARGIN = 0.25  # of the limit: for reports to be sent, read and looked at, and for the diagnosis to get around
+DEFAULT_TIMEOUT_SECS = 300.0
+_MARGIN = 0.25  # of the limit: for the diagnosis to be made, and to get around
 _MISSED_HEARTBEATS = 4  # are enough where something is known to be wrong
-_JOIN_SECS = 1.0
+_GRACE_SECS = 0.2  # Ctrl-C ends all processes, but not at the same moment
+_LAST_WORD_SECS = 1.0
 _LINGER_SECS = 0.5
-_KEYS = "trainer/watchdog/"
-_HAS_ENDED = "its process has ended"
+_PATIENCE = 12  # times the limit: those that compile or save have ten
 # Gloo's errors come as ValueError where the CPU ran the collective in the call, and as JaxRuntimeError otherwise.
 _PEER_ERRORS = re.compile(r"\b(Gloo|NCCL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED)\b|Connection (closed|reset)")
 
@@ -52,67 +61,53 @@ class Watchdog:
     """Ends this process with exit code 75 when another one of the job is gone, or when the job does not go on.
 
     Before that it says on stderr which worker is the cause, at which step, what it did and for how long, and prints the
-    Python stack of this process's main thread. See `diagnose` for what is noticed. That a process has ended is noticed
-    at once, see `PeerConnections`; all else takes between three quarters of `timeout_secs` and all of it, if the
-    machine is not overloaded. With one process it does nothing.
+    Python stack of this process's main thread. The end of a process is noticed at once. All other faults, which
+    `diagnose` lists, take between three quarters of `timeout_secs` and all of it, if the machine is not overloaded.
 
-    Daemon threads do it, one of which only talks with JAX's coordinator, so that the others are not held up. They need
-    Python's lock: code that holds it for `timeout_secs` is taken for a process that is gone. The watchdog begins at
-    once, and ends with `stop`, or when the process does.
+    A daemon thread does it. It needs Python's lock: code that holds it for `timeout_secs` is taken for a process that
+    is gone. The watchdog begins at once, and ends with `stop`, or when the process does.
 
     Args:
       timeout_secs: within which to notice that a process is silent, or the job stands still. Three quarters of it must
         be more than the longest execution and the longest wait for data. Must be the same in all processes. Compiling
         and saving may take ten times as long.
-      client: the key-value store that all processes share; JAX's by default.
-      process: the index of this process and how many there are; JAX's by default.
+      star: the connections to the other processes, which are the watchdog's from now on.
 
     Raises:
       ValueError: if `timeout_secs` is not greater than 0.
-      RuntimeError: if there are several processes, but JAX was not started with `jax.distributed.initialize`.
 
     Attributes:
       timeout_secs: see above.
-
-    >>> watchdog = Watchdog(timeout_secs=60.0)
-    >>> watchdog.progress(0, "data")
-    >>> watchdog.stop()
     """
 
-    def __init__(self, timeout_secs: float, client: Store | None = None, process: tuple[int, int] | None = None):
+    def __init__(self, timeout_secs: float, star: Star):
         require({"timeout_secs": timeout_secs}, "a number above 0", lambda secs: secs > 0)
         self.timeout_secs = timeout_secs
         self._own_steps = 0  # of custom training loops
-        self._timeout_secs = self._silence_secs = (1 - _MARGIN) * timeout_secs
-        self._heartbeat_secs = heartbeat_secs(timeout_secs)
-        place: tuple[int, int] = process or (jax.process_index(), jax.process_count())
-        self._process, self._num_processes = place
-        self._name = process_name(self._process)
-        self._uses_jax = client is None
-        self._peers: PeerConnections | None = None
-        self._now = (0, 0, "idle")  # moves, step and phase, in one attribute: they are read by other threads
-        self._reports: dict[int, Report] = {}
-        self._answers = 0  # of the store
-        self._error = ""  # of the store
-        self._diagnosis = ""
-        self._ended: dict[int, str] = {}  # processes, with the reasons that they gave
-        self._lost: set[int] = set()
+        self._now = (0, 0, START)  # moves, step and phase, in one attribute: the thread reads them
+        self._star, self._process, self._name = star, star.process, process_name(star.process)
+        self._heartbeats = 0
+        self._observer = Observer(self._heartbeat_secs)
+        self._ended: dict[int, float] = {}  # when the connections of processes did
+        self._error = ""  # of this process, of which the others get to know
         self._has_failed = False  # the main thread, whose traceback says more than its stack
-        self._stopping, self._leaving = threading.Event(), threading.Event()
-        self._has_stopped = False
-        self._wake, self._look = threading.Event(), threading.Event()  # of the two threads, before the next heartbeat
-        self._threads: list[threading.Thread] = []
-        if self._num_processes == 1:
-            return
-        self._client = client if client is not None else jax_store()
-        if self._client is None:
-            raise RuntimeError("A watchdog over several processes needs `jax.distributed.initialize` before it.")
-        for name, target in (("trainer_watchdog", self._watch), ("trainer_watchdog_reports", self._exchange_reports)):
-            self._threads.append(threading.Thread(target=target, name=name, daemon=True))
-            self._threads[-1].start()
-        if self._uses_jax:
-            host, _ = split_address(coordinator_address())
-            self._peers = PeerConnections(host, self._client, self._process, self._num_processes, self._note_end)
+        self._is_hurried = False  # something is known to be wrong
+        self._is_over = self._has_stopped = False  # the script; the watch
+        self._last_word, self._leaving = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="trainer_watchdog", daemon=True)
+        for worker, connection in star.connections.items():
+            connection.set_patience(timeout_secs)
+            self._observer.hear(time.monotonic(), worker, Report(0, 0, 0, START))
+        if star.connections:
+            self._thread.start()
+
+    @property
+    def _heartbeat_secs(self) -> float:
+        return heartbeat_secs(self.timeout_secs)
+
+    def started(self) -> None:
+        """Says that JAX has started in this process."""
+        self._now = (0, 0, "idle")
         atexit.register(self._finish)  # before JAX's own exit, which waits for the others
 
     def progress(self, step: int, phase: str) -> None:
@@ -140,147 +135,164 @@ class Watchdog:
         """Ends the watch, and lets the others know that this process will say no more. May be called again."""
         atexit.unregister(self._finish)
         self._has_stopped = True
-        self._say_no_more()
-        if self._peers is not None:
-            self._peers.leave()
-        self._look.set()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_SECS)
+        self._finish()
+        if self._thread.is_alive():
+            self._thread.join(_LAST_WORD_SECS)
+        elif not self._star.connections:
+            self._star.close()
 
     def _finish(self) -> None:
         """Lets the others know that the script has ended. They may still wait for this process, as JAX does for them.
 
-        This process listens to them until JAX lets it end: should they leave because of it, nothing else would end it.
+        The watch goes on until JAX lets the process end: should the others leave because of it, nothing else would.
         """
-        self._say_no_more()
-        if self._peers is not None:
-            self._peers.say_goodbye()
-
-    def _say_no_more(self) -> None:
-        self._stopping.set()
-        self._wake.set()
-        for thread in self._threads[1:]:
-            thread.join(_JOIN_SECS)
+        self._is_over = True
+        if self._thread.is_alive():
+            self._star.wake()
+            self._last_word.wait(_LAST_WORD_SECS)
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process is about to end because of an error of its own."""
-        if self._peers is not None:
-            said = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(".")
-            self._peers.leave(f"{self._name} has failed at step {self._now[1]}: {said}.")
+        """Tells the others that this process is about to end because of an error of its own.
 
-    def await_diagnosis(self) -> None:
+        If it does not end, the watch ends it with exit code 1 when the others have ended: JAX would abort it.
+        """
+        said = ": ".join(filter(None, (type(error).__name__, str(error)))).partition("\n")[0].removesuffix(".")
+        at = "while JAX started" if self._now[2] == START else f"at step {self._now[1]}"
+        self._error = f"{self._name} has failed {at}: {shortened(said)}."
+        self._finish()
+
+    def await_diagnosis(self, secs: float | None = None) -> None:
         """Waits as long as it takes to notice that a process is lost, so that this process ends with the exit code of a
         lost peer.
 
-        For a main thread that failed because a collective did. As it is clear then that something is wrong, four
-        missing heartbeats are enough, 20 s at most. Returns if no process is lost.
+        For a main thread that failed because a collective did, and has printed its error. As it is clear then that
+        something is wrong, four missing heartbeats are enough, 20 s at most. Returns if no process is lost.
+
+        Args:
+          secs: how long to wait instead for a diagnosis that needs no missing heartbeats, and no printed error.
         """
-        if not self._threads or self._stopping.is_set():
+        if not self._thread.is_alive() or self._is_over:
             return
-        self._has_failed = True
-        self._silence_secs = _MISSED_HEARTBEATS * self._heartbeat_secs
-        self._threads[0].join(self._silence_secs + 3 * self._heartbeat_secs)
+        if secs is None:
+            self._has_failed = self._is_hurried = True
+            self._star.wake()
+            secs = (_MISSED_HEARTBEATS + 3) * self._heartbeat_secs
+        self._thread.join(secs)
         if self._leaving.is_set():
-            self._threads[0].join()
-
-    def _note_end(self, worker: int, reason: str) -> None:
-        self._ended[worker] = reason
-        self._look.set()
-
-    def _report(self, heartbeat: int) -> Report:
-        moves, step, phase = self._now
-        return Report(heartbeat, moves, step, "stopped" if self._stopping.is_set() else phase, self._diagnosis)
-
-    def _exchange_reports(self) -> None:
-        heartbeat = 0
-        while True:
-            is_last = self._stopping.is_set()
-            heartbeat += 1
-            try:
-                own = json.dumps(self._report(heartbeat))
-                self._client.key_value_set(f"{_KEYS}{self._process}", own, allow_overwrite=True)
-                pairs = self._client.key_value_dir_get(_KEYS)
-            except Exception as error:  # JAX raises what its C++ says, of several types
-                if self._uses_jax and jax_store() is None:
-                    self._has_stopped = True  # the script has shut down JAX's runtime: not the coordinator's fault
-                    self._stopping.set()
-                self._error = printable(str(error).partition("\n")[0])
-            else:
-                self._reports = {int(key.rpartition("/")[2]): Report(*received(value)) for key, value in pairs}
-                self._answers += 1
-                self._error = ""
-                if any(report.diagnosis for report in self._reports.values()):
-                    self._look.set()
-            if is_last:
-                return
-            self._wake.wait(0.1 if self._leaving.is_set() else self._heartbeat_secs)
-            self._wake.clear()
+            self._thread.join()
 
     def _watch(self) -> None:
-        observer, store = Observer(self._heartbeat_secs), Observer(self._heartbeat_secs)
-        heartbeat = 0
+        next_beat = 0.0
         while True:
-            self._look.wait(self._heartbeat_secs)
-            self._look.clear()
-            if self._has_stopped:
-                return
-            if self._stopping.is_set():
-                self._leave_at_the_end()
-                continue
-            heartbeat += 1
+            messages = self._star.receive(next_beat - time.monotonic())
             now = time.monotonic()
-            answered = store.observe(now, {0: Report(self._answers, 0, 0, "")})[0].silent_secs
-            seen = observer.observe(now, {**self._reports, self._process: self._report(heartbeat)})
-            silent = {worker for worker, said in seen.items() if said.silent_secs >= self._silence_secs}
-            self._lost = silent | set(self._ended)
-            text = next(filter(None, self._ended.values()), None)
-            if text is None and self._ended:
-                text = lost(min(self._ended), seen, _HAS_ENDED)
-            if text is None and answered >= self._silence_secs:
-                said = f" ({self._error})" if self._error else ""
-                text = lost(0, seen, f"it has not answered for {answered:.1f} s{said}")
-            # While process 0 does not answer, nothing can be said of the others.
-            if text is None and answered <= 2 * self._heartbeat_secs:
-                text = diagnose(seen, self._num_processes, self._timeout_secs, self._silence_secs)
+            urgent = [worker for worker, message in messages if self._take(now, worker, message)]
+            if messages and not urgent and now < next_beat:
+                continue
+            if self._now[2] != START and not jax.distributed.is_initialized():
+                self._has_stopped = self._is_over = True  # the script has shut down JAX's runtime
+            has_stopped, is_over = self._has_stopped, self._is_over
+            self._report()
+            next_beat = now + self._heartbeat_secs
+            if is_over:
+                self._last_word.set()
+            if has_stopped:
+                self._star.close()
+                return
+            next_beat = min([next_beat, *(at + _GRACE_SECS for at in self._ended.values() if at + _GRACE_SECS > now)])
+            text = self._diagnosis(now)
             if text is not None:
                 self._leave(text)
                 return
 
-    def _leave_at_the_end(self) -> None:
-        """Ends the process, whose script has ended, if another process did not wait for that."""
-        if self._ended:
-            text = next(filter(None, self._ended.values()), None) or lost(min(self._ended), {}, _HAS_ENDED)
-            is_own = text.startswith(f"{self._name} ")
-            if self._peers is not None:
-                self._peers.leave(text)
-            linger_secs = _LINGER_SECS if self._process == 0 else 0.0
-            end_process(text, f"{self._name} ends", lambda: time.sleep(linger_secs), linger_secs,
-                        FAILED if is_own else PEER_LOST, "its script had ended.\n")
+    def _take(self, now: float, worker: int, message: dict[str, Any] | None) -> bool:
+        """Takes what another process says; returns whether something may follow from it at once."""
+        if message is None:
+            self._ended[worker] = now
+            return True
+        report = Report.from_message(message.get("report"))
+        if report is not None:
+            self._observer.hear(now, worker, report)
+        if message.get("is_hurried") is True:
+            self._is_hurried = True
+        return worker == self._process or (report is not None and report.diagnosis != "")
+
+    def _report(self, diagnosis: str = "") -> None:
+        """Says to all others what this process does."""
+        self._heartbeats += 1
+        moves, step, phase = self._now
+        said = diagnosis or self._error
+        report = Report(self._heartbeats, moves, step, "stopped" if self._is_over and not said else phase, said)
+        if self._process == 0:
+            self._observer.hear(time.monotonic(), 0, report)
+        self._star.tell({"report": report, "is_hurried": self._is_hurried}, is_last=self._is_over or said != "")
+
+    def _diagnosis(self, now: float) -> str | None:
+        """Returns why this process has to end, if it has to."""
+        seen = self._observer.seen(now)
+        if self._error:
+            ended = all(connection.ended for connection in self._star.connections.values())
+            return f"{self._error.removesuffix('.')}, and the others have ended." if ended else None
+        gone = [worker for worker, at in self._ended.items()
+                if now >= at + _GRACE_SECS and seen[worker].report.phase != "stopped"
+                and not self._star.connections[worker].is_cut]
+        if gone and not any(process.report.diagnosis for process in seen.values()):
+            return lost(min(gone), seen, "its process has ended")
+        text = diagnose(seen, self._star.cluster.num_processes, (1 - _MARGIN) * self.timeout_secs, self._silence_secs)
+        return text or (late_start(seen, self.timeout_secs) if self._process == 0 else None)
+
+    @property
+    def _silence_secs(self) -> float:
+        if self._is_hurried:
+            return _MISSED_HEARTBEATS * self._heartbeat_secs
+        # A process that has come to its end needs no other one any more, but process 0 watches on for the others.
+        return math.inf if self._is_over and self._process else (1 - _MARGIN) * self.timeout_secs
 
     def _leave(self, text: str) -> None:
         """Says why, and ends the process."""
-        patience_secs = 2.5 * self._heartbeat_secs
-
-        def linger() -> None:
-            # The end of process 0 aborts all others, whose stacks would be missing.
-            deadline = time.monotonic() + patience_secs
-            while self._process == 0 and time.monotonic() < deadline and not self._all_others_leave():
-                time.sleep(0.02)
-            time.sleep(_LINGER_SECS if self._process == 0 else _LINGER_SECS / 2)  # they say that they leave, then do
-
-        self._diagnosis = text
         self._leaving.set()
-        self._wake.set()
-        if self._peers is not None:
-            self._peers.leave(text)
-        end_process(text, f"{self._name} ends at step {self._now[1]}", linger, patience_secs + _LINGER_SECS,
-                    REFUSED if is_repeated(text) else PEER_LOST,
-                    place="after the error above.\n" if self._has_failed else None)
+        is_own = self._is_over and text.startswith(f"{self._name} ")
+        step = "" if self._is_over or self._now[2] == START else f" at step {self._now[1]}"
+        place = ("after the error above.\n" if self._has_failed else
+                 "its script had ended.\n" if self._is_over and not self._error else None)
+        linger_secs = 0.0
+        if self._process == 0 and not self._error:  # the others end first: JAX aborts them without process 0
+            self._report(text)
+            linger_secs = 2.5 * self._heartbeat_secs + _LINGER_SECS
+        quiet = {worker for worker, process in self._observer.seen(time.monotonic()).items()
+                 if process.silent_secs > _MISSED_HEARTBEATS * self._heartbeat_secs}
+        end_process(text, f"{self._name} ends{step}", lambda: self._star.drain(linger_secs, quiet), linger_secs,
+                    REFUSED if is_repeated(text) else FAILED if is_own else PEER_LOST, place)
 
-    def _all_others_leave(self) -> bool:
-        others = set(range(self._num_processes)) - {self._process} - self._lost
-        return all(worker in self._reports and self._reports[worker].diagnosis for worker in others)
+
+_current: Watchdog | None = None  # a process joins one cluster, once
+
+
+def set_watchdog(watchdog: Watchdog) -> None:
+    """Makes a watchdog the one of this process."""
+    global _current
+    _current = watchdog
+
+
+def watchdog() -> Watchdog | None:
+    """Returns what watches over the processes of the cluster; None outside of a cluster."""
+    return _current
+
+
+@contextlib.contextmanager
+def waiting(phase: str) -> Iterator[None]:
+    """Lets the watchdog know what a custom training loop waits for while the block runs.
+
+    Args:
+      phase: "data", for those of the next step; or "device", for all other processes.
+    """
+    with contextlib.nullcontext() if _current is None else _current.waiting(phase):
+        yield
+
+
+def patience_secs() -> float:
+    """Returns how long to wait for other processes, longer than the watchdog, which names who is late."""
+    return _PATIENCE * (DEFAULT_TIMEOUT_SECS if _current is None else _current.timeout_secs)
 
 
 def is_peer_error(error: BaseException) -> bool:
@@ -291,4 +303,3 @@ def is_peer_error(error: BaseException) -> bool:
     """
     kinds = jax.errors.JaxRuntimeError, ValueError, TimeoutError
     return isinstance(error, kinds) and bool(_PEER_ERRORS.search(str(error)))
-

@@ -1,4 +1,4 @@
 """All processes of a cluster meet over plain sockets before JAX starts, and compare what must be equal.
 
-Owns the messages of that meeting. It must not import JAX arrays or devices: JAX is not running yet.
+Owns these sockets, and how messages travel over them. It must not import JAX: it is not running yet.
 """

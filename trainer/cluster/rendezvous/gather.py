@@ -1,7 +1,6 @@
 """Process 0's side of the meeting before JAX starts: it listens, compares, and sends the outcome to all.
 
-Agreement takes two rounds. All receive "agreed" and answer; only when all answers are in do all receive "go". So no
-process goes on while another that has just died is still counted.
+All receive "go" once all are there and alike. From then on the watchdogs notice the end of a process.
 """
 
 from __future__ import annotations
@@ -10,23 +9,32 @@ import contextlib
 import selectors
 import socket
 import time
-from typing import NoReturn
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, is_loopback
-from trainer.cluster.liveness.listen import close_all, listen, overdue
+from trainer.cluster.rendezvous.connection import MAX_TEXT, Connection, NotOurs, ready
 from trainer.cluster.rendezvous.gloo_addresses import Place, why_not_connected
-from trainer.cluster.rendezvous.messages import MAX_SHOWN, MAX_TEXT, Connection, Hello, NotOurs
-from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
-from trainer.cluster.rendezvous.wait import POLL_SECS, Wait
+from trainer.cluster.rendezvous.hello import MAX_SHOWN, Hello, first_of
+from trainer.cluster.rendezvous.listen import close_all, listen
+from trainer.cluster.rendezvous.star import Star
+from trainer.cluster.rendezvous.wait import Wait
 from trainer.core.errors import see
 
 GRACE_SECS = 1.0  # from the first difference to the error, so that processes that come at the same time get it too
 STATUS_SECS = 1.0  # from one sign of life to the next
-DRAIN_SECS = 1.0  # for the others to read the outcome
+HELLO_SECS = 10.0  # a connection that has not said by then whose it is, is dropped
+MAX_UNKNOWN = 64  # of one host at a time; the oldest are dropped, as a process of the job says at once whose it is
 
 
-def gather(hello: Hello, wait: Wait) -> StartupMonitor:
+def gather(hello: Hello, wait: Wait, listeners: Sequence[socket.socket] = ()) -> Star:
     """Returns the other processes once all have connected, sent the same as `hello`, and got the outcome.
+
+    Args:
+      hello: of this process.
+      wait: how long to wait.
+      listeners: sockets that listen for the others; by default, on the port of this process's address.
 
     Raises:
       ClusterError: if processes differ or have one number, or if the port cannot be listened on.
@@ -34,31 +42,37 @@ def gather(hello: Hello, wait: Wait) -> StartupMonitor:
     """
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        listeners = listen(wait.cluster)
+        listeners = listeners or listen(wait.cluster)
         stack.callback(close_all, listeners)
         gathering = _Gathering(hello, wait, selector, listeners)
         stack.callback(gathering.close)
-        monitor = gathering.run()
+        star = gathering.run()
         stack.pop_all()
-        return monitor
+        return star
 
 
-class _Peer:
-    """A connection, and what is known of the process at its other end."""
+class _Peer(Connection):
+    """A connection, and the process at its other end."""
 
-    def __init__(self, sock: socket.socket, host: str, is_local: bool, selector: selectors.BaseSelector):
-        self.connection = Connection(sock, selector, data=self)
-        self.host = host
-        self.is_local = is_local  # on the machine of this process
-        self.since = time.monotonic()
+    def __init__(self, sock: socket.socket, host: str, selector: selectors.BaseSelector):
+        super().__init__(sock, selector)
+        self.host = host.removeprefix("::ffff:")
+        self.is_local = is_loopback(self.host) or host == sock.getsockname()[0]  # on the machine of this process
         self.hello: Hello | None = None
         self.is_refused = False  # being of another job
-        self.was_sent_agreed = False
-        self.answered = False
+
+
+def _overdue(unknown: Iterable[_Peer], now: float) -> list[_Peer]:
+    """Returns those to drop of connections that have not said whose they are, the oldest of which comes first."""
+    of_host: dict[str, list[_Peer]] = defaultdict(list)
+    for peer in unknown:
+        of_host[peer.host].append(peer)
+    return [peer for peers in of_host.values() for place, peer in enumerate(peers)
+            if now - peer.since > HELLO_SECS or place < len(peers) - MAX_UNKNOWN]
 
 
 class _Gathering:
-    def __init__(self, hello: Hello, wait: Wait, selector: selectors.BaseSelector, listeners: list[socket.socket]):
+    def __init__(self, hello: Hello, wait: Wait, selector: selectors.BaseSelector, listeners: Sequence[socket.socket]):
         self._hello = hello
         self._wait = wait
         self._cluster = wait.cluster
@@ -76,17 +90,14 @@ class _Gathering:
             listener.setblocking(False)
             selector.register(listener, selectors.EVENT_READ)
 
-    def run(self) -> StartupMonitor:
+    def run(self) -> Star:
         """Returns the others once all agree; no other connection is open then."""
-        while not self._all_answered():
+        while self._problems or self._missing():
             now = time.monotonic()
             if self._problems and (now >= self._fail_at or self._wait.remaining_secs <= 0 or self._all_named()):
                 self._fail(ClusterError(self._refusal()))
             if self._wait.remaining_secs <= 0:
                 self._fail(ClusterTimeout(f"After {self._wait.timeout_secs:g} s, {self._absence()}"))
-            if not self._problems and not self._missing():
-                for peer in self._members.values():
-                    self._tell_agreed(peer)
             if now >= self._next_status:
                 self._next_status = now + STATUS_SECS
                 for peer in self._named():
@@ -98,55 +109,43 @@ class _Gathering:
         unconnected = why_not_connected(self._places())
         for peer in list(self._peers):
             if peer in self._members.values():
-                peer.connection.send({"kind": "go", "unconnected": unconnected})
+                peer.send({"kind": "go", "unconnected": unconnected})
             else:
                 self._drop(peer, abort=True)
-        connections = {number: peer.connection for number, peer in self._members.items()}
-        return StartupMonitor(self._selector, connections, self._cluster, unconnected)
+        return Star(self._selector, self._members, self._cluster, unconnected)
 
     def close(self) -> None:
         for peer in list(self._peers):
-            peer.connection.close(abort=True)
+            peer.close(abort=True)
 
     def _step(self, timeout_secs: float) -> None:
-        for key, events in self._selector.select(timeout_secs):
-            if key.data is None:
-                self._accept(key.fileobj)  # type: ignore[arg-type]
+        for source in ready(self._selector, timeout_secs):
+            if isinstance(source, _Peer):
+                self._read(source)
                 continue
-            if events & selectors.EVENT_WRITE:
-                key.data.connection.flush()
-            self._read(key.data)
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, address = listener.accept()
-        except OSError:  # it left already, or no file descriptor is free for it
-            return
-        host = address[0].removeprefix("::ffff:")
-        is_local = is_loopback(host) or address[0] == sock.getsockname()[0]
-        self._peers.append(_Peer(sock, host, is_local, self._selector))
+            with contextlib.suppress(OSError):  # it left already, or no file descriptor is free for it
+                sock, address = source.accept()
+                self._peers.append(_Peer(sock, address[0], self._selector))
 
     def _read(self, peer: _Peer) -> None:
         if peer not in self._peers:  # dropped on behalf of another one
             return
         try:
-            for message in peer.connection.receive():
+            for message in peer.receive():
                 self._take(peer, message)
         except NotOurs:
             self._strangers += 1
             self._drop(peer, abort=True)
             return
-        if peer.connection.ended:
+        if peer.ended:
             self._drop(peer)
 
-    def _take(self, peer: _Peer, message: dict) -> None:
+    def _take(self, peer: _Peer, message: dict[str, Any]) -> None:
         if peer.is_refused:
             return  # what it says does not matter
         if peer.hello is None:
             peer.hello = Hello.from_message(message)
             self._admit(peer, peer.hello)
-        elif message.get("kind") == "agreed":
-            peer.answered = peer.was_sent_agreed
         elif message.get("kind") == "gave_up":
             self._fail(ClusterTimeout(f"{peer.hello.described(self._cluster)}, gave up after its own timeout: "
                                       f"{self._absence()}"))
@@ -166,15 +165,14 @@ class _Gathering:
         if not 1 <= number < self._cluster.num_processes:
             self._note_problem(f"{who}: its number is not from 1 to {self._cluster.num_processes - 1}.")
             return
+        if number in self._members:
+            self._read(self._members[number])  # its end may be waiting to be read
         former = self._members.get(number)
         if former is not None:
-            self._read(former)  # its end may be waiting to be read
-        former = self._members.get(number)
-        if former is not None and former.hello is not None and former.hello.nonce != hello.nonce:
-            self._note_problem(f"Two processes are {self._cluster.member(number)}: {former.hello.process} and "
-                               f"{hello.process}. Give each an index of its own.")
-            return
-        if former is not None:
+            if former.hello is not None and former.hello.nonce != hello.nonce:
+                self._note_problem(f"Two processes are {self._cluster.member(number)}: {former.hello.process} and "
+                                   f"{hello.process}. Give each an index of its own.")
+                return
             self._drop(former)
         self._members[number] = peer
         self._left.pop(number, None)
@@ -185,7 +183,7 @@ class _Gathering:
         peer.is_refused = True
         advice = ("If it belongs to this job, give it the same job id (TRAINER_JOB_ID) and the same "
                   f"{self._cluster.source}.")
-        peer.connection.send({"kind": "failed", "error": "cluster", "lines": [
+        peer.send({"kind": "failed", "error": "cluster", "lines": [
             f"{self._cluster.member(0)} has refused this process, which is of another job than it. {text} {advice}"]})
         key = hello.process_id, hello.job_id
         if key not in self._refused and len(self._refused) < MAX_SHOWN:
@@ -199,14 +197,14 @@ class _Gathering:
         self._problems.append(text)
 
     def _drop(self, peer: _Peer, abort: bool = False) -> None:
-        peer.connection.close(abort)
+        peer.close(abort)
         self._peers.remove(peer)
         if peer.hello is not None and self._members.get(peer.hello.process_id) is peer:
             del self._members[peer.hello.process_id]
             self._left[peer.hello.process_id] = time.monotonic()
 
     def _drop_unknown(self, now: float) -> None:
-        for peer in overdue([peer for peer in self._peers if peer.hello is None or peer.is_refused], now):
+        for peer in _overdue([peer for peer in self._peers if peer.hello is None or peer.is_refused], now):
             self._strangers += not peer.is_refused
             self._drop(peer, abort=True)
 
@@ -229,44 +227,28 @@ class _Gathering:
     def _missing(self) -> list[int]:
         return [number for number in range(1, self._cluster.num_processes) if number not in self._members]
 
-    def _all_answered(self) -> bool:
-        return not self._missing() and all(peer.answered for peer in self._members.values())
-
-    def _tell_agreed(self, peer: _Peer) -> None:
-        if not peer.was_sent_agreed:
-            peer.was_sent_agreed = True
-            peer.connection.send({"kind": "agreed"})
-
     def _send_status(self, peer: _Peer) -> None:
-        if not peer.connection.has_unsent:
-            peer.connection.send({"kind": "waiting", "for": self._names(self._missing())})
+        if not peer.has_unsent:
+            peer.send({"kind": "waiting", "for": self._names(self._missing())})
 
     def _names(self, numbers: list[int]) -> str:
-        names = [self._cluster.member(number) for number in numbers[:MAX_SHOWN]]
-        more = [f"and {len(numbers) - MAX_SHOWN} more"] if len(numbers) > MAX_SHOWN else []
-        return ", ".join([*names, *more]) or "none"
+        return ", ".join(first_of([self._cluster.member(number) for number in numbers])) or "none"
 
     def _line(self) -> str:
         here = self._names(sorted(self._members))
         ignored = f" Connections of others, ignored: {self._strangers}." if self._strangers else ""
-        return (f"{self._cluster.name(0)} awaits {self._names(self._missing() or self._silent())}. "
+        return (f"{self._cluster.name(0)} awaits {self._names(self._missing())}. "
                 f"Connected: {here}.{ignored}")
-
-    def _silent(self) -> list[int]:
-        return [number for number, peer in sorted(self._members.items()) if not peer.answered]
 
     def _absence(self) -> str:
         """Returns who is missing, since when, and what the likely cause is."""
-        missing = self._missing()
-        if not missing:
-            return f"these connected but answer no more: {self._names(self._silent())}. They may be stopped or stuck."
-        now = time.monotonic()
-        left = [f"{self._cluster.name(number)} had connected, but left {now - self._left[number]:.1f} s ago"
-                for number in missing if number in self._left]
+        missing, now = self._missing(), time.monotonic()
+        left = first_of([f"{self._cluster.name(number)} had connected, but left {now - self._left[number]:.1f} s ago"
+                         for number in missing if number in self._left])
         parts = [f"{len(missing)} of {self._cluster.num_processes} processes are missing: {self._names(missing)}.",
                  f"Connected: {self._names(sorted(self._members))}."]
         if left:
-            parts.append(f"{'; '.join(left[:MAX_SHOWN])}.")
+            parts.append(f"{'; '.join(left)}.")
         if self._refused:
             parts.append(f"These came, but are of another job: {' '.join(self._refused.values())}")
         if self._strangers:
@@ -277,17 +259,22 @@ class _Gathering:
         return " ".join(parts)
 
     def _refusal(self) -> str:
-        more = len(self._problems) - MAX_SHOWN
-        lines = [*self._problems[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
         return "\n".join(["The processes of this cluster were started differently, so none starts to train:",
-                          *(f"- {line}" for line in lines),
+                          *(f"- {line}" for line in first_of(self._problems)),
                           "Start all with the same program and package versions, as tasks of one cluster in their "
                           f"{self._cluster.source}."])
 
     def _fail(self, error: ClusterError | ClusterTimeout) -> NoReturn:
-        kind = "timeout" if isinstance(error, ClusterTimeout) else "cluster"
+        """Raises an error here, and in all that have said who they are."""
         self._stop_listening()
-        self._tell_all({"kind": "failed", "error": kind, "lines": str(error)[:MAX_TEXT].split("\n")})
+        told = self._named()
+        for peer in list(self._peers):
+            if peer in told:
+                peer.send({"kind": "failed", "error": "timeout" if isinstance(error, ClusterTimeout) else "cluster",
+                           "lines": str(error)[:MAX_TEXT].split("\n")})
+            else:
+                self._drop(peer, abort=True)
+        Star(self._selector, dict(enumerate(told)), self._cluster).close()
         raise error
 
     def _stop_listening(self) -> None:
@@ -296,20 +283,3 @@ class _Gathering:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(listener)
             listener.close()
-
-    def _tell_all(self, message: dict) -> None:
-        """Sends the outcome to all, and gives them time to close first: the first to close keeps the port a while."""
-        for peer in list(self._peers):
-            if peer.hello is None or peer.is_refused:
-                self._drop(peer, abort=True)
-            else:
-                peer.connection.send(message)
-        deadline = time.monotonic() + DRAIN_SECS
-        while self._peers and time.monotonic() < deadline:
-            for key, _ in self._selector.select(POLL_SECS):
-                peer = key.data
-                peer.connection.flush()
-                with contextlib.suppress(NotOurs):
-                    peer.connection.receive()  # what comes now no longer matters
-                if peer.connection.ended:
-                    self._drop(peer)

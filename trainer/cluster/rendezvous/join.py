@@ -6,10 +6,12 @@ import contextlib
 import selectors
 import socket
 import time
+from typing import Any
 
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, split_address
-from trainer.cluster.rendezvous.messages import MAX_TEXT, Connection, Hello, NotOurs, close_at_once, shortened
-from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
+from trainer.cluster.rendezvous.connection import Connection, NotOurs, close_at_once, ready, shortened
+from trainer.cluster.rendezvous.hello import Hello
+from trainer.cluster.rendezvous.star import Star
 from trainer.cluster.rendezvous.wait import POLL_SECS, Wait
 
 CONNECT_SECS = 5.0  # for one attempt
@@ -19,7 +21,7 @@ SILENCE_SECS = 10.0  # process 0 gives a sign of life each second
 LAST_WORDS_SECS = 1.0  # for process 0 to say who is missing, when this process gives up
 
 
-def join(hello: Hello, wait: Wait) -> StartupMonitor:
+def join(hello: Hello, wait: Wait) -> Star:
     """Returns process 0 once it has said that all processes are there and agree.
 
     Raises:
@@ -43,7 +45,7 @@ class _Joining:
         self._reason = "no attempt has ended yet"  # why there is no agreement, as of now
         self._unconnected = ""
 
-    def run(self) -> StartupMonitor:
+    def run(self) -> Star:
         pause = FIRST_PAUSE_SECS
         while self._wait.remaining_secs > 0:
             try:
@@ -61,7 +63,7 @@ class _Joining:
                         self._reason = str(lost)
                     else:
                         stack.pop_all()
-                        return StartupMonitor(selector, {0: connection}, self._cluster, self._unconnected)
+                        return Star(selector, {0: connection}, self._cluster, self._unconnected)
             self._sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECS)
         raise ClusterTimeout(self._gave_up())
@@ -75,7 +77,7 @@ class _Joining:
             self._wait.say_if_due(self._line)
             messages = self._receive(connection, selector, self._wait.poll_secs)
             for message in messages:
-                if self._take(connection, message):
+                if self._take(message):
                     return
             if messages:
                 last_heard = time.monotonic()
@@ -88,32 +90,28 @@ class _Joining:
         while not connection.ended and time.monotonic() < deadline:
             for message in self._receive(connection, selector, POLL_SECS):
                 if message.get("kind") == "failed":
-                    self._take(connection, message)
+                    self._take(message)
         raise ClusterTimeout(self._gave_up())
 
-    def _receive(self, connection: Connection, selector: selectors.BaseSelector, timeout_secs: float) -> list[dict]:
-        if not selector.select(timeout_secs):
-            return []
-        connection.flush()
+    def _receive(
+        self, connection: Connection, selector: selectors.BaseSelector, timeout_secs: float
+    ) -> list[dict[str, Any]]:
         try:
-            return connection.receive()
+            return connection.receive() if ready(selector, timeout_secs) else []
         except NotOurs:
             raise _Lost("another program answers there, or another version of trainer") from None
 
-    def _take(self, connection: Connection, message: dict) -> bool:
+    def _take(self, message: dict[str, Any]) -> bool:
         """Returns whether a message is the last."""
         kind = message.get("kind")
         if kind == "waiting":
-            self._reason = f"it is there, and awaits {shortened(str(message.get('for')), MAX_TEXT)}"
-        elif kind == "agreed":
-            self._reason = "it is there, and awaits the others' last answer"
-            connection.send({"kind": "agreed"})
+            self._reason = f"it is there, and awaits {shortened(str(message.get('for')))}"
         elif kind == "failed":
             lines = message.get("lines")
-            text = shortened("\n".join(map(str, lines)) if isinstance(lines, list) else "", MAX_TEXT)
+            text = shortened("\n".join(map(str, lines)) if isinstance(lines, list) else "")
             raise ClusterTimeout(text) if message.get("error") == "timeout" else ClusterError(text)
         elif kind == "go":
-            self._unconnected = shortened(str(message.get("unconnected", "")), MAX_TEXT)
+            self._unconnected = shortened(str(message.get("unconnected", "")))
         return kind == "go"
 
     def _sleep(self, secs: float) -> None:

@@ -7,15 +7,14 @@ in plain Python: a process that is missing or differs is named, in errors that c
 Process 0 listens on its own address, on the very port that JAX uses afterwards. The port is bound exclusively, so
 that a port in use is an error and never shared, and no process listens on it any more when `agree` returns or raises.
 If process 0's address is a loopback address, only loopback is bound; otherwise all interfaces are, since the address
-may be one that the machine itself does not have (a service or NAT). The connections stay until each process has its
-watchdog, as nothing else would notice its end before that.
+may be one that the machine itself does not have (a service or NAT). The connections stay: the watchdogs talk over them.
 
 What the network must guarantee: it is trusted. Nothing is encrypted, and a program that reaches the port and knows
 the protocol can make the start fail, though not run code: messages are JSON of limited length. Connections that do not
 speak the protocol are dropped and counted, and processes of another job are refused. JAX's own connections are no
 better protected.
 
-Owns what a process says of itself. Must not know JAX, nor what the processes do afterwards.
+Must not know JAX, nor what the processes do afterwards.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ import os
 import secrets
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError
 from trainer.cluster.description.package_versions import package_versions
 from trainer.cluster.rendezvous import gather, join
 from trainer.cluster.rendezvous.gloo_addresses import own_gloo_address
-from trainer.cluster.rendezvous.messages import Hello
-from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
+from trainer.cluster.rendezvous.hello import Hello
+from trainer.cluster.rendezvous.star import Star
 from trainer.cluster.rendezvous.wait import Wait
 from trainer.core.arguments import require
 from trainer.core.received_text import printable
@@ -51,8 +50,9 @@ def agree(
     job_id: str | None = None,
     *,
     say_every_secs: float = 10.0,
-) -> StartupMonitor:
-    """Returns the others once every process of the cluster knows that all are there and were started in the same way.
+    listeners: Sequence[socket.socket] = (),
+) -> Star:
+    """Returns the connections to the others once every process knows that all are there and were started alike.
 
     Compared are the cluster's addresses, the job id, and the versions of trainer, jax and jaxlib. A process that leaves
     before the end may come back until the deadline. Where both have a job id, a process with another one is refused,
@@ -67,6 +67,7 @@ def agree(
       job_id: distinguishes jobs that meet by mistake. None takes the environment variable TRAINER_JOB_ID, or else the
         description's; "" if there is none.
       say_every_secs: how often `say` is called while waiting.
+      listeners: where process 0 awaits the others; by default, sockets on the port of its address.
 
     Raises:
       ClusterError: if processes differ, two have one number, process 0 cannot listen on its port, or this process
@@ -81,7 +82,7 @@ def agree(
     if description.process_id is None:
         raise ClusterError(f"A process with the role {description.role!r} does not meet those that train.")
     if description.num_processes == 1:
-        return StartupMonitor(selectors.DefaultSelector(), {}, description)
+        return Star(selectors.DefaultSelector(), {}, description)
     hello = Hello(
         cluster=description.addresses,
         process_id=description.process_id,
@@ -93,5 +94,5 @@ def agree(
     )
     wait = Wait(description, timeout_secs, say, say_every_secs)
     if description.process_id == 0:
-        return gather.gather(hello, wait)
+        return gather.gather(hello, wait, listeners)
     return join.join(hello, wait)

@@ -1,42 +1,14 @@
-"""The ports that process 0 listens on, and what it grants a connection of which it does not know whose it is."""
+"""The ports that process 0 listens on."""
 
 from __future__ import annotations
 
 import errno
 import socket
-from collections import defaultdict
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
 
 from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError, is_loopback, split_address
 
 BACKLOG = 128
-HELLO_SECS = 10.0  # a connection that has not said by then whose it is, is dropped
-MAX_UNKNOWN = 64  # of one host at a time; the oldest are dropped, as a process of the job says at once whose it is
-
-
-class Unknown(Protocol):
-    """A connection that has not said whose it is."""
-
-    @property
-    def host(self) -> str:
-        """The address at its other end."""
-
-    @property
-    def since(self) -> float:
-        """When it was accepted, by `time.monotonic`."""
-
-
-_Connection = TypeVar("_Connection", bound=Unknown)
-
-
-def overdue(unknown: Iterable[_Connection], now: float) -> list[_Connection]:
-    """Returns those to drop of connections that have not said whose they are, the oldest of which comes first."""
-    of_host: dict[str, list[_Connection]] = defaultdict(list)
-    for connection in unknown:
-        of_host[connection.host].append(connection)
-    return [connection for of_one in of_host.values() for place, connection in enumerate(of_one)
-            if now - connection.since > HELLO_SECS or place < len(of_one) - MAX_UNKNOWN]
 
 
 def listen(cluster: ClusterDescription) -> list[socket.socket]:
