@@ -1,6 +1,6 @@
-"""Flax modules to train: published architectures, each in its own file, under the names of `keras.applications`.
+"""Flax modules to train: published architectures, named as in `keras.applications`.
 
-They are plain Linen modules and know nothing of the trainer; any of them works with any Flax training loop.
+The modules are plain Linen modules. They do not depend on the trainer and work with any Flax training loop.
 """
 
 import importlib as _importlib
@@ -90,7 +90,7 @@ __all__ = [
     "preprocess_input",
 ]
 
-# Imported when they are first used: all of them would take longer than the rest of the package.
+# Lazy imports: importing all models would take longer than importing the rest of the package.
 _FILES = {
     "generative.dcgan": ("DCGANDiscriminator", "DCGANGenerator"),
     "generative.vae": ("VAE",),
