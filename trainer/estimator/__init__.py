@@ -1,4 +1,4 @@
-"""TensorFlow's Estimator on Flax modules: the same words, on `trainer.Model` and every strategy."""
+"""TensorFlow's Estimator API for Flax modules, on `trainer.Model` and every strategy."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -122,7 +122,7 @@ __all__ = [
     "weighted_categorical_column",
 ]
 
-# Imported when they are first used: of some fifty names, a program needs few.
+# Lazy imports: a program needs few of some fifty names.
 _HOMES = {
     "BaselineClassifier": "canned",
     "BaselineEstimator": "canned",
