@@ -1,6 +1,6 @@
-"""Flax modules to train: published architectures, each in its own file, under the names of `keras.applications`.
+"""Flax modules to train: published architectures, named as in `keras.applications`.
 
-They are plain Linen modules and know nothing of the trainer; any of them works with any Flax training loop.
+The modules are plain Linen modules. They do not depend on the trainer and work with any Flax training loop.
 """
 
 from typing import Any

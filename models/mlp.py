@@ -1,4 +1,4 @@
-"""A multilayer perceptron: the smallest classifier worth having."""
+"""A multilayer perceptron."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from trainer.models.layers.head import ClassifierActivation, classify
 
 
 class MLP(nn.Module):
-    """Dense layers over flattened input.
+    """Multilayer perceptron: dense layers over flattened input.
 
-    Input of shape `(batch, ...)` becomes `(batch, features)`, passes through one dense layer, activation and dropout
-    per entry of `hidden`, and ends in `num_classes` probabilities (float32, shape `(batch, num_classes)`).
+    Input of shape `(batch, ...)` is flattened to `(batch, features)` and passes through a dense layer, an activation
+    and dropout per entry of `hidden`. The output is `num_classes` probabilities, float32 of shape
+    `(batch, num_classes)`.
 
     Attributes:
       num_classes: number of outputs.
       hidden: width of each hidden layer; an empty sequence gives logistic regression.
-      activation: applied after each hidden layer.
-      dropout_rate: fraction of each hidden layer's outputs that is dropped in training.
-      classifier_activation: applied to the outputs: "softmax", "sigmoid" or a function; None and "linear" return
+      activation: activation of each hidden layer.
+      dropout_rate: dropout rate of each hidden layer's outputs.
+      classifier_activation: activation of the outputs: "softmax", "sigmoid" or a function; None and "linear" return
         logits.
 
     Example:
@@ -47,7 +48,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
-        """Returns the class probabilities, or logits, of `x`; dropout draws from the "dropout" stream in training."""
+        """Returns class probabilities or logits; in training, dropout draws from the "dropout" RNG stream."""
         x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
             x = self.activation(nn.Dense(width)(x))

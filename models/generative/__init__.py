@@ -1,1 +1,1 @@
-"""Models that make images, one family in a file."""
+"""Generative image models, one family per file."""

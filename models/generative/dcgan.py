@@ -1,4 +1,4 @@
-"""DCGAN: a generator of images and its discriminator."""
+"""DCGAN: an image generator and its discriminator."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ _KERNEL_INIT = nn.initializers.normal(0.02)
 
 
 class DCGANGenerator(ConvLayers):
-    """Makes images with values from -1 to 1 of noise, by transposed convolutions, BatchNorm and ReLU.
+    """DCGAN generator: transposed convolutions, BatchNorm and ReLU from noise to images in [-1, 1].
 
     Radford et al., "Unsupervised representation learning with deep convolutional generative adversarial networks",
-    https://arxiv.org/abs/1511.06434. With the defaults and 100 values of noise it is the generator of PyTorch's
-    tutorial, of 3,576,704 parameters: kernels of 4x4, which strides of 2 cover evenly, and no biases. For images of
-    28x28 take `features=(128, 64)`.
+    https://arxiv.org/abs/1511.06434. With the defaults and noise of 100 values it is the generator of PyTorch's
+    tutorial, with 3,576,704 parameters: no biases, and kernels of 4x4, which strides of 2 cover evenly. For images of
+    28x28, use `features=(128, 64)`.
 
     Attributes:
-      image_shape: height, width and channels of the images; each entry of `features` doubles height and width.
-      features: channels of the feature maps, from the smallest.
+      image_shape: height, width and channels of the images. Each entry of `features` doubles height and width.
+      features: number of channels of the feature maps, from the smallest map to the largest.
 
     Raises:
-      ValueError: noise is not of shape `(rows, values)`, or the sides cannot be halved so often.
+      ValueError: if the noise does not have shape `(rows, values)`, or if height or width is not divisible by
+        `2 ** len(features)`.
 
     Example:
 
@@ -45,7 +46,7 @@ class DCGANGenerator(ConvLayers):
 
     @nn.compact
     def __call__(self, noise: jax.Array, training: bool = False) -> jax.Array:
-        """Returns an image for each row of noise, float32 of shape `(rows, *image_shape)`; 100 values are usual."""
+        """Returns one image per row of noise, float32 of shape `(rows, *image_shape)`; 100 values per row are usual."""
         if noise.ndim != 2:
             raise ValueError(f"DCGANGenerator expects noise of shape (rows, values). Received: shape {noise.shape}.")
         _check_image_shape("DCGANGenerator", self.image_shape, self.features)
@@ -67,16 +68,18 @@ class DCGANGenerator(ConvLayers):
 
 
 class DCGANDiscriminator(ConvLayers):
-    """Tells real images from made ones, by strided convolutions, BatchNorm and leaky ReLU.
+    """DCGAN discriminator: strided convolutions, BatchNorm and leaky ReLU.
 
-    See `DCGANGenerator` for the source. With the defaults and 64x64 images of 3 channels it has 2,765,568 parameters.
-    Call it on real and on made images separately, as BatchNorm would tell it how many of a batch are real.
+    The source is the same as for `DCGANGenerator`. With the defaults and images of 64x64x3 it has 2,765,568 parameters.
+    Call it on real and generated images separately: in a mixed batch, the BatchNorm statistics reveal the share of real
+    images.
 
     Attributes:
-      features: channels of the convolutions; each of them halves height and width.
+      features: number of channels of each convolution. Each convolution halves height and width.
 
     Raises:
-      ValueError: images are not of shape `(rows, height, width, channels)`, or too small to be halved so often.
+      ValueError: if the images do not have shape `(rows, height, width, channels)`, or if height or width is not
+        divisible by `2 ** len(features)`.
 
     Example:
 
@@ -93,14 +96,14 @@ class DCGANDiscriminator(ConvLayers):
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
-        """Returns a logit for each image, large for real ones: float32 of shape `(rows, 1)`."""
+        """Returns a logit per image, high for real images: float32 of shape `(rows, 1)`."""
         if x.ndim != 4:
             raise ValueError("DCGANDiscriminator expects images of shape (rows, height, width, channels). Received: "
                              f"shape {x.shape}. Grey images need a channel axis: `images[..., None]`.")
         _check_image_shape("DCGANDiscriminator", x.shape[1:], self.features)
         for number, channels in enumerate(self.features):
             x = self.conv(x, channels, 4, 2, name=f"conv_{number}", kernel_init=_KERNEL_INIT)
-            # Not on the first, as in the paper: the discriminator sees the mean and scale of images.
+            # As in the paper, the first layer has no BatchNorm: the discriminator sees the images' mean and scale.
             if number:
                 x = self.batch_norm(x, training, name=f"norm_{number}")
             x = nn.leaky_relu(x, 0.2)

@@ -1,4 +1,4 @@
-"""A variational autoencoder of images."""
+"""A variational autoencoder for images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.models.layers.head import classify
 
 
 class _Encoder(nn.Module):
-    """Strided convolutions, a hidden layer, and the mean and log-variance of each latent value."""
+    """Strided convolutions and a hidden layer, then the mean and log-variance of each latent value."""
 
     latent_dim: int
     features: Sequence[int]
@@ -34,7 +34,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """A dense layer, then the encoder's convolutions transposed, in reverse."""
+    """A dense layer, then the transposed convolutions of the encoder in reverse order."""
 
     image_shape: Sequence[int]
     features: Sequence[int]
@@ -54,28 +54,29 @@ class _Decoder(nn.Module):
 
 
 class VAE(nn.Module):
-    """A convolutional encoder to a normal distribution of latent values, and a decoder of what is drawn from it.
+    """Variational autoencoder: a convolutional encoder to a normal distribution, and a decoder of its samples.
 
-    Kingma and Welling, "Auto-encoding variational Bayes", https://arxiv.org/abs/1312.6114; the plan of layers is that
-    of Keras's example, https://keras.io/examples/generative/vae, of 134,165 parameters.
+    Kingma and Welling, "Auto-encoding variational Bayes", https://arxiv.org/abs/1312.6114. The layers are the same as
+    in Keras's example, https://keras.io/examples/generative/vae, with 134,165 parameters.
 
-    Train it to return its input: `compile(loss="binary_crossentropy")`, `fit(images, images)`, values from 0 to 1. The
-    divergence from the standard normal distribution is sown into "losses": the mean over rows, divided by the number of
-    values of an image, as a loss is that is a mean over values. Their sum is then the negative evidence lower bound
-    (ELBO) of a value.
+    Train it to reconstruct its input: `compile(loss="binary_crossentropy")` and `fit(images, images)`, with values from
+    0 to 1. The divergence from the standard normal distribution is sown into "losses". It is the mean over rows,
+    divided by the number of values per image, to match a loss that is a mean over values. The sum of both is the
+    negative evidence lower bound (ELBO) per value.
 
     Attributes:
-      image_shape: height, width and channels of the images; each entry of `features` halves height and width.
-      latent_dim: how many latent values an image has.
-      features: channels of the encoder's convolutions; the decoder has them in reverse.
+      image_shape: height, width and channels of the images. Each entry of `features` halves height and width.
+      latent_dim: number of latent values per image.
+      features: number of channels of the encoder's convolutions; the decoder uses them in reverse order.
       hidden: width of the encoder's dense layer.
-      beta: what the divergence is multiplied by (Higgins et al., "beta-VAE", 2017).
-      output_activation: applied to the decoder's outputs; None returns logits.
-      dtype: what the layers compute in; that of inputs and parameters by default.
-      param_dtype: the dtype of the parameters.
+      beta: weight of the divergence (Higgins et al., "beta-VAE", 2017).
+      output_activation: activation of the decoder's outputs; None returns logits.
+      dtype: dtype of the computation; inferred from inputs and parameters by default.
+      param_dtype: dtype of the parameters.
 
     Raises:
-      ValueError: images have another shape than `image_shape`, or that cannot be halved so often.
+      ValueError: if the images do not have shape `image_shape`, or if height or width is not divisible by
+        `2 ** len(features)`.
 
     Example:
 
@@ -100,7 +101,7 @@ class VAE(nn.Module):
     param_dtype: Any = jnp.float32
 
     def setup(self) -> None:
-        """Makes the two networks."""
+        """Creates the encoder and the decoder."""
         scale = 2 ** len(self.features)
         if len(self.image_shape) != 3 or not self.features or any(side % scale for side in self.image_shape[:2]):
             raise ValueError(f"VAE with {len(self.features)} convolutions expects an `image_shape` (height, width, "
@@ -111,9 +112,9 @@ class VAE(nn.Module):
         self.decoder = _Decoder(self.image_shape, self.features, **options)
 
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
-        """Returns the reconstructions of images, of their shape, and sows the divergence into "losses".
+        """Returns the reconstructions, in the shape of the images, and sows the divergence into "losses".
 
-        In training latent values are drawn, by the stream "latent"; otherwise they are the means.
+        Training draws the latent values from the "latent" RNG stream; otherwise the means are used.
         """
         latents, log_variance = self.encode(x)
         divergence = 0.5 * (jnp.exp(log_variance) + jnp.square(latents) - 1 - log_variance).sum(-1)
@@ -125,12 +126,12 @@ class VAE(nn.Module):
         return self.decode(latents)
 
     def encode(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns means and log-variances of the latent values of images: float32 of shape `(rows, latent_dim)`."""
+        """Returns means and log-variances of the latent values, float32 of shape `(rows, latent_dim)`."""
         if x.shape[1:] != tuple(self.image_shape):
             raise ValueError(f"VAE expects images of shape (rows, {', '.join(map(str, self.image_shape))}). Received: "
                              f"shape {x.shape}. Give their shape as `image_shape`.")
         return self.encoder(x)
 
     def decode(self, latents: jax.Array) -> jax.Array:
-        """Returns the images of latent values of shape `(rows, latent_dim)`: float32 of `(rows, *image_shape)`."""
+        """Returns images, float32 of shape `(rows, *image_shape)`, from latent values of shape `(rows, latent_dim)`."""
         return classify(self.decoder(latents), self.output_activation)

@@ -1,1 +1,1 @@
-"""What several families of models share: convolutions as Keras has them, heads, attention."""
+"""Shared layers: Keras-compatible convolutions, classifier heads and attention."""

@@ -1,4 +1,4 @@
-"""Attention of a sequence to itself."""
+"""Multi-head self-attention."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from flax import linen as nn
 
 
 class MultiHeadAttention(nn.Module):
-    """Self-attention of several heads, whose queries, keys and values come out of one dense layer, "qkv".
+    """Multi-head self-attention, with queries, keys and values from one dense layer, "qkv".
 
     Vaswani et al., "Attention is all you need", https://arxiv.org/abs/1706.03762.
 
     Attributes:
-      num_heads: how many heads the channels are divided among.
-      causal: whether each position sees only itself and those before it.
-      kernel_init: of both dense layers.
-      dtype: what is computed in; that of inputs and parameters by default.
-      param_dtype: the dtype of the parameters.
+      num_heads: number of heads. The channels are divided among the heads.
+      causal: whether each position attends only to itself and earlier positions.
+      kernel_init: kernel initializer of both dense layers.
+      dtype: dtype of the computation; inferred from inputs and parameters by default.
+      param_dtype: dtype of the parameters.
 
     Raises:
-      ValueError: the channels cannot be divided among the heads.
+      ValueError: if the number of channels is not a multiple of `num_heads`.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Checks of what models are made with, before anything is computed."""
+"""Checks of model attributes, before any computation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check(module: nn.Module) -> None:
-    """Raises ValueError for an attribute of a model that cannot work: how many classes, rates, widths and flags.
+    """Raises ValueError for an invalid number of classes, rate, multiplier, flag or activation of a model.
 
     >>> class Net(nn.Module):
     ...     num_classes: int = 0

@@ -1,4 +1,4 @@
-"""Convolution, batch normalization and padding with the names, defaults and initializers of Keras."""
+"""Convolution, batch normalization and padding with Keras's names, defaults and initializers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ _GLOROT = nn.initializers.glorot_uniform()
 
 
 class ConvLayers(nn.Module, kw_only=True):
-    """A module whose methods make layers of one dtype: the base of whole models and of their blocks.
+    """Base module of models and blocks, with methods that create layers of one dtype.
 
-    Attributes are keyword-only, those of subclasses too.
-
-    A layer's path, joined by underscores, is its name in Keras: "expand" in the block "block_1" is `block_1_expand`
-    there.
+    All attributes are keyword-only, also in subclasses. The path of a layer, joined by underscores, is its name in
+    Keras: "expand" in the block "block_1" is `block_1_expand`.
 
     Attributes:
-      dtype: what the layers compute in; that of inputs and parameters by default.
-      param_dtype: the dtype of the parameters.
-      norm_momentum: what is kept of BatchNorm's running averages in a step.
-      norm_epsilon: what BatchNorm adds to the variance.
+      dtype: dtype of the computation; inferred from inputs and parameters by default.
+      param_dtype: dtype of the parameters.
+      norm_momentum: decay rate of BatchNorm's running averages.
+      norm_epsilon: value that BatchNorm adds to the variance.
 
     Raises:
-      ValueError: an attribute of a subclass that `check` knows cannot work.
+      ValueError: if an attribute of a subclass is invalid.
     """
 
     dtype: Any = None
@@ -48,7 +46,7 @@ class ConvLayers(nn.Module, kw_only=True):
 
     @property
     def layer_options(self) -> dict[str, Any]:
-        """The attributes that a block has in common with the model around it."""
+        """The attributes that a model passes on to its blocks."""
         return {"dtype": self.dtype, "param_dtype": self.param_dtype, "norm_momentum": self.norm_momentum,
                 "norm_epsilon": self.norm_epsilon}
 
@@ -60,15 +58,15 @@ class ConvLayers(nn.Module, kw_only=True):
         """Returns a convolution of `x`, of shape `(rows, height, width, features)`.
 
         Args:
-          x: shape `(rows, height, width, channels)`.
-          features: how many channels come out.
+          x: array of shape `(rows, height, width, channels)`.
+          features: number of output channels.
           kernel_size: height and width of the kernel, or one number for both.
-          strides: how far the kernel moves, in both directions.
-          name: the layer's.
-          padding: "SAME" as TensorFlow's, "VALID", or what is added before and after height and width.
-          use_bias: whether a bias is added.
-          groups: how many groups of channels are convolved separately.
-          kernel_init: of the kernel.
+          strides: stride in both directions.
+          name: name of the layer.
+          padding: "SAME" as in TensorFlow, "VALID", or the padding before and after height and width.
+          use_bias: whether to add a bias.
+          groups: number of channel groups that are convolved separately.
+          kernel_init: kernel initializer.
         """
         kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
         return nn.Conv(features, kernel, strides=(strides, strides), padding=padding, use_bias=use_bias,
@@ -79,33 +77,33 @@ class ConvLayers(nn.Module, kw_only=True):
         self, x: jax.Array, kernel_size: int, strides: int = 1, *, name: str, padding: Padding = "SAME",
         use_bias: bool = False, kernel_init: nn.initializers.Initializer = _GLOROT,
     ) -> jax.Array:
-        """Returns a convolution of each channel of `x` on its own; see `conv`."""
+        """Returns a depthwise convolution of `x`, with the arguments of `conv`."""
         return self.conv(x, x.shape[-1], kernel_size, strides, name=name, padding=padding, use_bias=use_bias,
                          groups=x.shape[-1], kernel_init=kernel_init)
 
     def dense(
         self, x: jax.Array, features: int, *, name: str, kernel_init: nn.initializers.Initializer = _GLOROT
     ) -> jax.Array:
-        """Returns a dense layer's outputs, with a bias."""
+        """Returns the outputs of a dense layer with a bias."""
         return nn.Dense(features, kernel_init=kernel_init, dtype=self.dtype, param_dtype=self.param_dtype, name=name)(x)
 
     def layer_norm(self, x: jax.Array, *, name: str, epsilon: float = 1e-6) -> jax.Array:
-        """Returns `x` normalized over the channels, then scaled and shifted."""
+        """Returns `x` normalized over the channels, scaled and shifted."""
         return nn.LayerNorm(epsilon=epsilon, use_fast_variance=False, dtype=self.dtype, param_dtype=self.param_dtype,
                             name=name)(x)
 
     def batch_norm(self, x: jax.Array, training: bool, *, name: str, use_scale: bool = True) -> jax.Array:
-        """Returns `x` normalized over the batch in training, and by the running averages otherwise."""
-        # Flax's default, E[x^2] - E[x]^2, cancels in float32 where a mean is large: Keras's is the other one.
+        """Returns `x` normalized by the batch statistics in training, and by the running averages otherwise."""
+        # As in Keras: the fast variance, E[x^2] - E[x]^2, loses all precision in float32 where the mean is large.
         return nn.BatchNorm(use_running_average=not training, momentum=self.norm_momentum, epsilon=self.norm_epsilon,
                             use_scale=use_scale, use_fast_variance=False, dtype=self.dtype,
                             param_dtype=self.param_dtype, name=name)(x)
 
 
 def stride_padding(shape: Sequence[int], kernel_size: int) -> Padding:
-    """Returns the padding with which Keras convolves in strides of 2, by `ZeroPadding2D` before a "valid" convolution.
+    """Returns the padding of Keras's strided convolutions: `ZeroPadding2D` before a "valid" convolution of stride 2.
 
-    It puts the smaller half of the padding before an even side, and so is not "SAME", which adds less in all.
+    For even sides, the smaller half of the padding comes first.
 
     >>> stride_padding((1, 32, 33, 8), 3)
     [(0, 1), (1, 1)]
@@ -115,7 +113,7 @@ def stride_padding(shape: Sequence[int], kernel_size: int) -> Padding:
 
 
 def max_pool(x: jax.Array, size: int, strides: int, padding: Padding = "VALID") -> jax.Array:
-    """Returns the maxima of windows, where padding counts as minus infinity: as Keras pads by zeros after a ReLU."""
+    """Returns the maxima of windows, padded with minus infinity. After a ReLU this equals Keras's zero padding."""
     return nn.max_pool(x, (size, size), strides=(strides, strides), padding=padding)
 
 
@@ -125,7 +123,7 @@ def relu6(x: jax.Array) -> jax.Array:
 
 
 def round_channels(channels: float, divisor: int = 8) -> int:
-    """Returns the multiple of `divisor` next to `channels`, at most 10 % below it: how MobileNets scale their widths.
+    """Returns the multiple of `divisor` nearest to `channels`, at most 10 % below it, as in MobileNets.
 
     >>> round_channels(0.35 * 32), round_channels(0.75 * 16)
     (16, 16)

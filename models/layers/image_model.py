@@ -1,4 +1,4 @@
-"""The frame of every classifier of images: the checks, the features that a family has of its own, and the head."""
+"""The base class of image classifiers: input checks, features and head."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _POOLINGS = (None, "avg", "max")
 
 
 class ImageModel(ConvLayers):
-    """A classifier of images, or what is left of it without its head.
+    """Base class of image classifiers, with or without the head.
 
-    A family defines `features`, and by `smallest_side` which images are too small.
+    A family defines `features` and, with `smallest_side`, the smallest supported images.
 
     Attributes:
-      num_classes: how many classes there are.
-      include_top: whether the classifier follows: pooling, dropout and a dense layer called "predictions". Without it
-        the feature map of shape `(rows, height, width, channels)` comes out.
-      pooling: without the classifier, "avg" or "max" gives one vector for each image.
-      classifier_activation: applied to the classifier's outputs: "softmax", "sigmoid" or a function; None and "linear"
-        return logits.
-      dropout_rate: the fraction of the classifier's inputs that is dropped in training.
+      num_classes: number of classes.
+      include_top: whether to include the classifier: pooling, dropout and a dense layer called "predictions". Otherwise
+        the model returns the feature map, of shape `(rows, height, width, channels)`.
+      pooling: pooling of the feature map without the classifier: "avg" or "max" returns one vector per image.
+      classifier_activation: activation of the classifier: "softmax", "sigmoid" or a function; None and "linear" return
+        logits.
+      dropout_rate: dropout rate of the classifier's inputs.
 
     Raises:
-      ValueError: the input is not of shape `(rows, height, width, channels)` or too small, or `pooling` is unknown.
-        Before any input: `num_classes`, a rate or a flag cannot work.
+      ValueError: if the input does not have shape `(rows, height, width, channels)` or is too small, or `pooling` is
+        unknown. The constructor raises it for an invalid `num_classes`, rate or flag.
     """
 
     num_classes: int = 1000
@@ -39,12 +39,12 @@ class ImageModel(ConvLayers):
     smallest_side: int = 32
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns the feature map of images; to be defined by a family."""
+        """Returns the feature map of images; subclasses must define it."""
         raise NotImplementedError(f"{type(self).__name__} must define `features(self, x, training)`.")
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
-        """Returns class probabilities, of shape `(rows, num_classes)`; or logits, or features, see above."""
+        """Returns class probabilities of shape `(rows, num_classes)`, logits, or features."""
         name = type(self).__name__
         if x.ndim != 4:
             raise ValueError(f"{name} expects images of shape (rows, height, width, channels). Received: shape "
@@ -62,17 +62,17 @@ class ImageModel(ConvLayers):
         return self.classified(pooled(x, "avg"), training)
 
     def headless(self, x: jax.Array) -> jax.Array:
-        """Returns what comes out for a feature map where no classifier follows."""
+        """Returns the outputs of a model without a classifier, from a feature map."""
         return pooled(x, self.pooling)
 
     def classified(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns the classifier's outputs for one vector of each image."""
+        """Returns the classifier's outputs from one vector per image."""
         x = nn.Dropout(self.dropout_rate, deterministic=not training)(x)
         return classify(self.dense(x, self.num_classes, name="predictions"), self.classifier_activation)
 
 
 def pooled(x: jax.Array, pooling: str | None) -> jax.Array:
-    """Returns the mean ("avg") or the maximum ("max") of a feature map over height and width; or all of it (None)."""
+    """Returns the mean ("avg") or maximum ("max") over height and width, or the whole feature map (None)."""
     if pooling is None:
         return x
     return x.mean((1, 2)) if pooling == "avg" else jnp.max(x, (1, 2))

@@ -1,4 +1,4 @@
-"""The separable convolution of Keras, whose two kernels belong to one layer."""
+"""Keras's separable convolution: one layer with two kernels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 
 class SeparableConv(nn.Module):
-    """Convolves each channel on its own, with padding "SAME", and then mixes the channels of each pixel.
+    """Depthwise convolution with padding "SAME", followed by a pointwise convolution.
 
     Attributes:
-      features: how many channels come out.
-      kernel_size: height and width of the kernel that convolves.
-      dtype: what is computed in; that of inputs and parameters by default.
-      param_dtype: the dtype of the parameters.
+      features: number of output channels.
+      kernel_size: height and width of the depthwise kernel.
+      dtype: dtype of the computation; inferred from inputs and parameters by default.
+      param_dtype: dtype of the parameters.
     """
 
     features: int
@@ -29,7 +29,7 @@ class SeparableConv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns an array of shape `(rows, height, width, features)` for one with any number of channels."""
+        """Returns an array of shape `(rows, height, width, features)`, for any number of input channels."""
         channels, glorot = x.shape[-1], nn.initializers.glorot_uniform()
         depthwise = self.param("depthwise_kernel", glorot, (self.kernel_size, self.kernel_size, 1, channels),
                                self.param_dtype)

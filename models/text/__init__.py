@@ -1,1 +1,1 @@
-"""Models of text, one family in a file."""
+"""Text models, one family per file."""

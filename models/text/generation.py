@@ -1,7 +1,7 @@
-"""Continues texts by a language model, one token after the other, with a cache of keys and values.
+"""Text generation with a language model, token by token, with a cache of keys and values.
 
-Owns the choice of tokens and the two programs that do it. The model is `TransformerLM`, or any Linen module with its
-`next_logits` and `empty_cache`.
+Owns the sampling of tokens and the two compiled programs. The model is `TransformerLM`, or any Linen module with the
+methods `next_logits` and `empty_cache`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.models.text.transformer_blocks import Cache
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """How a token is chosen; see `generate`."""
+    """Sampling options of `generate`."""
 
     temperature: float
     top_k: int | None
@@ -36,24 +36,24 @@ def generate(
 ) -> np.ndarray:
     """Returns the prompts, each with `max_new_tokens` more tokens: int32 of shape `(rows, length + max_new_tokens)`.
 
-    The prompt is read at once, and each new token alone, as keys and values of earlier ones are kept. Both programs are
-    compiled once for each shape of prompts, `max_new_tokens` and way to choose. `seed` is none of these.
+    One program reads the whole prompt; another generates the new tokens one by one, with cached keys and values. Both
+    are compiled once per shape of the prompts, `max_new_tokens` and sampling options. A new `seed` compiles nothing.
 
     Args:
-      model: a built `trainer.Model` of a `TransformerLM`, which computes with the weights that its `predict` would use;
-        or a pair of a module and its parameters.
-      prompt: whole numbers of shape `(rows, length)`: prompts of one length.
-      max_new_tokens: how many tokens each row gets.
-      temperature: what logits are divided by before a token is drawn; 0 takes the most probable token each time.
-      top_k: only that many of the most probable tokens are drawn from.
-      top_p: only the fewest of the most probable tokens whose probabilities sum to this are drawn from; after `top_k`.
-        See Holtzman et al., https://arxiv.org/abs/1904.09751.
-      seed: of what is drawn. The same seed draws the same.
-      eos_token: a row that has got this token gets no other after it.
+      model: a built `trainer.Model` of a `TransformerLM`, or a pair of a module and its parameters. A `trainer.Model`
+        uses the same weights as its `predict`.
+      prompt: integers of shape `(rows, length)`: prompts of equal length.
+      max_new_tokens: number of tokens to add to each row.
+      temperature: divisor of the logits before sampling; 0 always takes the most probable token.
+      top_k: number of most probable tokens to sample from.
+      top_p: cumulative probability; samples from the smallest set of most probable tokens that reaches it, after
+        `top_k`. See Holtzman et al., https://arxiv.org/abs/1904.09751.
+      seed: seed of the sampling. Equal seeds give equal tokens.
+      eos_token: end-of-sequence token. After this token, a row receives only `eos_token`.
 
     Raises:
-      TypeError: the model is neither, or an argument is of a wrong type.
-      ValueError: the prompts are of several lengths, empty, too long or no tokens of the model, or an argument is out
+      TypeError: if the model is neither, or an argument has the wrong type.
+      ValueError: if the prompts are of unequal length, empty, too long or outside the vocabulary, or an argument is out
         of range.
 
     Example:
@@ -71,13 +71,13 @@ def generate(
     greedy = temperature == 0
     choice = _Choice(float(temperature), None if greedy else top_k, None if greedy else top_p, eos_token)
     logits, cache = _read_prompt(module, int(max_new_tokens), params, prompt)
-    # The key as an argument, as a program would be compiled for each seed otherwise.
+    # The key is an argument, so that a new seed does not recompile the program.
     return np.asarray(_decode(module, choice, params, prompt, logits, cache, jax.random.key(int(seed))))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _read_prompt(module: Any, max_new_tokens: int, params: Any, prompt: jax.Array) -> tuple[jax.Array, list[Cache]]:
-    """Returns the logits of the token after the prompts, and the cache with room for the new tokens."""
+    """Returns the logits of the token after the prompts, and the cache with space for the new tokens."""
     dtype = jnp.result_type(*jax.tree.leaves(params)) if module.dtype is None else module.dtype
     cache = module.empty_cache(prompt.shape[0], prompt.shape[1] + max_new_tokens, dtype)
     return module.apply({"params": params}, prompt, cache, method="next_logits")
@@ -86,7 +86,7 @@ def _read_prompt(module: Any, max_new_tokens: int, params: Any, prompt: jax.Arra
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _decode(module: Any, choice: _Choice, params: Any, prompt: jax.Array, logits: jax.Array, cache: list[Cache],
             key: jax.Array) -> jax.Array:
-    """Returns prompts and new tokens, where the cache has seen the prompts."""
+    """Returns prompts and new tokens, given a cache of the prompts."""
     rows, length = prompt.shape
     new_tokens = cache[0][0].shape[1] - length
     fill = 0 if choice.eos_token is None else choice.eos_token
@@ -111,7 +111,7 @@ def _decode(module: Any, choice: _Choice, params: Any, prompt: jax.Array, logits
 
 
 def _chosen(logits: jax.Array, choice: _Choice, key: jax.Array) -> jax.Array:
-    """Returns a token for each row of logits."""
+    """Returns a token per row of logits."""
     if choice.temperature == 0:
         return logits.argmax(-1)
     logits = logits / choice.temperature
@@ -137,7 +137,7 @@ def _module_and_params(model: Any) -> tuple[Any, Any]:
         raise TypeError("`generate` takes a `trainer.Model` of a `models.TransformerLM`, or a pair `(module, params)`. "
                         f"Received: {type(model).__name__}{'' if module is None else f' of {type(module).__name__}'}.")
     if params is None:
-        # What `predict` computes with: moving averages where they are kept, on the devices.
+        # The weights of `predict`: on the devices, and averaged where the optimizer keeps averages.
         params = model.strategy.on_devices(model.state).averaged().params
     return module, params
 

@@ -1,4 +1,4 @@
-"""The block that Transformers consist of: self-attention and a perceptron, each with a residual and a LayerNorm."""
+"""The Transformer block: self-attention and an MLP, each with a residual connection and a LayerNorm."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from flax import linen as nn
 Cache = tuple[jax.Array, jax.Array]
 """Keys and values of one block, of shape `(rows, length, num_heads, d_model / num_heads)`."""
 
-KERNEL_STDDEV = 0.02  # of GPT-2 and of BERT
+KERNEL_STDDEV = 0.02  # as in GPT-2 and BERT
 
 
 class SelfAttention(nn.Module):
-    """Every position looks at all positions that the mask allows.
+    """Multi-head self-attention with an optional mask and cache.
 
-    Vaswani et al., "Attention is all you need", https://arxiv.org/abs/1706.03762. No attention weights are dropped, as
-    `jax.nn.dot_product_attention` drops none.
+    Vaswani et al., "Attention is all you need", https://arxiv.org/abs/1706.03762. Attention weights have no dropout,
+    because `jax.nn.dot_product_attention` has none.
 
     Attributes:
-      num_heads: how many heads there are; they divide the features among them.
-      is_causal: whether a position looks at itself and earlier ones only.
-      out_stddev: of the initial kernel of the last layer.
-      dtype: what the layers compute in; that of inputs and parameters by default.
-      param_dtype: the dtype of the parameters.
+      num_heads: number of heads. The features are divided among the heads.
+      is_causal: whether each position attends only to itself and earlier positions.
+      out_stddev: standard deviation of the output layer's initial kernel.
+      dtype: dtype of the computation; inferred from inputs and parameters by default.
+      param_dtype: dtype of the parameters.
     """
 
     num_heads: int
@@ -42,10 +42,10 @@ class SelfAttention(nn.Module):
         """Returns the outputs, of the shape of `x`, and the cache with the keys and values of `x`.
 
         Args:
-          x: shape `(rows, length, features)`.
-          mask: bool of shape `(rows, positions)`, False at positions that nothing looks at.
-          cache: keys and values of earlier positions, if `x` follows them; only where attention is causal.
-          start: the position of the first of `x` in the cache.
+          x: array of shape `(rows, length, features)`.
+          mask: bool of shape `(rows, positions)`, False at positions to ignore.
+          cache: keys and values of earlier positions, if `x` follows them; only for causal attention.
+          start: cache position of the first element of `x`.
         """
         features = x.shape[-1]
 
@@ -56,7 +56,7 @@ class SelfAttention(nn.Module):
         allowed = None if mask is None else mask[:, None, None, :]
         if cache is not None:
             key, value = cache = (_written(cache[0], key, start), _written(cache[1], value, start))
-            # In the cache, what follows `x` is zeros, and no position of `x` may look at it.
+            # The cache is zero after `x`; positions of `x` must not attend to it.
             seen = jnp.arange(key.shape[1]) <= start + jnp.arange(x.shape[1])[:, None]
             allowed = seen[None, None]
         outputs = jax.nn.dot_product_attention(
@@ -70,19 +70,19 @@ class SelfAttention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Self-attention, then a perceptron of one hidden layer for each position; both add to their input.
+    """Self-attention and an MLP with one hidden layer, each with a residual connection.
 
     Attributes:
-      num_heads: how many heads the attention has.
+      num_heads: number of attention heads.
       mlp_dim: width of the hidden layer.
       norm_first: whether LayerNorm is applied to the inputs of both parts, as in GPT-2, or to the sums, as in BERT.
-      norm_epsilon: what LayerNorm adds to the variance.
-      activation: of the hidden layer.
-      is_causal: whether a position looks at itself and earlier ones only.
-      out_stddev: of the initial kernels of the layers whose outputs are added.
-      dropout_rate: the fraction of what is added that is dropped in training.
-      dtype: what the layers compute in; that of inputs and parameters by default.
-      param_dtype: the dtype of the parameters.
+      norm_epsilon: value that LayerNorm adds to the variance.
+      activation: activation of the hidden layer.
+      is_causal: whether each position attends only to itself and earlier positions.
+      out_stddev: standard deviation of the initial kernels of both output layers.
+      dropout_rate: dropout rate of the outputs of both parts.
+      dtype: dtype of the computation; inferred from inputs and parameters by default.
+      param_dtype: dtype of the parameters.
     """
 
     num_heads: int
@@ -101,7 +101,7 @@ class TransformerBlock(nn.Module):
         self, x: jax.Array, mask: jax.Array | None = None, cache: Cache | None = None, start: int | jax.Array = 0,
         training: bool = False,
     ) -> tuple[jax.Array, Cache | None]:
-        """Returns the outputs, of the shape of `x`, and the cache; see `SelfAttention` for these and the arguments."""
+        """Returns the outputs, of the shape of `x`, and the cache, as in `SelfAttention`."""
         def attend(x: jax.Array) -> jax.Array:
             nonlocal cache
             outputs, cache = SelfAttention(
@@ -125,30 +125,30 @@ class TransformerBlock(nn.Module):
 
 
 def layer_norm(epsilon: float, dtype: Any, param_dtype: Any, name: str | None = None) -> nn.LayerNorm:
-    """Returns a LayerNorm whose variance does not cancel where a mean is large, as E[x^2] - E[x]^2 does."""
+    """Returns a LayerNorm with an exact variance; the fast variance, E[x^2] - E[x]^2, fails where the mean is large."""
     return nn.LayerNorm(epsilon=epsilon, use_fast_variance=False, dtype=dtype, param_dtype=param_dtype, name=name)
 
 
 def embedding(count: int, features: int, dtype: Any, param_dtype: Any, name: str | None = None,
               stddev: float = KERNEL_STDDEV) -> nn.Embed:
-    """Returns a table of one vector for each token, position or type."""
+    """Returns an embedding table of `count` vectors."""
     return nn.Embed(count, features, embedding_init=nn.initializers.normal(stddev), dtype=dtype,
                     param_dtype=param_dtype, name=name)
 
 
 def check_sizes(name: str, d_model: int, num_heads: int) -> None:
-    """Raises ValueError unless heads divide the features among them."""
+    """Raises ValueError if `d_model` is not a multiple of `num_heads`."""
     if num_heads < 1 or d_model % num_heads:
         raise ValueError(f"{name} divides its features among its heads: `d_model` must be a multiple of `num_heads`. "
                          f"Received: d_model={d_model}, num_heads={num_heads}.")
 
 
 def check_tokens(name: str, tokens: jax.Array, max_len: int) -> None:
-    """Raises unless `tokens` are whole numbers of shape `(rows, length)`, and at most `max_len` long.
+    """Checks that `tokens` are integers of shape `(rows, length)`, with at most `max_len` tokens per row.
 
     Raises:
-      TypeError: for another dtype.
-      ValueError: for another shape, or a longer one.
+      TypeError: if the dtype is not an integer type.
+      ValueError: if the shape is wrong or the rows are too long.
     """
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise TypeError(f"{name} expects tokens of a dtype of whole numbers. Received: {tokens.dtype}. Convert them: "

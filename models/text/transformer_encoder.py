@@ -1,4 +1,4 @@
-"""A Transformer that reads whole texts, in the plan of BERT."""
+"""A Transformer encoder for text, as in BERT."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ _POOLINGS = (None, "first", "avg", "max")
 
 
 class TransformerEncoder(nn.Module):
-    """BERT: attention in both directions, LayerNorm after each part, learned positions and types of tokens.
+    """BERT: bidirectional attention, LayerNorm after each part, learned positions and token types.
 
     Devlin et al., "BERT: Pre-training of deep bidirectional Transformers", https://arxiv.org/abs/1810.04805. With the
-    defaults and `vocab_size=30522`, the body and the pooler are BERT base, of 109,482,240 parameters. Dropout acts on
-    the embeddings, on what each part adds and on the classifier's inputs; BERT drops attention weights too.
+    defaults and `vocab_size=30522`, the body and the pooler are BERT base, with 109,482,240 parameters. Dropout applies
+    to the embeddings, the outputs of each part and the classifier's inputs. BERT also drops attention weights.
 
     Attributes:
-      vocab_size: how many tokens there are.
-      num_layers: how many blocks.
-      d_model: how many features a position has.
-      num_heads: how many heads each attention has; `d_model` is a multiple of it.
-      max_len: the most tokens of a row.
-      mlp_dim: width of the hidden layer of each block; `4 * d_model` by default.
-      num_types: how many types of tokens there are, such as first and second sentence.
-      mask_token: the token that pads rows, at which nothing looks; None if none does. An input `mask` takes its place.
+      vocab_size: number of tokens in the vocabulary.
+      num_layers: number of blocks.
+      d_model: number of features per position.
+      num_heads: number of attention heads; must divide `d_model`.
+      max_len: maximum number of tokens per row.
+      mlp_dim: width of each block's hidden layer; `4 * d_model` by default.
+      num_types: number of token types, such as first and second sentence.
+      mask_token: padding token, which attention ignores; None for no padding. The input `mask` overrides it.
       num_classes: number of outputs.
-      include_top: whether the classifier follows: the pooler, dropout and a dense layer called "predictions". Without
-        it the features of all positions come out.
-      pooling: without the classifier, one vector for each row: "first" is BERT's pooler, a dense layer and tanh of the
-        first position; "avg" and "max" are over the positions that are not masked.
-      classifier_activation: applied to the classifier's outputs: "softmax", "sigmoid" or a function; None and "linear"
-        return logits.
-      dropout_rate: the fraction that is dropped in training.
-      dtype: what the layers compute in; that of the parameters by default.
-      param_dtype: the dtype of the parameters.
+      include_top: whether to include the classifier: the pooler, dropout and a dense layer called "predictions".
+        Otherwise the model returns the features of all positions.
+      pooling: pooling without the classifier, to one vector per row. "first" is BERT's pooler, a dense layer and tanh
+        of the first position; "avg" and "max" pool the unmasked positions.
+      classifier_activation: activation of the classifier: "softmax", "sigmoid" or a function; None and "linear" return
+        logits.
+      dropout_rate: dropout rate in training.
+      dtype: dtype of the computation; the dtype of the parameters by default.
+      param_dtype: dtype of the parameters.
 
     Raises:
-      TypeError: the tokens are no whole numbers.
-      ValueError: they are not of shape `(rows, length)` or too long, `num_heads` does not divide `d_model`,
-        `token_types` or `mask` has another shape, or `pooling` is unknown.
+      TypeError: if the tokens are not integers.
+      ValueError: if the tokens do not have shape `(rows, length)` or are too long, `num_heads` does not divide
+        `d_model`, `token_types` or `mask` has another shape, or `pooling` is unknown.
 
     Example:
 
@@ -89,13 +89,13 @@ class TransformerEncoder(nn.Module):
         self, tokens: jax.Array, token_types: jax.Array | None = None, mask: jax.Array | None = None,
         training: bool = False,
     ) -> jax.Array:
-        """Returns class probabilities, float32 of shape `(rows, num_classes)`; or logits, or features, see above.
+        """Returns class probabilities, float32 of shape `(rows, num_classes)`, logits, or features.
 
         Args:
-          tokens: whole numbers below `vocab_size`, of shape `(rows, length)`.
-          token_types: whole numbers below `num_types`, of the same shape; 0 by default.
-          mask: of the same shape, False or 0 where a row is padded; by default where it has the `mask_token`.
-          training: whether to drop, by the stream "dropout".
+          tokens: integers below `vocab_size`, of shape `(rows, length)`.
+          token_types: integers below `num_types`, of the same shape; 0 by default.
+          mask: array of the same shape, False or 0 at padding; by default, the positions of `mask_token` are padding.
+          training: whether to apply dropout, from the "dropout" RNG stream.
         """
         self._check(tokens, token_types, mask)
         real = self._is_real(tokens, mask)

@@ -1,4 +1,4 @@
-"""A language model: a Transformer that predicts each next token, in the plan of GPT-2."""
+"""A Transformer language model, as in GPT-2."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from trainer.models.text.transformer_blocks import (
 
 
 class TransformerLM(nn.Module):
-    """GPT-2: causal attention, LayerNorm before each part, learned positions, and the token table as output layer.
+    """GPT-2: causal attention, LayerNorm before each part, learned positions and tied token embeddings.
 
     Radford et al., "Language models are unsupervised multitask learners", 2019. With the defaults and
-    `vocab_size=50257` it is GPT-2 small, of 124,439,808 parameters. Dropout acts on the embeddings and on what each
-    part adds; GPT-2 drops attention weights too. `trainer.models.generate` continues texts.
+    `vocab_size=50257` it is GPT-2 small, with 124,439,808 parameters. Dropout applies to the embeddings and the outputs
+    of each part. GPT-2 also drops attention weights. `trainer.models.generate` generates text.
 
     Attributes:
-      vocab_size: how many tokens there are.
-      num_layers: how many blocks.
-      d_model: how many features a position has.
-      num_heads: how many heads each attention has; `d_model` is a multiple of it.
-      max_len: the most tokens of a row.
-      mlp_dim: width of the hidden layer of each block; `4 * d_model` by default.
-      dropout_rate: the fraction that is dropped in training.
-      dtype: what the layers compute in; that of the parameters by default.
-      param_dtype: the dtype of the parameters.
+      vocab_size: number of tokens in the vocabulary.
+      num_layers: number of blocks.
+      d_model: number of features per position.
+      num_heads: number of attention heads; must divide `d_model`.
+      max_len: maximum number of tokens per row.
+      mlp_dim: width of each block's hidden layer; `4 * d_model` by default.
+      dropout_rate: dropout rate in training.
+      dtype: dtype of the computation; the dtype of the parameters by default.
+      param_dtype: dtype of the parameters.
 
     Raises:
-      TypeError: the tokens are no whole numbers.
-      ValueError: they are not of shape `(rows, length)` or too long, or `num_heads` does not divide `d_model`.
+      TypeError: if the tokens are not integers.
+      ValueError: if the tokens do not have shape `(rows, length)` or are too long, or `num_heads` does not divide
+        `d_model`.
 
     Example:
 
@@ -67,12 +68,12 @@ class TransformerLM(nn.Module):
         super().__post_init__()
 
     def setup(self) -> None:
-        """Makes the layers."""
+        """Creates the layers."""
         check_sizes("TransformerLM", self.d_model, self.num_heads)
         self.token_embedding = embedding(self.vocab_size, self.d_model, self.dtype, self.param_dtype)
         self.position_embedding = embedding(self.max_len, self.d_model, self.dtype, self.param_dtype, stddev=0.01)
         self.dropout = nn.Dropout(self.dropout_rate)
-        # GPT-2's: the sum of what all parts add has the same variance for any number of blocks.
+        # As in GPT-2: the variance of the residual sum does not depend on the number of blocks.
         self.blocks = [TransformerBlock(
             num_heads=self.num_heads, mlp_dim=self.mlp_dim or 4 * self.d_model, norm_first=True, norm_epsilon=1e-5,
             activation=functools.partial(nn.gelu, approximate=True), is_causal=True,
@@ -85,8 +86,8 @@ class TransformerLM(nn.Module):
         """Returns the logits of the token after each position, float32 of shape `(rows, length, vocab_size)`.
 
         Args:
-          tokens: whole numbers below `vocab_size`, of shape `(rows, length)`.
-          training: whether to drop, by the stream "dropout".
+          tokens: integers below `vocab_size`, of shape `(rows, length)`.
+          training: whether to apply dropout, from the "dropout" RNG stream.
         """
         x = self._embedded(tokens, 0, training)
         for block in self.blocks:
@@ -96,12 +97,12 @@ class TransformerLM(nn.Module):
     def next_logits(
         self, tokens: jax.Array, cache: list[Cache], start: int | jax.Array = 0
     ) -> tuple[jax.Array, list[Cache]]:
-        """Returns the logits of the token after the last, `(rows, vocab_size)`, and the cache that has seen `tokens`.
+        """Returns the logits of the next token, of shape `(rows, vocab_size)`, and the cache extended by `tokens`.
 
         Args:
-          tokens: what follows the tokens that the cache has seen, of shape `(rows, length)`.
-          cache: from `empty_cache`, or from an earlier call.
-          start: how many tokens the cache has seen.
+          tokens: tokens that follow the cached tokens, of shape `(rows, length)`.
+          cache: cache from `empty_cache` or an earlier call.
+          start: number of cached tokens.
         """
         x = self._embedded(tokens, start, training=False)
         new_cache: list[Any] = []
@@ -111,12 +112,12 @@ class TransformerLM(nn.Module):
         return self._logits(x[:, -1]), new_cache
 
     def empty_cache(self, rows: int, length: int, dtype: Any) -> list[Cache]:
-        """Returns the cache of each block, for rows of `length` tokens, that has seen none.
+        """Returns an empty cache for each block.
 
         Args:
-          rows: how many rows.
-          length: the most tokens that it can hold of each.
-          dtype: of keys and values.
+          rows: number of rows.
+          length: capacity in tokens per row.
+          dtype: dtype of keys and values.
         """
         zeros = jnp.zeros((rows, length, self.num_heads, self.d_model // self.num_heads), dtype)
         return [(zeros, zeros) for _ in range(self.num_layers)]
@@ -128,6 +129,6 @@ class TransformerLM(nn.Module):
 
     def _logits(self, x: jax.Array) -> jax.Array:
         x = self.final_norm(x)
-        # Summed in float32 at least: a loss exponentiates what a narrower sum would have rounded.
+        # Sums in at least float32: a loss exponentiates the rounding errors of a narrower sum.
         table = self.token_embedding.embedding.astype(x.dtype)
         return jnp.dot(x, table.T, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))

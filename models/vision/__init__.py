@@ -1,1 +1,1 @@
-"""Models of images, one family in a file."""
+"""Image models, one family per file."""

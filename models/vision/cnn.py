@@ -1,4 +1,4 @@
-"""A small convolutional network for small images: digits, Fashion-MNIST, CIFAR."""
+"""A small convolutional network for small images, such as digits, Fashion-MNIST and CIFAR."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from trainer.models.layers.head import ClassifierActivation, classify
 class CNN(nn.Module):
     """Convolution, ReLU and 2x2 max pooling per entry of `features`, then one hidden dense layer.
 
-    The plan is LeNet-5's (LeCun et al., "Gradient-based learning applied to document recognition", 1998), with
-    today's ReLU, max pooling and 3x3 kernels.
+    The architecture is LeNet-5 (LeCun et al., "Gradient-based learning applied to document recognition", 1998) with
+    ReLU, max pooling and 3x3 kernels.
 
     Attributes:
       num_classes: number of outputs.
-      features: channels of each convolution; every one of them halves height and width.
+      features: number of channels of each convolution. Each entry halves height and width.
       hidden: width of the dense layer.
-      dropout_rate: fraction of the dense layer's outputs that is dropped in training.
-      classifier_activation: applied to the outputs: "softmax", "sigmoid" or a function; None and "linear" return
+      dropout_rate: dropout rate of the dense layer's outputs.
+      classifier_activation: activation of the outputs: "softmax", "sigmoid" or a function; None and "linear" return
         logits.
 
     Raises:
-      ValueError: the input is not of shape `(batch, height, width, channels)`, or too small to be halved that often.
+      ValueError: if the input does not have shape `(batch, height, width, channels)`, or is too small for the number of
+        convolutions.
 
     Example:
 
@@ -50,8 +51,8 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
-        """Returns the class probabilities, or logits, of `x`; dropout draws from the "dropout" stream in training."""
-        # Flax would take a batch of grey images without a channel axis for one image of many channels.
+        """Returns class probabilities or logits; in training, dropout draws from the "dropout" RNG stream."""
+        # Without a channel axis, Flax would treat a batch of gray images as one image with many channels.
         if x.ndim != 4:
             raise ValueError(f"CNN expects images of shape (batch, height, width, channels). Received: shape {x.shape}."
                              " Grey images need a channel axis: `images[..., None]`.")

@@ -1,4 +1,4 @@
-"""ConvNeXt: a residual network with the plan of a transformer."""
+"""ConvNeXt: a residual network in the style of a Transformer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from trainer.models.layers.conv_layers import ConvLayers
 from trainer.models.layers.head import classify
 from trainer.models.layers.image_model import ImageModel, pooled
 
-# Of ImageNet's red, green and blue, for pixels from 0 to 255.
+# ImageNet's red, green and blue, for pixels from 0 to 255.
 _MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 _DEVIATION = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 
 class LayerScale(nn.Module):
-    """Multiplies each channel by a number that is learned.
+    """Scales each channel by a learned factor.
 
     Touvron et al., "Going deeper with image transformers", https://arxiv.org/abs/2103.17239.
 
     Attributes:
-      initial_value: of each number.
-      dtype: what is computed in; that of inputs and parameters by default.
-      param_dtype: the dtype of the parameters.
+      initial_value: initial value of the factors.
+      dtype: dtype of the computation; inferred from inputs and parameters by default.
+      param_dtype: dtype of the parameters.
     """
 
     initial_value: float = 1e-6
@@ -34,18 +34,18 @@ class LayerScale(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns an array of the shape of `x`, whose last axis are the channels."""
+        """Returns an array of the shape of `x`, with channels last."""
         gamma = self.param("gamma", nn.initializers.constant(self.initial_value), x.shape[-1:], self.param_dtype)
         x, gamma = nn.dtypes.promote_dtype(x, gamma, dtype=self.dtype)
         return x * gamma
 
 
 class ConvNeXtBlock(ConvLayers):
-    """Convolves each channel on its own, and passes each pixel through a perceptron that is four times as wide.
+    """Depthwise convolution, then an MLP per pixel with four times the channels.
 
     Attributes:
-      layer_scale_init_value: what the block's outputs are multiplied by at first; None leaves out the layer.
-      drop_path_rate: the fraction of images that pass the block by in training.
+      layer_scale_init_value: initial factor of the block's outputs; None omits the `LayerScale` layer.
+      drop_path_rate: probability to skip the block for an image in training.
     """
 
     layer_scale_init_value: float | None = 1e-6
@@ -61,24 +61,25 @@ class ConvNeXtBlock(ConvLayers):
         x = self.dense(x, channels, name="pointwise_conv_2")
         if self.layer_scale_init_value is not None:
             x = LayerScale(self.layer_scale_init_value, self.dtype, self.param_dtype, name="layer_scale")(x)
-        # One draw for each image: stochastic depth.
+        # Stochastic depth: one draw per image.
         return inputs + nn.Dropout(self.drop_path_rate, broadcast_dims=(1, 2, 3), deterministic=not training)(x)
 
 
 class ConvNeXt(ImageModel):
-    """ConvNeXt of any size, for images with values from 0 to 255, which it normalizes itself.
+    """ConvNeXt of any size, for images with values from 0 to 255, with built-in normalization.
 
-    Liu et al., "A ConvNet for the 2020s", https://arxiv.org/abs/2201.03545, as `keras.applications` has it. Its
-    sizes are subclasses, such as `ConvNeXtTiny`.
+    Liu et al., "A ConvNet for the 2020s", https://arxiv.org/abs/2201.03545, as in `keras.applications`. Subclasses such
+    as `ConvNeXtTiny` define the sizes.
 
     Attributes:
-      depths: how many blocks each of the four stages has.
-      widths: how many channels.
-      layer_prefix: what the names of all layers begin with, as in Keras.
-      include_preprocessing: whether images of three channels are normalized by the mean and deviation of ImageNet.
-        Without it they should be normalized already.
-      drop_path_rate: the fraction of images that pass the last block by in training; it grows from 0 at the first.
-      layer_scale_init_value: what the outputs of blocks are multiplied by at first; None leaves out the layer.
+      depths: number of blocks of each of the four stages.
+      widths: number of channels of each stage.
+      layer_prefix: prefix of all layer names, as in Keras.
+      include_preprocessing: whether to normalize images of three channels by ImageNet's mean and standard deviation.
+        Otherwise the model expects normalized images.
+      drop_path_rate: probability to skip the last block for an image in training. The rate grows linearly from 0 at the
+        first block.
+      layer_scale_init_value: initial factor of the blocks' outputs; None omits the `LayerScale` layers.
     """
 
     depths: Sequence[int] = (3, 3, 9, 3)
@@ -89,7 +90,7 @@ class ConvNeXt(ImageModel):
     layer_scale_init_value: float | None = 1e-6
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns a feature map with a thirty-second of the height and width."""
+        """Returns a feature map with 1/32 of the height and width."""
         if self.include_preprocessing and x.shape[-1] == 3:
             x = _normalized(x)
         before, blocks = 0, sum(self.depths)
@@ -117,12 +118,12 @@ class ConvNeXt(ImageModel):
         return classify(logits, self.classifier_activation)
 
     def headless(self, x: jax.Array) -> jax.Array:
-        """Returns what comes out for a feature map where no classifier follows, normalized."""
+        """Returns the normalized outputs of a model without a classifier, from a feature map."""
         return self.layer_norm(pooled(x, self.pooling), name="layer_normalization")
 
 
 class ConvNeXtTiny(ConvNeXt):
-    """ConvNeXt with 28,589,128 values for 1000 classes; see `ConvNeXt`.
+    """ConvNeXt with 28,589,128 weights for 1000 classes.
 
     Example:
 
@@ -137,14 +138,14 @@ class ConvNeXtTiny(ConvNeXt):
 
 
 class ConvNeXtSmall(ConvNeXt):
-    """ConvNeXt with 50,223,688 values for 1000 classes; see `ConvNeXt`."""
+    """ConvNeXt with 50,223,688 weights for 1000 classes."""
 
     depths: Sequence[int] = (3, 3, 27, 3)
     layer_prefix: str = "convnext_small"
 
 
 class ConvNeXtBase(ConvNeXt):
-    """ConvNeXt with 88,591,464 values for 1000 classes; see `ConvNeXt`."""
+    """ConvNeXt with 88,591,464 weights for 1000 classes."""
 
     depths: Sequence[int] = (3, 3, 27, 3)
     widths: Sequence[int] = (128, 256, 512, 1024)
@@ -152,7 +153,7 @@ class ConvNeXtBase(ConvNeXt):
 
 
 class ConvNeXtLarge(ConvNeXt):
-    """ConvNeXt with 197,767,336 values for 1000 classes; see `ConvNeXt`."""
+    """ConvNeXt with 197,767,336 weights for 1000 classes."""
 
     depths: Sequence[int] = (3, 3, 27, 3)
     widths: Sequence[int] = (192, 384, 768, 1536)
@@ -160,7 +161,7 @@ class ConvNeXtLarge(ConvNeXt):
 
 
 def _normalized(x: jax.Array) -> jax.Array:
-    """Returns images of pixels from 0 to 255 with a mean of 0 and a deviation of 1, as floating-point numbers."""
+    """Returns images of pixels from 0 to 255 as floating-point numbers with mean 0 and standard deviation 1."""
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32
-    wide = jnp.promote_types(dtype, jnp.float32)  # the means have no exact bfloat16
+    wide = jnp.promote_types(dtype, jnp.float32)  # bfloat16 cannot represent the means exactly
     return ((x.astype(wide) - jnp.asarray(_MEAN, wide)) / jnp.asarray(_DEVIATION, wide)).astype(dtype)

@@ -1,4 +1,4 @@
-"""DenseNets: each layer sees the outputs of all layers before it."""
+"""DenseNet: each layer receives the outputs of all earlier layers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trainer.models.layers.image_model import ImageModel
 
 
 class DenseLayer(ConvLayers):
-    """A bottleneck whose outputs are appended to its inputs.
+    """A bottleneck that appends its outputs to its inputs.
 
     Attributes:
-      growth_rate: how many channels it appends.
+      growth_rate: number of appended channels.
     """
 
     growth_rate: int = 32
@@ -41,14 +41,14 @@ class Transition(ConvLayers):
 
 
 class DenseNet(ImageModel):
-    """A DenseNet, for images normalized by the means and deviations of ImageNet.
+    """DenseNet, for images normalized by ImageNet's means and standard deviations.
 
-    Huang et al., "Densely connected convolutional networks", https://arxiv.org/abs/1608.06993, as
-    `keras.applications` has it.
+    Huang et al., "Densely connected convolutional networks", https://arxiv.org/abs/1608.06993, as in
+    `keras.applications`.
 
     Attributes:
-      blocks: how many layers each stage has.
-      growth_rate: how many channels each layer adds.
+      blocks: number of layers of each stage.
+      growth_rate: number of channels that each layer appends.
 
     Example:
 
@@ -64,7 +64,7 @@ class DenseNet(ImageModel):
     norm_epsilon: float = 1.001e-5
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns a feature map with a thirty-second of the height and width."""
+        """Returns a feature map with 1/32 of the height and width."""
         x = self.conv(x, 2 * self.growth_rate, 7, 2, name="conv1_conv", padding=[(3, 3), (3, 3)])
         x = nn.relu(self.batch_norm(x, training, name="conv1_bn"))
         x = max_pool(x, 3, 2, padding=[(1, 1), (1, 1)])
@@ -78,16 +78,16 @@ class DenseNet(ImageModel):
 
 
 class DenseNet121(DenseNet):
-    """A `DenseNet` of 121 layers: 8,062,504 values for 1000 classes."""
+    """A `DenseNet` of 121 layers: 8,062,504 weights for 1000 classes."""
 
 
 class DenseNet169(DenseNet):
-    """A `DenseNet` of 169 layers: 14,307,880 values for 1000 classes."""
+    """A `DenseNet` of 169 layers: 14,307,880 weights for 1000 classes."""
 
     blocks: tuple[int, ...] = (6, 12, 32, 32)
 
 
 class DenseNet201(DenseNet):
-    """A `DenseNet` of 201 layers: 20,242,984 values for 1000 classes."""
+    """A `DenseNet` of 201 layers: 20,242,984 weights for 1000 classes."""
 
     blocks: tuple[int, ...] = (6, 12, 48, 32)

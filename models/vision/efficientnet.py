@@ -1,4 +1,4 @@
-"""EfficientNet: inverted residuals with squeeze and excitation, of which width, depth and image size grow together."""
+"""EfficientNet: inverted residuals with squeeze and excitation, scaled in width, depth and image size together."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from trainer.models.layers.head import classify
 from trainer.models.layers.image_model import ImageModel, pooled
 from trainer.models.layers.pixels import rescaled
 
-# Kernel size, channels, strides of the first block, expansion, and how many blocks.
+# Kernel size, channels, strides of the first block, expansion, and number of blocks.
 _STAGES = ((3, 16, 1, 1, 1), (3, 24, 2, 6, 2), (5, 40, 2, 6, 2), (3, 80, 2, 6, 3), (5, 112, 1, 6, 3), (5, 192, 2, 6, 4),
            (3, 320, 1, 6, 1))
 _IMAGENET_STDDEV = (0.229, 0.224, 0.225)
 _CONV = nn.initializers.variance_scaling(2.0, "fan_out", "truncated_normal")
-# Keras takes one as what comes out of a depthwise kernel, which is what goes in here.
+# "fan_in" here equals Keras's "fan_out" of a depthwise kernel.
 _DEPTHWISE = nn.initializers.variance_scaling(2.0, "fan_in", "truncated_normal")
 _DENSE = nn.initializers.variance_scaling(1 / 3, "fan_out", "uniform")
 
 
 class Normalization(nn.Module):
-    """Subtracts a mean from each channel and divides it by a standard deviation.
+    """Normalizes each channel by a mean and a standard deviation.
 
-    Both are constants of the model, in the collection "constants": loaded with weights, and never trained. Without
-    loaded weights they are 0 and 1, as in Keras.
+    Both are constants in the collection "constants": loaded with the weights, never trained. Without loaded weights
+    they are 0 and 1, as in Keras.
     """
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns an array of the shape and the dtype of `x`."""
+        """Returns an array of the shape and dtype of `x`."""
         mean = self.variable("constants", "mean", jnp.zeros, x.shape[-1:]).value
         variance = self.variable("constants", "var", jnp.ones, x.shape[-1:]).value
         return ((x - mean) / jnp.maximum(jnp.sqrt(variance), 1e-7)).astype(x.dtype)
 
 
 class InvertedResidual(ConvLayers):
-    """Expands the channels, convolves each on its own, weighs them, and projects to few without an activation.
+    """Expansion, depthwise convolution, squeeze and excitation, and a linear projection to few channels.
 
     Attributes:
-      features: how many channels come out.
-      kernel_size: of the convolution of each channel.
-      strides: of that convolution.
-      expansion: how many times as many channels there are in between; 1 leaves out the expansion.
-      drop_rate: of how many of the images the block is left out in training, where inputs are added to its outputs.
+      features: number of output channels.
+      kernel_size: kernel size of the depthwise convolution.
+      strides: strides of the depthwise convolution.
+      expansion: expansion factor of the inner channels; 1 omits the expansion layer.
+      drop_rate: probability to skip the block for an image in training. Only blocks with a residual connection use it.
     """
 
     features: int = 0
@@ -78,21 +78,20 @@ class InvertedResidual(ConvLayers):
 
 
 class EfficientNet(ImageModel):
-    """What `EfficientNetB0` to `EfficientNetB7` have in common, for images with values from 0 to 255.
+    """Base class of `EfficientNetB0` to `EfficientNetB7`, for images with values from 0 to 255.
 
     Tan and Le, "EfficientNet: Rethinking model scaling for convolutional neural networks",
-    https://arxiv.org/abs/1905.11946, as `keras.applications` has it. It divides by 255 and then normalizes the
-    channels, by constants that are loaded with the weights.
+    https://arxiv.org/abs/1905.11946, as in `keras.applications`. The model divides the images by 255 and normalizes the
+    channels by constants that are loaded with the weights.
 
     Attributes:
-      width_coefficient: how many times as many channels as B0 all layers have.
-      depth_coefficient: how many times as many blocks as B0 each stage has.
-      drop_connect_rate: of how many of the images the last block would be left out in training; the rate grows from 0
-        at the first one.
-      divides_by_sqrt_stddev: whether the normalized channels are also divided by the square roots of the standard
-        deviations of ImageNet, as `keras.applications` does with `weights="imagenet"`: the files that it downloads have
-        standard deviations where variances are expected. True for these files and what was trained from them, False
-        for other weights of Keras.
+      width_coefficient: multiplier for the number of channels of B0's layers.
+      depth_coefficient: multiplier for the number of blocks of B0's stages.
+      drop_connect_rate: upper limit of the probability to skip a block for an image in training. The rate grows
+        linearly from 0 at the first block.
+      divides_by_sqrt_stddev: whether to also divide the normalized channels by the square roots of ImageNet's standard
+        deviations, as `keras.applications` does with `weights="imagenet"`: its files store standard deviations in place
+        of variances. Use True for these files and models trained from them, False for other Keras weights.
     """
 
     width_coefficient: float = 1.0
@@ -102,7 +101,7 @@ class EfficientNet(ImageModel):
     divides_by_sqrt_stddev: bool = False
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns a feature map with a thirty-second of the height and width."""
+        """Returns a feature map with 1/32 of the height and width."""
         x = Normalization(name="normalization")(rescaled(x, 1 / 255))
         if self.divides_by_sqrt_stddev:
             x = x / jnp.sqrt(jnp.array(_IMAGENET_STDDEV, x.dtype))
@@ -121,7 +120,7 @@ class EfficientNet(ImageModel):
         return nn.silu(self.batch_norm(x, training, name="top_bn"))
 
     def channels(self, channels: int) -> int:
-        """Returns how many channels a layer has that has `channels` in B0."""
+        """Returns the scaled number of channels of a layer with `channels` channels in B0."""
         return round_channels(channels * self.width_coefficient)
 
     def head(self, x: jax.Array, training: bool) -> jax.Array:
@@ -132,9 +131,7 @@ class EfficientNet(ImageModel):
 
 
 class EfficientNetB0(EfficientNet):
-    """EfficientNetB0, made for images of 224x224 pixels: 5,330,570 values for 1000 classes.
-
-    Its source and attributes are those of `EfficientNet`.
+    """EfficientNetB0, designed for images of 224x224 pixels: 5,330,570 weights for 1000 classes.
 
     Example:
 
@@ -147,13 +144,13 @@ class EfficientNetB0(EfficientNet):
 
 
 class EfficientNetB1(EfficientNet):
-    """EfficientNetB1, made for images of 240x240 pixels: 7,856,238 values for 1000 classes. See `EfficientNetB0`."""
+    """EfficientNetB1, designed for images of 240x240 pixels: 7,856,238 weights for 1000 classes."""
 
     depth_coefficient: float = 1.1
 
 
 class EfficientNetB2(EfficientNet):
-    """EfficientNetB2, made for images of 260x260 pixels: 9,177,568 values for 1000 classes. See `EfficientNetB0`."""
+    """EfficientNetB2, designed for images of 260x260 pixels: 9,177,568 weights for 1000 classes."""
 
     width_coefficient: float = 1.1
     depth_coefficient: float = 1.2
@@ -161,7 +158,7 @@ class EfficientNetB2(EfficientNet):
 
 
 class EfficientNetB3(EfficientNet):
-    """EfficientNetB3, made for images of 300x300 pixels: 12,320,534 values for 1000 classes. See `EfficientNetB0`."""
+    """EfficientNetB3, designed for images of 300x300 pixels: 12,320,534 weights for 1000 classes."""
 
     width_coefficient: float = 1.2
     depth_coefficient: float = 1.4
@@ -169,7 +166,7 @@ class EfficientNetB3(EfficientNet):
 
 
 class EfficientNetB4(EfficientNet):
-    """EfficientNetB4, made for images of 380x380 pixels: 19,466,822 values for 1000 classes. See `EfficientNetB0`."""
+    """EfficientNetB4, designed for images of 380x380 pixels: 19,466,822 weights for 1000 classes."""
 
     width_coefficient: float = 1.4
     depth_coefficient: float = 1.8
@@ -177,7 +174,7 @@ class EfficientNetB4(EfficientNet):
 
 
 class EfficientNetB5(EfficientNet):
-    """EfficientNetB5, made for images of 456x456 pixels: 30,562,526 values for 1000 classes. See `EfficientNetB0`."""
+    """EfficientNetB5, designed for images of 456x456 pixels: 30,562,526 weights for 1000 classes."""
 
     width_coefficient: float = 1.6
     depth_coefficient: float = 2.2
@@ -185,7 +182,7 @@ class EfficientNetB5(EfficientNet):
 
 
 class EfficientNetB6(EfficientNet):
-    """EfficientNetB6, made for images of 528x528 pixels: 43,265,142 values for 1000 classes. See `EfficientNetB0`."""
+    """EfficientNetB6, designed for images of 528x528 pixels: 43,265,142 weights for 1000 classes."""
 
     width_coefficient: float = 1.8
     depth_coefficient: float = 2.6
@@ -193,7 +190,7 @@ class EfficientNetB6(EfficientNet):
 
 
 class EfficientNetB7(EfficientNet):
-    """EfficientNetB7, made for images of 600x600 pixels: 66,658,686 values for 1000 classes. See `EfficientNetB0`."""
+    """EfficientNetB7, designed for images of 600x600 pixels: 66,658,686 weights for 1000 classes."""
 
     width_coefficient: float = 2.0
     depth_coefficient: float = 3.1

@@ -1,4 +1,4 @@
-"""InceptionV3: blocks of parallel branches of convolutions."""
+"""InceptionV3: blocks of parallel convolution branches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flax import linen as nn
 from trainer.models.layers.conv_layers import max_pool
 from trainer.models.layers.image_model import ImageModel
 
-# A convolution of a branch: its channels, and height and width of its kernel.
+# A convolution of a branch: number of channels, kernel height and kernel width.
 _Layer = tuple[int, int, int]
 _Branch = Sequence[_Layer]
 
@@ -20,8 +20,8 @@ _Branch = Sequence[_Layer]
 class InceptionV3(ImageModel):
     """InceptionV3, for images of at least 75x75 pixels with values from -1 to 1.
 
-    Szegedy et al., "Rethinking the Inception architecture for computer vision", https://arxiv.org/abs/1512.00567, as
-    `keras.applications` has it: 23,851,784 values for 1000 classes.
+    Szegedy et al., "Rethinking the Inception architecture for computer vision", https://arxiv.org/abs/1512.00567, as in
+    `keras.applications`: 23,851,784 weights for 1000 classes.
 
     Example:
 
@@ -34,10 +34,10 @@ class InceptionV3(ImageModel):
     smallest_side: int = 75
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns a feature map with about a thirty-second of the height and width."""
+        """Returns a feature map with about 1/32 of the height and width."""
         numbers = itertools.count()
 
-        # Names count in the order of calls, which therefore is that of Keras.
+        # Layers are numbered in call order, so the calls follow Keras's order.
         def conv(x: jax.Array, layer: _Layer, strides: int = 1, padding: str = "SAME") -> jax.Array:
             features, *kernel = layer
             number = next(numbers)
@@ -80,5 +80,5 @@ class InceptionV3(ImageModel):
 
 
 def _mean_pool(x: jax.Array) -> jax.Array:
-    """Returns the means of windows of 3x3, which count no padding."""
+    """Returns the means of 3x3 windows, without the padding."""
     return nn.avg_pool(x, (3, 3), strides=(1, 1), padding="SAME", count_include_pad=False)

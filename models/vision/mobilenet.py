@@ -1,4 +1,4 @@
-"""MobileNet: convolutions of each channel on its own, followed by those of all channels at one point."""
+"""MobileNet: depthwise convolutions followed by pointwise convolutions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class MobileNet(ImageModel):
     """MobileNet, for images with values from -1 to 1.
 
     Howard et al., "MobileNets: Efficient convolutional neural networks for mobile vision applications",
-    https://arxiv.org/abs/1704.04861, as `keras.applications` has it: 4,253,864 values for 1000 classes. Its classifier
-    is a convolution called "conv_preds".
+    https://arxiv.org/abs/1704.04861, as in `keras.applications`: 4,253,864 weights for 1000 classes. The classifier is
+    a convolution called "conv_preds".
 
     Attributes:
-      alpha: how many times as many channels all layers have.
+      alpha: multiplier for the number of channels of each layer.
 
     Example:
 
@@ -36,11 +36,11 @@ class MobileNet(ImageModel):
     dropout_rate: float = 1e-3
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns a feature map with a thirty-second of the height and width."""
+        """Returns a feature map with 1/32 of the height and width."""
         x = self.conv(x, int(32 * self.alpha), 3, 2, name="conv1")
         x = relu6(self.batch_norm(x, training, name="conv1_bn"))
         for number, (channels, strides) in enumerate(_BLOCKS, 1):
-            # Keras pads the end also where the side is odd.
+            # Keras also pads the end of odd sides.
             x = self.depthwise_conv(x, 3, strides, name=f"conv_dw_{number}",
                                     padding="SAME" if strides == 1 else [(0, 1), (0, 1)])
             x = relu6(self.batch_norm(x, training, name=f"conv_dw_{number}_bn"))

@@ -8,17 +8,17 @@ from flax import linen as nn
 from trainer.models.layers.conv_layers import ConvLayers, relu6, round_channels, stride_padding
 from trainer.models.layers.image_model import ImageModel
 
-# Channels, strides of the first block, and how many blocks; all but the first stage expand sixfold.
+# Channels, strides of the first block, and number of blocks; all but the first stage expand sixfold.
 _STAGES = ((16, 1, 1), (24, 2, 2), (32, 2, 3), (64, 2, 4), (96, 1, 3), (160, 2, 3), (320, 1, 1))
 
 
 class InvertedResidual(ConvLayers):
-    """Expands the channels, convolves each on its own, and projects to few channels without an activation.
+    """Expansion, depthwise convolution, and a linear projection to few channels.
 
     Attributes:
-      features: how many channels come out.
-      expansion: how many times as many there are in between; 1 leaves out the expansion.
-      strides: of the convolution.
+      features: number of output channels.
+      expansion: expansion factor of the inner channels; 1 omits the expansion layer.
+      strides: strides of the convolution.
     """
 
     features: int = 0
@@ -43,11 +43,11 @@ class InvertedResidual(ConvLayers):
 class MobileNetV2(ImageModel):
     """MobileNetV2, for images with values from -1 to 1.
 
-    Sandler et al., "MobileNetV2: Inverted residuals and linear bottlenecks", https://arxiv.org/abs/1801.04381, as
-    `keras.applications` has it: 3,538,984 values for 1000 classes.
+    Sandler et al., "MobileNetV2: Inverted residuals and linear bottlenecks", https://arxiv.org/abs/1801.04381, as in
+    `keras.applications`: 3,538,984 weights for 1000 classes.
 
     Attributes:
-      alpha: how many times as many channels all layers have.
+      alpha: multiplier for the number of channels of each layer.
 
     Example:
 
@@ -62,7 +62,7 @@ class MobileNetV2(ImageModel):
     norm_momentum: float = 0.999
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns a feature map with a thirty-second of the height and width."""
+        """Returns a feature map with 1/32 of the height and width."""
         x = self.conv(x, round_channels(32 * self.alpha), 3, 2, name="Conv1")
         x = relu6(self.batch_norm(x, training, name="bn_Conv1"))
         number = 0

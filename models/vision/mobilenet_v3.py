@@ -1,4 +1,4 @@
-"""MobileNetV3: inverted residuals found by search, some with squeeze and excitation, and hard activations."""
+"""MobileNetV3: inverted residuals from architecture search, squeeze and excitation, and hard activations."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trainer.models.layers.pixels import rescaled
 
 
 class Block(NamedTuple):
-    """A row of the tables in the paper.
+    """A row of the paper's tables.
 
     Attributes:
-      expansion: how many times as many channels there are in between.
-      features: how many channels come out, for `alpha=1`.
-      kernel_size: of the convolution.
-      strides: of the convolution.
-      squeezes: whether there is squeeze and excitation.
-      is_hard: whether the activation is hard swish; otherwise it is ReLU.
+      expansion: expansion factor of the inner channels.
+      features: number of output channels for `alpha=1`.
+      kernel_size: kernel size of the convolution.
+      strides: strides of the convolution.
+      squeezes: whether the block has squeeze and excitation.
+      is_hard: whether the activation is hard swish; otherwise ReLU.
     """
 
     expansion: float
@@ -53,7 +53,7 @@ _LARGE = (
 
 
 class SqueezeExcite(ConvLayers):
-    """Multiplies each channel by a number from 0 to 1 that follows from the means of all channels."""
+    """Scales each channel by a factor in [0, 1], computed from the means of all channels."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -65,16 +65,16 @@ class SqueezeExcite(ConvLayers):
 
 
 class InvertedResidual(ConvLayers):
-    """Expands the channels, convolves each on its own, and projects to few channels without an activation.
+    """Expansion, depthwise convolution, and a linear projection to few channels.
 
     Attributes:
-      features: how many channels come out.
-      expanded: how many there are in between.
-      expands: whether a convolution makes them.
-      kernel_size: of the convolution of each channel.
-      strides: of that convolution.
-      squeezes: whether squeeze and excitation follows it.
-      is_hard: whether the activation is hard swish; otherwise it is ReLU.
+      features: number of output channels.
+      expanded: number of inner channels.
+      expands: whether the block has an expansion layer.
+      kernel_size: kernel size of the depthwise convolution.
+      strides: strides of the depthwise convolution.
+      squeezes: whether squeeze and excitation follows the depthwise convolution.
+      is_hard: whether the activation is hard swish; otherwise ReLU.
     """
 
     features: int = 0
@@ -103,17 +103,17 @@ class InvertedResidual(ConvLayers):
 
 
 class MobileNetV3(ImageModel):
-    """What `MobileNetV3Small` and `MobileNetV3Large` have in common, for images with values from 0 to 255.
+    """Base class of `MobileNetV3Small` and `MobileNetV3Large`, for images with values from 0 to 255.
 
-    Howard et al., "Searching for MobileNetV3", https://arxiv.org/abs/1905.02244, as `keras.applications` has it. Its
-    classifier is two convolutions, "conv_2" and "logits".
+    Howard et al., "Searching for MobileNetV3", https://arxiv.org/abs/1905.02244, as in `keras.applications`. The
+    classifier has two convolutions, "conv_2" and "logits".
 
     Attributes:
-      alpha: how many times as many channels the blocks have.
-      minimalistic: whether there are only 3x3 kernels and ReLU, and no squeeze and excitation.
-      include_preprocessing: whether the model scales pixels to values from -1 to 1; otherwise it expects these.
-      blocks: the blocks.
-      head_features: how many channels the layer before the classifier has; more for `alpha` above 1.
+      alpha: multiplier for the number of channels of the blocks.
+      minimalistic: whether to use only 3x3 kernels and ReLU, without squeeze and excitation.
+      include_preprocessing: whether the model scales pixels to [-1, 1]; otherwise it expects scaled images.
+      blocks: the blocks of the model.
+      head_features: number of channels of the layer before the classifier; scaled by `alpha` above 1.
     """
 
     alpha: float = 1.0
@@ -125,11 +125,11 @@ class MobileNetV3(ImageModel):
     head_features: int = 0
 
     def activation(self, x: jax.Array) -> jax.Array:
-        """Applies the activation outside of the blocks."""
+        """Applies the activation of the layers outside the blocks."""
         return nn.relu(x) if self.minimalistic else nn.hard_swish(x)
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns a feature map with a thirty-second of the height and width."""
+        """Returns a feature map with 1/32 of the height and width."""
         if self.include_preprocessing:
             x = rescaled(x, 1 / 127.5, -1.0)
         x = self.conv(x, 16, 3, 2, name="conv")
@@ -155,9 +155,7 @@ class MobileNetV3(ImageModel):
 
 
 class MobileNetV3Small(MobileNetV3):
-    """The small MobileNetV3, for images with values from 0 to 255: 2,554,968 values for 1000 classes.
-
-    Its source and attributes are those of `MobileNetV3`.
+    """The small MobileNetV3, for images with values from 0 to 255: 2,554,968 weights for 1000 classes.
 
     Example:
 
@@ -173,9 +171,7 @@ class MobileNetV3Small(MobileNetV3):
 
 
 class MobileNetV3Large(MobileNetV3):
-    """The large MobileNetV3, for images with values from 0 to 255: 5,507,432 values for 1000 classes.
-
-    Its source and attributes are those of `MobileNetV3`.
+    """The large MobileNetV3, for images with values from 0 to 255: 5,507,432 weights for 1000 classes.
 
     Example:
 

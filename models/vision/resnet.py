@@ -1,4 +1,4 @@
-"""ResNets: blocks that add to their inputs."""
+"""ResNet: blocks with residual connections."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _STYLES = ("keras", "torchvision")
 
 
 class ResidualBlock(ConvLayers):
-    """Convolutions whose outputs are added to the inputs, then a ReLU.
+    """Convolutions with a residual connection, then a ReLU.
 
     Attributes:
-      features: how many channels the convolution of size 3 has.
-      strides: of the first convolution, or of the second in torchvision's blocks of three.
-      bottleneck: convolutions of sizes 1, 3 and 1 with four times as many channels in the end; otherwise of 3 and 3.
-      style: of whom; see `ResNet`.
+      features: number of channels of the 3x3 convolution.
+      strides: strides of the first convolution, or of the second in torchvision's bottlenecks.
+      bottleneck: whether the kernels are 1, 3 and 1, with four times the channels in the last; otherwise 3 and 3.
+      style: "keras" or "torchvision", as in `ResNet`.
     """
 
     features: int = 0
@@ -30,7 +30,7 @@ class ResidualBlock(ConvLayers):
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
-        """Returns the block's outputs, with `features` channels, or four times as many of a bottleneck."""
+        """Returns the block's outputs, with `features` channels, or four times as many for a bottleneck."""
         inputs = x
         if self.bottleneck:
             layers = [(1, self.features), (3, self.features), (1, 4 * self.features)]
@@ -42,7 +42,7 @@ class ResidualBlock(ConvLayers):
             strides = self.strides if number == striding else 1
             x = self._padded_conv(x, features, size, strides, name=f"{number}_conv")
             x = nn.relu(self.batch_norm(x, training, name=f"{number}_bn"))
-        # As Keras orders the layers, with which tests compare them.
+        # Layers in Keras's order, to compare the weights in tests.
         projects = self.strides > 1 or inputs.shape[-1] != outputs
         if projects:
             inputs = self._padded_conv(inputs, outputs, 1, self.strides, name="0_conv")
@@ -57,21 +57,22 @@ class ResidualBlock(ConvLayers):
 
 
 class ResNet(ImageModel):
-    """A ResNet, for images in the order blue, green, red, minus the means of ImageNet.
+    """ResNet, for images in BGR order, minus ImageNet's means.
 
-    He et al., "Deep residual learning for image recognition", https://arxiv.org/abs/1512.03385, as
-    `keras.applications` has it: a stage's first convolution of size 1 has the strides.
+    He et al., "Deep residual learning for image recognition", https://arxiv.org/abs/1512.03385, as in
+    `keras.applications`: the first 1x1 convolution of a stage has the strides.
 
     Attributes:
-      blocks: how many blocks each stage has; the first has 64 channels, and each next one twice as many.
-      bottleneck: blocks of three convolutions instead of two.
-      style: "keras", or "torchvision", whose convolutions have no biases, and whose blocks of three have the strides in
-        the second: for `load_torch_weights`, and images normalized by the means and deviations of ImageNet.
-      norm_epsilon: what BatchNorm adds to the variance; by default that of the style: 1.001e-5 or 1e-5.
-      norm_momentum: what is kept of running averages in a step; by default that of the style: 0.99 or 0.9.
+      blocks: number of blocks of each stage. The first stage has 64 channels, and each next stage twice as many.
+      bottleneck: whether blocks have three convolutions instead of two.
+      style: "keras" or "torchvision". In the style of torchvision, convolutions have no biases, the second convolution
+        of a bottleneck has the strides, and images are normalized by ImageNet's means and standard deviations. Use it
+        for `load_torch_weights`.
+      norm_epsilon: value that BatchNorm adds to the variance; 1.001e-5 by default, or 1e-5 for torchvision.
+      norm_momentum: decay rate of BatchNorm's running averages; 0.99 by default, or 0.9 for torchvision.
 
     Raises:
-      ValueError: `style` is neither.
+      ValueError: if `style` is unknown.
 
     Example:
 
@@ -97,7 +98,7 @@ class ResNet(ImageModel):
         super().__post_init__()
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns a feature map with a thirty-second of the height and width."""
+        """Returns a feature map with 1/32 of the height and width."""
         if self.style not in _STYLES:
             raise ValueError(f"`style` must be \"keras\" or \"torchvision\". Received: {self.style!r}.")
         x = self.conv(x, 64, 7, 2, name="conv1_conv", padding=[(3, 3), (3, 3)], use_bias=self.style == "keras")
@@ -113,9 +114,9 @@ class ResNet(ImageModel):
 
 
 class ResNet18(ResNet):
-    """A `ResNet` of 18 layers, for images normalized by the means and deviations of ImageNet.
+    """A `ResNet` of 18 layers, for images normalized by ImageNet's means and standard deviations.
 
-    As torchvision has it, `keras.applications` having none: 11,689,512 parameters for 1000 classes.
+    It is torchvision's model, because `keras.applications` has none: 11,689,512 parameters for 1000 classes.
     """
 
     blocks: tuple[int, ...] = (2, 2, 2, 2)
@@ -124,22 +125,22 @@ class ResNet18(ResNet):
 
 
 class ResNet34(ResNet18):
-    """A `ResNet` of 34 layers, see `ResNet18`: 21,797,672 parameters for 1000 classes."""
+    """A torchvision `ResNet` of 34 layers: 21,797,672 parameters for 1000 classes."""
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)
 
 
 class ResNet50(ResNet):
-    """A `ResNet` of 50 layers: 25,636,712 values for 1000 classes."""
+    """A `ResNet` of 50 layers: 25,636,712 weights for 1000 classes."""
 
 
 class ResNet101(ResNet):
-    """A `ResNet` of 101 layers: 44,707,176 values for 1000 classes."""
+    """A `ResNet` of 101 layers: 44,707,176 weights for 1000 classes."""
 
     blocks: tuple[int, ...] = (3, 4, 23, 3)
 
 
 class ResNet152(ResNet):
-    """A `ResNet` of 152 layers: 60,419,944 values for 1000 classes."""
+    """A `ResNet` of 152 layers: 60,419,944 weights for 1000 classes."""
 
     blocks: tuple[int, ...] = (3, 8, 36, 3)

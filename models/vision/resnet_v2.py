@@ -1,4 +1,4 @@
-"""ResNetV2: residual blocks that normalize before they convolve."""
+"""ResNetV2: residual blocks with normalization before the convolutions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trainer.models.layers.image_model import ImageModel
 
 
 class PreactivationBlock(ConvLayers):
-    """Normalization, ReLU and a bottleneck of convolutions, whose outputs are added to the inputs.
+    """Normalization, ReLU and a bottleneck of convolutions, with a residual connection.
 
     Attributes:
-      features: how many channels the bottleneck has; four times as many come out.
-      strides: of the convolution of size 3.
+      features: number of channels of the bottleneck; the output has four times as many.
+      strides: strides of the 3x3 convolution.
     """
 
     features: int = 0
@@ -30,7 +30,7 @@ class PreactivationBlock(ConvLayers):
         x = nn.relu(self.batch_norm(x, training, name="1_bn"))
         x = self.conv(x, self.features, 3, strides, name="2_conv", padding=[(1, 1), (1, 1)])
         x = nn.relu(self.batch_norm(x, training, name="2_bn"))
-        # As Keras orders the layers: files without names are matched by order.
+        # Layers in Keras's order: weight files without names are matched by order.
         if inputs.shape[-1] != 4 * self.features:
             inputs = self.conv(active, 4 * self.features, 1, strides, name="0_conv", padding="VALID", use_bias=True)
         else:
@@ -39,13 +39,13 @@ class PreactivationBlock(ConvLayers):
 
 
 class ResNetV2(ImageModel):
-    """A ResNet with normalization before convolutions, for images with values from -1 to 1.
+    """ResNet with normalization before the convolutions, for images with values from -1 to 1.
 
-    He et al., "Identity mappings in deep residual networks", https://arxiv.org/abs/1603.05027, as
-    `keras.applications` has it: a stage's last block has the strides.
+    He et al., "Identity mappings in deep residual networks", https://arxiv.org/abs/1603.05027, as in
+    `keras.applications`: the last block of a stage has the strides.
 
     Attributes:
-      blocks: how many blocks each stage has; the first has 64 channels, and each next one twice as many.
+      blocks: number of blocks of each stage. The first stage has 64 channels, and each next stage twice as many.
 
     Example:
 
@@ -60,9 +60,9 @@ class ResNetV2(ImageModel):
     norm_epsilon: float = 1.001e-5
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns a feature map with a thirty-second of the height and width."""
+        """Returns a feature map with 1/32 of the height and width."""
         x = self.conv(x, 64, 7, 2, name="conv1_conv", padding=[(3, 3), (3, 3)], use_bias=True)
-        # By zeros, which may be the maxima here: no ReLU came before.
+        # Zeros, as in Keras: they affect the maxima, because no ReLU comes before.
         x = max_pool(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), 3, 2)
         for stage, blocks in enumerate(self.blocks):
             for block in range(blocks):
@@ -74,16 +74,16 @@ class ResNetV2(ImageModel):
 
 
 class ResNet50V2(ResNetV2):
-    """A `ResNetV2` of 50 layers: 25,613,800 values for 1000 classes."""
+    """A `ResNetV2` of 50 layers: 25,613,800 weights for 1000 classes."""
 
 
 class ResNet101V2(ResNetV2):
-    """A `ResNetV2` of 101 layers: 44,675,560 values for 1000 classes."""
+    """A `ResNetV2` of 101 layers: 44,675,560 weights for 1000 classes."""
 
     blocks: tuple[int, ...] = (3, 4, 23, 3)
 
 
 class ResNet152V2(ResNetV2):
-    """A `ResNetV2` of 152 layers: 60,380,648 values for 1000 classes."""
+    """A `ResNetV2` of 152 layers: 60,380,648 weights for 1000 classes."""
 
     blocks: tuple[int, ...] = (3, 8, 36, 3)

@@ -1,4 +1,4 @@
-"""U-Net: a class for each pixel of an image."""
+"""U-Net: segmentation of images into classes, per pixel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _HE = nn.initializers.he_normal()
 
 
 class ConvPair(ConvLayers):
-    """Two convolutions, each followed by a normalization and ReLU.
+    """Two convolutions, each followed by normalization and ReLU.
 
     Attributes:
-      features: how many channels come out.
+      features: number of output channels.
     """
 
     features: int = 64
@@ -33,22 +33,23 @@ class ConvPair(ConvLayers):
 
 
 class UNet(ConvLayers):
-    """U-Net, which gives each pixel of an image the probabilities of classes.
+    """U-Net: class probabilities for each pixel of an image.
 
     Ronneberger et al., "U-Net: Convolutional networks for biomedical image segmentation",
-    https://arxiv.org/abs/1505.04597, but with padding, so that outputs are as large as images, and with batch
+    https://arxiv.org/abs/1505.04597, but with padding, so that outputs have the size of the images, and with batch
     normalization instead of biases: 31,037,698 parameters for images of 3 channels and 2 classes.
 
     Attributes:
-      num_classes: how many classes there are.
-      features: channels at each resolution, from the highest; all but the first halve height and width.
-      classifier_activation: applied to the outputs of each pixel: "softmax", "sigmoid" or a function; None and "linear"
+      num_classes: number of classes.
+      features: number of channels at each resolution, from the highest. Each entry after the first halves height and
+        width.
+      classifier_activation: activation of each pixel's outputs: "softmax", "sigmoid" or a function; None and "linear"
         return logits.
-      dropout_rate: the fraction of the lowest resolution's channels that is dropped in training.
+      dropout_rate: dropout rate at the lowest resolution.
 
     Raises:
-      ValueError: the input is not of shape `(rows, height, width, channels)`, or height or width cannot be halved as
-        often as there are resolutions.
+      ValueError: if the input does not have shape `(rows, height, width, channels)`, or height or width is not a
+        multiple of `2 ** (len(features) - 1)`.
 
     Example:
 
@@ -66,7 +67,7 @@ class UNet(ConvLayers):
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
-        """Returns class probabilities, or logits, of shape `(rows, height, width, num_classes)`."""
+        """Returns class probabilities or logits, of shape `(rows, height, width, num_classes)`."""
         if x.ndim != 4:
             raise ValueError("UNet expects images of shape (rows, height, width, channels). Received: shape "
                              f"{x.shape}. Grey images need a channel axis: `images[..., None]`.")

@@ -1,4 +1,4 @@
-"""VGG: stacks of convolutions, and a fully connected classifier."""
+"""VGG: stacks of convolutions and a fully connected classifier."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _CHANNELS = (64, 128, 256, 512, 512)
 
 
 class VGG(ImageModel):
-    """A VGG, for images in the order blue, green, red, minus the means of ImageNet.
+    """VGG, for images in BGR order, minus ImageNet's means.
 
     Simonyan and Zisserman, "Very deep convolutional networks for large-scale image recognition",
-    https://arxiv.org/abs/1409.1556, as `keras.applications` has it. The classifier flattens the feature map, and takes
-    only images of the size it was made with.
+    https://arxiv.org/abs/1409.1556, as in `keras.applications`. The classifier flattens the feature map and accepts
+    only images of the size at initialization.
 
     Attributes:
-      convolutions: how many convolutions each stage has, at most five.
-      dropout_rate: the fraction of the outputs of "fc1" and of "fc2" that is dropped in training: 0 in Keras, 0.5 in
-        the paper.
+      convolutions: number of convolutions of each stage, for at most five stages.
+      dropout_rate: dropout rate of the outputs of "fc1" and "fc2": 0 in Keras, 0.5 in the paper.
 
     Raises:
-      ValueError: see `ImageModel`; or the images have another size than those that the classifier was made with.
+      ValueError: as in `ImageModel`, or if the images differ in size from the images at initialization of the
+        classifier.
 
     Example:
 
@@ -38,7 +38,7 @@ class VGG(ImageModel):
     convolutions: tuple[int, ...] = (2, 2, 3, 3, 3)
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns a feature map with a thirty-second of the height and width."""
+        """Returns a feature map with 1/32 of the height and width."""
         for stage, convolutions in enumerate(self.convolutions):
             for number in range(convolutions):
                 x = nn.relu(self.conv(x, _CHANNELS[stage], 3, name=f"block{stage + 1}_conv{number + 1}", use_bias=True))
@@ -46,7 +46,7 @@ class VGG(ImageModel):
         return x
 
     def head(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns the classifier's outputs for a feature map, of the size that it was made with."""
+        """Returns the classifier's outputs for a feature map of the size at initialization."""
         x = x.reshape(x.shape[0], -1)
         kernel = self.variables.get("params", {}).get("fc1", {}).get("kernel")
         if kernel is not None and kernel.shape[0] != x.shape[1]:

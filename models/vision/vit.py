@@ -1,4 +1,4 @@
-"""ViT, the vision transformer: an image as a sequence of patches."""
+"""ViT, the vision Transformer: an image as a sequence of patches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _INIT = nn.initializers.normal(0.02)
 
 
 class EncoderBlock(ConvLayers):
-    """Attention and a perceptron, each after a normalization and added to its inputs.
+    """Attention and an MLP, each with normalization of the inputs and a residual connection.
 
     Attributes:
-      num_heads: of the attention.
-      mlp_width: channels between the two layers of the perceptron.
-      dropout_rate: the fraction of each part's outputs that is dropped in training, and of what is between the layers.
+      num_heads: number of attention heads.
+      mlp_width: width of the MLP's hidden layer.
+      dropout_rate: dropout rate of each part's outputs and of the MLP's hidden layer.
     """
 
     num_heads: int = 12
@@ -44,27 +44,28 @@ class EncoderBlock(ConvLayers):
 
 
 class ViT(ImageModel):
-    """A vision transformer of any size, for images with values from -1 to 1 whose sides are multiples of a patch's.
+    """Vision Transformer of any size, for images with values from -1 to 1 and sides divisible by the patch size.
 
     Dosovitskiy et al., "An image is worth 16x16 words: Transformers for image recognition at scale",
-    https://arxiv.org/abs/2010.11929. Its sizes are subclasses, such as `ViTB16`. A module's path, joined by
-    underscores, is its name in timm with underscores for dots. Each position has an embedding of its own, so that a
-    model takes images of one size only: the one that it was made with.
+    https://arxiv.org/abs/2010.11929. Subclasses such as `ViTB16` define the sizes. The path of a module, joined by
+    underscores, is its name in timm with underscores for dots. Each position has its own embedding, so a model accepts
+    only images of the size at initialization.
 
     Attributes:
       patch_size: height and width of a patch in pixels.
-      width: how many channels a token has.
-      depth: how many blocks there are.
-      num_heads: of the attention in each.
-      mlp_width: channels between the two layers of the perceptron in each.
-      include_top: whether the classifier follows, a dense layer called "head" for the class token. Without it all
-        tokens come out, of shape `(rows, 1 + patches, width)`, the class token first.
-      pooling: without the classifier, "avg" or "max" gives the mean or maximum of the tokens of patches.
-      dropout_rate: the fraction that is dropped in training of the embeddings, and in each block of what is added to
-        the tokens and of the perceptron's inner channels.
+      width: number of channels per token.
+      depth: number of blocks.
+      num_heads: number of attention heads per block.
+      mlp_width: width of the MLP's hidden layer in each block.
+      include_top: whether to include the classifier, a dense layer called "head" on the class token. Otherwise the
+        model returns all tokens, of shape `(rows, 1 + patches, width)`, class token first.
+      pooling: pooling without the classifier: "avg" or "max" returns the mean or maximum of the patch tokens.
+      dropout_rate: dropout rate of the embeddings and, in each block, of both parts' outputs and the MLP's hidden
+        layer.
 
     Raises:
-      ValueError: the sides of images are no multiples of `patch_size`, or the weights are of another number of patches.
+      ValueError: if the sides of the images are not multiples of `patch_size`, or the weights have another number of
+        patches.
     """
 
     patch_size: int = 16
@@ -75,7 +76,7 @@ class ViT(ImageModel):
     smallest_side: int = 1
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns tokens of shape `(rows, 1 + patches, width)`, that of the class first."""
+        """Returns tokens of shape `(rows, 1 + patches, width)`, class token first."""
         if any(side % self.patch_size for side in x.shape[1:3]):
             raise ValueError(f"{type(self).__name__} expects images whose height and width are multiples of "
                              f"{self.patch_size}. Received: shape {x.shape}. Resize or crop them.")
@@ -92,7 +93,7 @@ class ViT(ImageModel):
         return self.layer_norm(x, name="norm")
 
     def _positions(self, tokens: int) -> jax.Array:
-        """Returns the embeddings of positions, of shape `(1, tokens, width)`."""
+        """Returns the position embeddings, of shape `(1, tokens, width)`."""
         if self.has_variable("params", "pos_embed"):
             found: int = self.get_variable("params", "pos_embed").shape[1]
             if found != tokens:
@@ -107,14 +108,14 @@ class ViT(ImageModel):
         return classify(logits, self.classifier_activation)
 
     def headless(self, x: jax.Array) -> jax.Array:
-        """Returns the tokens, or what they are pooled to."""
+        """Returns the tokens, or their pooled vector."""
         return x if self.pooling is None else pooled(x[:, 1:, None], self.pooling)
 
 
 class ViTS16(ViT):
-    """ViT-S/16, with 22,050,664 parameters for 1000 classes and images of 224x224; see `ViT`.
+    """ViT-S/16, with 22,050,664 parameters for 1000 classes and images of 224x224.
 
-    The size is of Touvron et al., "Training data-efficient image transformers", https://arxiv.org/abs/2012.12877.
+    The size follows Touvron et al., "Training data-efficient image transformers", https://arxiv.org/abs/2012.12877.
     """
 
     width: int = 384
@@ -123,7 +124,7 @@ class ViTS16(ViT):
 
 
 class ViTB16(ViT):
-    """ViT-B/16, with 86,567,656 parameters for 1000 classes and images of 224x224; see `ViT`.
+    """ViT-B/16, with 86,567,656 parameters for 1000 classes and images of 224x224.
 
     Example:
 
@@ -136,13 +137,13 @@ class ViTB16(ViT):
 
 
 class ViTB32(ViT):
-    """ViT-B/32, with 88,224,232 parameters for 1000 classes and images of 224x224; see `ViT`."""
+    """ViT-B/32, with 88,224,232 parameters for 1000 classes and images of 224x224."""
 
     patch_size: int = 32
 
 
 class ViTL16(ViT):
-    """ViT-L/16, with 304,326,632 parameters for 1000 classes and images of 224x224; see `ViT`."""
+    """ViT-L/16, with 304,326,632 parameters for 1000 classes and images of 224x224."""
 
     width: int = 1024
     depth: int = 24

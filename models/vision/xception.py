@@ -1,4 +1,4 @@
-"""Xception: an Inception in which every convolution is separable."""
+"""Xception: an Inception network of separable convolutions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.models.layers.conv_layers import max_pool
 from trainer.models.layers.image_model import ImageModel
 from trainer.models.layers.separable_conv import SeparableConv
 
-# Channels of the blocks that halve height and width: of each block's first and second convolution.
+# Blocks that halve height and width: number, and channels of the first and second convolution.
 _ENTRY = ((2, 128, 128), (3, 256, 256), (4, 728, 728))
 _MIDDLE = range(5, 13)
 _EXIT = (13, 728, 1024)
@@ -20,8 +20,8 @@ _EXIT = (13, 728, 1024)
 class Xception(ImageModel):
     """Xception, for images of at least 71x71 pixels with values from -1 to 1.
 
-    Chollet, "Xception: Deep learning with depthwise separable convolutions", https://arxiv.org/abs/1610.02357, as
-    `keras.applications` has it: 22,910,480 values for 1000 classes.
+    Chollet, "Xception: Deep learning with depthwise separable convolutions", https://arxiv.org/abs/1610.02357, as in
+    `keras.applications`: 22,910,480 weights for 1000 classes.
 
     Example:
 
@@ -34,7 +34,7 @@ class Xception(ImageModel):
     smallest_side: int = 71
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
-        """Returns a feature map with a thirty-second of the height and width."""
+        """Returns a feature map with 1/32 of the height and width."""
         numbers = itertools.count()
 
         def separable(x: jax.Array, features: int, name: str) -> jax.Array:
@@ -43,7 +43,7 @@ class Xception(ImageModel):
 
         def halving(x: jax.Array, block: int, first: int, second: int) -> jax.Array:
             number = next(numbers)
-            suffix = f"_{number}" if number else ""  # Keras's, which counts layers without a name
+            suffix = f"_{number}" if number else ""  # Keras numbers unnamed layers
             shortcut = self.conv(x, second, 1, 2, name=f"conv2d{suffix}")
             shortcut = self.batch_norm(shortcut, training, name=f"batch_normalization{suffix}")
             x = separable(x if block == 2 else nn.relu(x), first, f"block{block}_sepconv1")

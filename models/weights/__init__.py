@@ -1,1 +1,1 @@
-"""Weights that the world already has: files of Keras, and what their models expect of images."""
+"""Published weights: Keras and PyTorch files, and the preprocessing of images."""

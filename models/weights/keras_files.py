@@ -1,7 +1,6 @@
-"""The files of weights that Keras writes, and has published, as a list of layers.
+"""Keras weight files, read as a list of layers.
 
-Owns their formats. Nothing of a file is executed, nothing outside of it is read, and an array is read only once its
-shape was asked for.
+Owns the file formats. Reading executes nothing and does not follow links out of the file. Arrays are loaded lazily.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-_GENERATORS = "seed_generator"  # of dropout: state that is no weight
-_OPTIMIZER = "optimizer"  # of a compiled model, beside its layers
-_MEMBER = "model.weights.h5"  # of a `.keras` archive
+_GENERATORS = "seed_generator"  # dropout state, not a weight
+_OPTIMIZER = "optimizer"  # stored beside the layers of a compiled model
+_MEMBER = "model.weights.h5"  # inside a `.keras` archive
 _ZIP = b"PK"
 
 
 @dataclasses.dataclass(frozen=True)
 class KerasLayer:
-    """A layer of a file that has arrays.
+    """A layer with arrays in a weight file.
 
     Attributes:
-      name: its name.
-      part: where in the file the model lies that the layer belongs to; "" for the outermost one.
-      arrays: the arrays in the file, in Keras's order; `read` reads one.
+      name: name of the layer.
+      part: path of the layer's model inside the file; "" for the outermost model.
+      arrays: arrays in the file, in Keras's order; `read` loads an array.
     """
 
     name: str
@@ -39,16 +38,16 @@ class KerasLayer:
 
 @contextlib.contextmanager
 def keras_layers(path: str, most_bytes: int) -> Iterator[list[KerasLayer]]:
-    """Gives the layers of a file, which stays open meanwhile.
+    """Yields the layers of a file and keeps the file open in the meantime.
 
     Args:
-      path: a `.weights.h5`, an `.h5` of `model.save` or of the published weights, or a `.keras` archive.
-      most_bytes: how large the weights in an archive may become when they are unpacked.
+      path: a `.weights.h5` file, an `.h5` file of `model.save` or of the published weights, or a `.keras` archive.
+      most_bytes: maximum unpacked size of the weights in an archive, in bytes.
 
     Raises:
-      ImportError: h5py is not installed.
-      ValueError: the file is damaged, is none of these, or points outside of itself.
-      OSError: it cannot be read.
+      ImportError: if h5py is not installed.
+      ValueError: if the file is damaged, has another format, or links to other files.
+      OSError: if the file cannot be read.
     """
     try:
         import h5py
@@ -77,13 +76,13 @@ def keras_layers(path: str, most_bytes: int) -> Iterator[list[KerasLayer]]:
 
 
 def read(array: Any) -> np.ndarray:
-    """Returns an array of a `KerasLayer`."""
+    """Loads an array of a `KerasLayer`."""
     return np.array(array, jnp.bfloat16 if array.attrs.get("dtype") == "bfloat16" else None)
 
 
 def _check_is_of_keras(path: str, beginning: bytes) -> None:
-    """Raises ValueError for a file that begins as a safetensors file, or as an archive that has lost its end."""
-    if beginning[8:] == b"{":  # after the length of the header
+    """Raises ValueError for a safetensors file or a truncated archive."""
+    if beginning[8:] == b"{":  # safetensors: JSON after the length of the header
         raise ValueError(f"{path!r} is a safetensors file. Weights of torchvision and timm are loaded by "
                          "`models.load_torch_weights`, and those of `Model.save_weights` by `model.load_weights`.")
     if beginning.startswith(_ZIP) and not zipfile.is_zipfile(path):
@@ -109,7 +108,7 @@ def _is_legacy(file: Any) -> bool:
 
 
 def _legacy_layers(file: Any) -> list[KerasLayer]:
-    """Returns the layers of the format of Keras 1 and 2, which lists names in attributes; long lists in several."""
+    """Returns the layers of the format of Keras 1 and 2, with names in attributes, split if the list is long."""
     root = _member(file, "model_weights") if "model_weights" in file else file
     layers = []
     for name in _names(root, "layer_names"):
@@ -117,9 +116,9 @@ def _legacy_layers(file: Any) -> list[KerasLayer]:
         parts: dict[str, list[Any]] = {}
         for weight in _names(group, "weight_names"):
             parts.setdefault(weight.rpartition("/")[0], []).append(_member(group, weight))
-        if len(parts) == 1:  # its weights may have names of another layer
-            layers.append(KerasLayer(name.replace("/", "_"), "", *parts.values()))  # as Keras 3 has renamed them
-        else:  # a model of its own, such as a `Sequential`
+        if len(parts) == 1:  # the weights may carry the name of another layer
+            layers.append(KerasLayer(name.replace("/", "_"), "", *parts.values()))  # as renamed in Keras 3
+        else:  # a nested model, such as a `Sequential`
             layers += [KerasLayer(part.rpartition("/")[2], name, arrays) for part, arrays in parts.items()]
     return layers
 
@@ -131,7 +130,7 @@ def _names(group: Any, attribute: str) -> list[str]:
 
 
 def _walk(group: Any, group_name: str) -> Iterator[KerasLayer]:
-    """Yields the layers of the format of Keras 3: a group "vars" for each, in groups that have the names of classes."""
+    """Yields the layers of the format of Keras 3: a group "vars" per layer, nested in groups named by class."""
     for name in group:
         if name == _OPTIMIZER and "layers" in group:
             continue
@@ -148,7 +147,7 @@ def _walk(group: Any, group_name: str) -> Iterator[KerasLayer]:
 
 
 def _member(group: Any, name: str) -> Any:
-    """Returns what lies in a group, after checking that it is in this file."""
+    """Returns a member of a group, after checking that it is stored in the same file."""
     import h5py
 
     for part in name.strip("/").split("/"):

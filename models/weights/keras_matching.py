@@ -1,4 +1,4 @@
-"""Which layer of a file of Keras is which layer of a model: by name, by part of the file, and by shape."""
+"""Matches the layers of a Keras file to the layers of a model, by name, part of the file and shape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from trainer.models.weights.keras_files import KerasLayer
 from trainer.models.weights.model_layers import Layers, Weight, listed, split_at_architecture
 
-# The arrays of a layer in the order in which Keras lists them.
+# The arrays of a layer in Keras's order.
 _ORDER = ("depthwise_kernel", "pointwise_kernel", "kernel", "scale", "gamma", "bias", "mean", "var")
 _RANK = {name: rank for rank, name in enumerate(_ORDER)}
 _AUTOMATIC = re.compile(r"(conv2d|batch_normalization|dense|separable_conv2d|depthwise_conv2d|normalization|"
@@ -19,21 +19,21 @@ _AUTOMATIC = re.compile(r"(conv2d|batch_normalization|dense|separable_conv2d|dep
 _OF_KERAS_1 = re.compile(r"(convolution2d|batchnormalization|separableconvolution2d)(?=_\d+$)")
 _RENAMED = {"convolution2d": "conv2d", "batchnormalization": "batch_normalization",
             "separableconvolution2d": "separable_conv2d"}
-_CONVOLUTION = 4  # axes of a kernel
+_CONVOLUTION = 4  # number of axes of a kernel
 
-# For each array of a layer, by its number in the model: the file's array, and how to transpose it.
+# The file's array and its transposition, by the number of the array in the model.
 Loaded = dict[int, tuple[Any, tuple[int, ...]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Correspondence:
-    """The layers of a model beside those of a file.
+    """The layers of a model and the layers of a file.
 
     Attributes:
-      own: the layers of the architecture by their names in Keras.
-      outside: the other layers of the model, by their paths.
-      in_file: the layers of the part of the file that has the architecture, by name; several may have one.
-      elsewhere: the names of the other layers of the file.
+      own: layers of the architecture, by Keras name.
+      outside: other layers of the model, by path.
+      in_file: layers of the file's part with the architecture, by name; a name may have several layers.
+      elsewhere: names of the other layers of the file.
     """
 
     own: dict[str, dict[str, Weight]]
@@ -43,15 +43,15 @@ class Correspondence:
 
     @property
     def fitting(self) -> int:
-        """How many layers have one of the same name and shapes in the file."""
+        """Number of layers with a unique match of equal name and shapes in the file."""
         return sum(name in self.own and len(found) == 1 and matched(self.own[name], found[0]) is not None
                    for name, found in self.in_file.items())
 
     def beside_the_architecture(self, name: str) -> bool:
-        """Returns whether a layer of the file that is not in the model may be one before or after the architecture.
+        """Returns whether an unmatched layer of the file may come before or after the architecture.
 
-        A convolution with a name of its own, in the part of the file that has the architecture, belongs to another one,
-        such as one that has more blocks.
+        A convolution with an explicit name, in the file's part with the architecture, indicates a different
+        architecture, such as a deeper variant.
         """
         with_own = {layer.part for own in self.own for layer in self.in_file.get(own, ())}
         return name in self.elsewhere or bool(_AUTOMATIC.fullmatch(name)) or all(
@@ -60,15 +60,15 @@ class Correspondence:
 
 
 def corresponding(path: str, layers: Layers, saved: Sequence[KerasLayer]) -> Correspondence:
-    """Returns the layers of a model beside those of the file, or of the part of the file that fits best.
+    """Matches the layers of a model to the file, or to the part of the file that fits best.
 
     Args:
-      path: of the file, for errors.
-      layers: those of the model.
-      saved: those of the file.
+      path: path of the file, for error messages.
+      layers: layers of the model.
+      saved: layers of the file.
 
     Raises:
-      ValueError: several parts of the file fit, or several of its layers have the name of one of the model.
+      ValueError: if several parts of the file fit, or several layers of the file have the name of a layer of the model.
     """
     found = _beside(layers, saved, [])
     names = sorted({layer.part for layer in saved})
@@ -97,7 +97,7 @@ def _beside(layers: Layers, saved: Sequence[KerasLayer], elsewhere: list[str]) -
 
 
 def _by_name(layers: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
-    """Returns layers by name, where names that Keras made up by counting count from 0."""
+    """Returns layers by name, with Keras's automatic numbering restarted at 0."""
     found = [(_OF_KERAS_1.sub(lambda match: _RENAMED[match[1]], name), layer) for name, layer in layers]
     counted: dict[str, list[int]] = collections.defaultdict(list)
     for name, _ in found:
@@ -113,7 +113,7 @@ def _by_name(layers: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 
 def matched(weights: Mapping[str, Weight], layer: KerasLayer) -> Loaded | None:
-    """Returns the file's array for each array of a layer, and how to transpose it; None if shapes differ."""
+    """Returns the file's array and transposition for each array of a layer, or None if shapes differ."""
     arrays, expected = arrays_of(layer), in_order(weights)
     if len(arrays) != len(expected):
         return None
@@ -121,7 +121,7 @@ def matched(weights: Mapping[str, Weight], layer: KerasLayer) -> Loaded | None:
     for array, weight in zip(arrays, expected, strict=True):
         axes = tuple(range(len(array.shape)))
         if len(axes) == _CONVOLUTION == len(weight.shape) and array.shape[3] == 1 == weight.shape[2]:
-            axes = (0, 1, 3, 2)  # of a depthwise convolution, one channel goes in where in Keras one comes out
+            axes = (0, 1, 3, 2)  # depthwise kernel: the axis of size 1 is the input here, and the output in Keras
         if tuple(array.shape[axis] for axis in axes) != weight.shape:
             return None
         found[weight.number] = array, axes
@@ -129,11 +129,11 @@ def matched(weights: Mapping[str, Weight], layer: KerasLayer) -> Loaded | None:
 
 
 def arrays_of(layer: KerasLayer) -> list[Any]:
-    """Returns the arrays of a layer without the count of the batches that a `Normalization` was adapted to."""
+    """Returns the arrays of a layer, without the batch count of an adapted `Normalization`."""
     has_count = len(layer.arrays) == 3 and layer.arrays[2].shape == ()
     return layer.arrays[:2] if has_count else layer.arrays
 
 
 def in_order(weights: Mapping[str, Weight]) -> list[Weight]:
-    """Returns the arrays of a layer of the model in Keras's order."""
+    """Returns the arrays of a layer of the model, in Keras's order."""
     return [weights[name] for name in sorted(weights, key=lambda name: _RANK.get(name, len(_RANK)))]

@@ -1,7 +1,7 @@
-"""Loading Keras's weights into a model.
+"""Loads Keras weights into a model.
 
-Owns what is refused and skipped. Which layer is which is in `keras_matching.py`, the formats of files in
-`keras_files.py`.
+Owns the rules for refused and skipped layers. `keras_matching.py` matches the layers, and `keras_files.py` reads the
+files.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ _HEAD = re.compile(r"(.*_)?(predictions|logits|conv_preds|fc1|fc2|head_dense|hea
 def load_keras_weights(
     model: HasWeights, path: str | os.PathLike[str], *, skip_mismatch: bool = False, skip_head: bool = False
 ) -> None:
-    """Loads the weights of a file of Keras into a model of the same architecture.
+    """Loads the weights of a Keras file into a model of the same architecture.
 
-    A layer of the model takes the weights of the layer of that name in the file: its path, joined by underscores. The
-    architecture may be a part of the model, such as the first layer of a `trainer.Sequential`, and a part of the file,
-    such as the first layer of a `keras.Sequential`. Nothing is changed if anything does not fit.
+    Layers are matched by name. The name of a layer of the model is its path, joined by underscores. The architecture
+    may be a part of the model, such as the first layer of a `trainer.Sequential`, and a part of the file, such as the
+    first layer of a `keras.Sequential`. On any error, the model stays unchanged.
 
     Args:
       model: a built `trainer.Model`.
-      path: a `.weights.h5`, an `.h5` of `model.save`, one of the files that `keras.applications` downloads, or a
+      path: a `.weights.h5` file, an `.h5` file of `model.save`, a file downloaded by `keras.applications`, or a
         `.keras` archive.
-      skip_mismatch: leave layers of other shapes as they are, with a warning.
-      skip_head: leave the classifier as it is, and what else of the model lies outside of the architecture. The file
-        may have another classifier, layers of its own before or after the architecture, or none. A convolution among
-        the layers of the architecture that the model does not have is refused nevertheless.
+      skip_mismatch: whether to skip layers with other shapes, with a warning.
+      skip_head: whether to skip the classifier and all layers of the model outside the architecture. The file may have
+        another classifier or none, and additional layers before or after the architecture. An additional convolution
+        inside the architecture is still an error.
 
     Raises:
-      ValueError: a layer of the model is not in the file, one of the file not in the model, or shapes differ; all are
-        named. Or nothing at all is loaded, several parts of the file fit, or the file is damaged.
-      RuntimeError: the model is not built.
-      TypeError: `model` is not a `trainer.Model`.
-      ImportError: h5py is not installed.
-      OSError: the file cannot be read.
+      ValueError: if a layer of the model is missing in the file, a layer of the file is missing in the model, or shapes
+        differ; the message names all such layers. Also if no layer is loaded, several parts of the file fit, or the
+        file is damaged.
+      RuntimeError: if the model is not built.
+      TypeError: if `model` is not a `trainer.Model`.
+      ImportError: if h5py is not installed.
+      OSError: if the file cannot be read.
 
     Example:
 

@@ -1,6 +1,6 @@
-"""The layers of a model by their paths, whose arrays are replaced by those of a file, and what to say if they differ.
+"""The layers of a model by path, and the error messages for layers that do not match a file.
 
-Owns how a model is seen by the loaders of weights.
+Owns the view of a model that the weight loaders share.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-_SHOWN = 5  # names in a message
+_SHOWN = 5  # maximum number of names in a message
 
 
 class HasWeights(Protocol):
-    """A model: a `trainer.Model`, or what has its methods."""
+    """A `trainer.Model`, or any object with these methods."""
 
     def state_shapes(self) -> Any:
-        """Returns what has `params` and `model_state`, trees of shapes."""
+        """Returns an object with `params` and `model_state`, trees of shapes."""
 
     def get_weights(self) -> list[np.ndarray]:
         """Returns the arrays of `params` and `model_state`."""
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Replaces them."""
+        """Replaces the arrays of `params` and `model_state`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """An array of the model: its number among all of them, and its shape."""
+    """An array of the model: its index among all arrays, and its shape."""
 
     number: int
     shape: tuple[int, ...]
@@ -44,8 +44,8 @@ def weights_of(model: HasWeights) -> Layers:
     """Returns the layers of a model.
 
     Raises:
-      TypeError: it is not a `trainer.Model`.
-      RuntimeError: it is not built.
+      TypeError: if `model` is not a `trainer.Model`.
+      RuntimeError: if `model` is not built.
     """
     if not hasattr(model, "state_shapes"):
         raise TypeError(f"`model` must be a `trainer.Model`. Received: a value of type {type(model).__name__}. A Flax "
@@ -58,7 +58,7 @@ def weights_of(model: HasWeights) -> Layers:
 
 
 def layers_of(params: Any, model_state: Any) -> Layers:
-    """Returns the layers of a model, given the trees of its parameters and of its state."""
+    """Returns the layers of a model, from the trees of its parameters and its state."""
     layers: Layers = collections.defaultdict(dict)
     leaves = jax.tree_util.tree_leaves_with_path((params, model_state))
     for number, (path, leaf) in enumerate(leaves):
@@ -72,9 +72,10 @@ def layers_of(params: Any, model_state: Any) -> Layers:
 def split_at_architecture(
     layers: Layers, names: set[str]
 ) -> tuple[dict[str, dict[str, Weight]], dict[str, dict[str, Weight]]]:
-    """Returns the layers of the part of a model that has most of the names, and those outside of it.
+    """Returns the layers inside and outside the part of a model that contains most of the names.
 
-    The part is the largest one of several. Its layers have their paths in it, joined by "_"; others theirs, by "/".
+    On a tie, the largest part is used. Names of inside layers are paths within the part, joined by "_"; names of
+    outside layers are full paths, joined by "/".
     """
     prefixes = sorted({path[:length] for path in layers for length in range(len(path))}, key=len)
 
@@ -90,7 +91,7 @@ def split_at_architecture(
 def problems_of(
     missing: Sequence[str], unused: Sequence[str], differing: Sequence[str], what: str = "layer"
 ) -> str:
-    """Returns a sentence on the names that a file lacks, those it has too much, and those of other shapes."""
+    """Returns a sentence that lists missing, unused and differing layers."""
     problems = {(f"{what} is not in the file", f"{what}s are not in the file"): missing,
                 (f"{what} of the file is not in the model", f"{what}s of the file are not in the model"): unused,
                 (f"{what} has another shape", f"{what}s have other shapes"): differing}
@@ -99,7 +100,7 @@ def problems_of(
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns the first names, and how many more there are."""
+    """Returns the first names, and the number of omitted names."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 

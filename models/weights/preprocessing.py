@@ -1,4 +1,4 @@
-"""What published weights expect of images: values from 0 to 255 become what a family was trained on."""
+"""Preprocessing of images with values from 0 to 255 for published weights."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _MODES = {
                      "ViTS16", "ViTB16", "ViTB32", "ViTL16"), "tf"),
     **dict.fromkeys(("ResNet50", "ResNet101", "ResNet152", "VGG16", "VGG19"), "caffe"),
     **dict.fromkeys(("ResNet18", "ResNet34", "DenseNet121", "DenseNet169", "DenseNet201"), "torch"),
-    # Those that prepare images themselves.
+    # Models with built-in preprocessing.
     **dict.fromkeys(("MobileNetV3Small", "MobileNetV3Large", *(f"EfficientNetB{size}" for size in range(8)),
                      "ConvNeXtTiny", "ConvNeXtSmall", "ConvNeXtBase", "ConvNeXtLarge"), "none"),
 }
 
 
 def preprocess_input(x: np.ndarray | jax.Array, model: str | type | nn.Module) -> jax.Array:
-    """Returns images as the published weights of a model expect them, as `keras.applications` prepares them.
+    """Returns images preprocessed for a model's published weights, as in `keras.applications`.
 
     Args:
-      x: images with values from 0 to 255, of shape `(..., height, width, 3)`, of any dtype.
-      model: the name of the model, such as "ResNet50", or its class, or the module: with `style="torchvision"` images
-        are those of torchvision.
+      x: images with values from 0 to 255, of shape `(..., height, width, 3)` and any dtype.
+      model: name of the model, such as "ResNet50", its class, or the module. Modules with `style="torchvision"` use the
+        preprocessing of torchvision.
 
     Returns:
-      float32. "tf" (MobileNet, MobileNetV2, ResNetV2, Inception, Xception, and ViT): from -1 to 1. "torch" (DenseNet,
-      ResNet18 and ResNet34): from 0 to 1, then normalized by ImageNet's mean and deviation. "caffe" (ResNet50 to
-      ResNet152, VGG): channels in the order blue, green, red, less ImageNet's means. MobileNetV3, EfficientNet and
-      ConvNeXt prepare images themselves: unchanged.
+      float32 images. "tf" (MobileNet, MobileNetV2, ResNetV2, Inception, Xception and ViT): from -1 to 1. "torch"
+      (DenseNet, ResNet18 and ResNet34): from 0 to 1, then normalized by ImageNet's mean and standard deviation. "caffe"
+      (ResNet50 to ResNet152, VGG): channels in BGR order, minus ImageNet's means. MobileNetV3, EfficientNet and
+      ConvNeXt, with built-in preprocessing: unchanged.
 
     Raises:
-      ValueError: the model is unknown, or `x` does not have three channels.
+      ValueError: if the model is unknown, or `x` does not have three channels.
 
     >>> preprocess_input(np.full((1, 2, 2, 3), 255), "MobileNetV2")[0, 0, 0].tolist()
     [1.0, 1.0, 1.0]

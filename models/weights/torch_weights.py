@@ -1,4 +1,4 @@
-"""Loading the weights of torchvision's ResNets and of timm's ResNets and ViTs, from safetensors files."""
+"""Loads weights of torchvision's ResNets and of timm's ResNets and ViTs from safetensors files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.models.weights.model_layers import (
     weights_of,
 )
 
-# A layer's name in a file, and the same layer in ours; the first number of a ResNet's is its stage, from 1.
+# Layer names in a file, and their names in the model; the first number in a ResNet layer is the stage, from 1.
 _RENAMED = (
     (re.compile(r"layer(\d+)\.(\d+)\.(conv|bn)(\d)"), lambda m: f"{_block(m)}_{m[4]}_{m[3]}"),
     (re.compile(r"layer(\d+)\.(\d+)\.downsample\.([01])"), lambda m: f"{_block(m)}_0_{('conv', 'bn')[int(m[3])]}"),
@@ -28,28 +28,28 @@ _RENAMED = (
 _ARRAYS = {"bias": ("bias",), "running_mean": ("mean",), "running_var": ("var",), "weight": ("kernel", "scale")}
 _HEADS = ("predictions", "head")
 _COUNTER = "num_batches_tracked"
-_AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # of kernels there, in our order
+_AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # transpositions of PyTorch kernels, by number of axes
 
 
 def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_head: bool = False) -> None:
     """Loads a safetensors file of torchvision's or timm's weights into a model of the same architecture.
 
-    These are `resnet18`, `resnet34` and the larger ones of both for `ResNet18`, `ResNet34` and `ResNet50(
-    style="torchvision")`, and timm's `vit_*` for `ViTS16` and its like. The architecture may be a part of the model,
-    such as the first layer of a `trainer.Sequential`. Nothing is changed if anything does not fit.
+    Supported are `resnet18`, `resnet34` and the larger ResNets of both libraries, for `ResNet18`, `ResNet34` and
+    `ResNet50(style="torchvision")`, and timm's `vit_*`, for `ViTS16` and the other ViTs. The architecture may be a part
+    of the model, such as the first layer of a `trainer.Sequential`. On any error, the model stays unchanged.
 
     Args:
       model: a built `trainer.Model`.
       path: the file, such as `model.safetensors` of timm's repositories.
-      skip_head: leave the classifier as it is, and what else of the model lies outside of the architecture.
+      skip_head: whether to skip the classifier and all layers of the model outside the architecture.
 
     Raises:
-      ValueError: an array of the model is not in the file, one of the file not in the model, or shapes differ; all are
-        named. Or the file is damaged.
-      RuntimeError: the model is not built.
-      TypeError: `model` is not a `trainer.Model`.
-      ImportError: safetensors is not installed.
-      OSError: the file cannot be read.
+      ValueError: if an array of the model is missing in the file, an array of the file is missing in the model, or
+        shapes differ; the message names all such arrays. Also if the file is damaged.
+      RuntimeError: if the model is not built.
+      TypeError: if `model` is not a `trainer.Model`.
+      ImportError: if safetensors is not installed.
+      OSError: if the file cannot be read.
 
     Example:
 
@@ -119,10 +119,10 @@ def _layer(name: str) -> str:
 
 
 def _name(name: str, own: dict[str, Any]) -> str:
-    """Returns what an array of the file is called in the model."""
+    """Returns the model's name of an array of the file."""
     last = name.rpartition(".")[2]
     if last not in _ARRAYS:
-        return name.replace(".", "_")  # an array in no layer, such as "pos_embed"
+        return name.replace(".", "_")  # an array outside any layer, such as "pos_embed"
     names = [f"{_layer(name)}/{ours}" for ours in _ARRAYS[last]]
     return next((ours for ours in names if ours in own), names[0])
 

@@ -1,4 +1,4 @@
-"""TensorFlow's Estimator on Flax modules: the same words, on `trainer.Model` and every strategy."""
+"""TensorFlow's Estimator API for Flax modules, on `trainer.Model` and every strategy."""
 
 from trainer.core.public_names import attach_stub
 

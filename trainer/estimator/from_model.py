@@ -1,4 +1,4 @@
-"""From a compiled `Model` to an estimator that trains its module in the same way."""
+"""Conversion of a compiled `Model` to an estimator."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def model_to_estimator(
     config: RunConfig | None = None,
     metric_names_map: Mapping[str, str] | None = None,
 ) -> Estimator:
-    """Returns an estimator with the module, the weights and the arguments of `compile` of a model.
+    """Returns an estimator with a model's module, weights and arguments of `compile`.
 
-    The model stays as it is: the estimator trains copies. Its strategy is `config.train_distribute`.
+    The model stays unchanged: the estimator trains copies. The strategy is `config.train_distribute`.
 
     Args:
       model: a compiled model with the default steps.
       model_dir, config: as in `Estimator`.
-      metric_names_map: other names for logs of `evaluate`, by the model's names.
+      metric_names_map: new names for the metrics of `evaluate`, by the model's names.
 
     Raises:
-      TypeError: if `model` is no `Model`, or for arguments of a wrong type.
-      ValueError: if it is not compiled, or overrides a step.
+      TypeError: if `model` is not a `Model`, or an argument has the wrong type.
+      ValueError: if the model is not compiled, or overrides a step.
 
     Example:
       >>> import trainer
@@ -68,7 +68,7 @@ def model_to_estimator(
 
 
 class _ModelEstimator(Estimator):
-    """An estimator that begins with the weights of a model."""
+    """An estimator that starts from the weights of a model."""
 
     def __init__(self, model: Model, model_dir: str | os.PathLike[str] | None, config: RunConfig | None,
                  metric_names_map: Mapping[str, str] | None):

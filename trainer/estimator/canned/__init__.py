@@ -1,4 +1,4 @@
-"""Estimators that need no `model_fn`: linear, deep, both combined, and the baselines to compare with."""
+"""Canned estimators, which need no `model_fn`: linear, deep, combined, and baselines."""
 
 from trainer.core.public_names import attach_stub
 

@@ -1,4 +1,4 @@
-"""Baselines: estimators that learn one value for all rows, to compare others with."""
+"""Baseline estimators, which learn one value for all rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LEARNING_RATE = 0.3
 
 
 class BaselineLogits(nn.Module):
-    """The same logits for each row, from 0.
+    """The same learned logits for each row, initialized to 0.
 
     Attributes:
-      units: how many logits a row has.
+      units: number of logits per row.
     """
 
     units: int
@@ -36,20 +36,20 @@ class BaselineLogits(nn.Module):
 
 
 class BaselineEstimator(Estimator):
-    """One value for all rows, with a head. Features say no more than how many rows there are.
+    """An estimator that predicts one value for all rows, with a head. It ignores the features.
 
     Args:
-      head: what is made of the logits.
+      head: `Head` that computes loss, metrics and predictions from the logits.
       model_dir, config: as in `Estimator`.
-      optimizer: a name, "Ftrl", "Adagrad", "Adam", "RMSProp" or "SGD", whose learning rate is 0.3; an optimizer; or a
-        function that returns one.
+      optimizer: "Ftrl", "Adagrad", "Adam", "RMSProp" or "SGD", with learning rate 0.3; an optimizer; or a function that
+        returns an optimizer.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/BaselineEstimator
     """
 
     def __init__(self, head: Head, model_dir: Path | None = None, optimizer: OptimizerOrName = "Ftrl",
                  config: RunConfig | None = None):
-        named_optimizer(optimizer, LEARNING_RATE)  # refuses what is none
+        named_optimizer(optimizer, LEARNING_RATE)  # raises for an unknown name
         module = BaselineLogits(check_head(head).logits_dimension)
         super().__init__(canned_model_fn(head, (), module, lambda: named_optimizer(optimizer, LEARNING_RATE)),
                          model_dir, config)
@@ -60,8 +60,8 @@ class BaselineRegressor(BaselineEstimator):
 
     Args:
       model_dir, optimizer, config: as in `BaselineEstimator`.
-      label_dimension: how many numbers a label has.
-      weight_column: the name of a feature with the weight of each row.
+      label_dimension: number of values per label.
+      weight_column: name of the feature with the weight of each row.
       loss_reduction: "sum_over_batch_size", or "sum".
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/BaselineRegressor
@@ -74,13 +74,13 @@ class BaselineRegressor(BaselineEstimator):
 
 
 class BaselineClassifier(BaselineEstimator):
-    """Predicts how frequent the classes are.
+    """Predicts the class frequencies.
 
     Args:
       model_dir, optimizer, config: as in `BaselineEstimator`.
-      n_classes: how many classes there are.
-      weight_column: the name of a feature with the weight of each row.
-      label_vocabulary: the names of the classes, where labels are text.
+      n_classes: number of classes.
+      weight_column: name of the feature with the weight of each row.
+      label_vocabulary: class names, for text labels.
       loss_reduction: "sum_over_batch_size", or "sum".
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/BaselineClassifier

@@ -1,4 +1,4 @@
-"""Wide and deep: a linear and a deep model whose logits are added up."""
+"""Wide and deep estimators: the sum of the logits of a linear and a deep model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_LINEAR_LEARNING_RATE = 0.005
 
 
 class CombinedLogits(nn.Module):
-    """The sum of linear and deep logits, of those that there are.
+    """The sum of linear and deep logits.
 
     Attributes:
       linear: the linear part, or None.
@@ -49,21 +49,21 @@ class CombinedLogits(nn.Module):
 
 
 class DNNLinearCombinedEstimator(Estimator):
-    """A linear and a deep model with one head, each with its optimizer.
+    """A linear and a deep model with one head and an optimizer per model.
 
     Args:
-      head: what is made of the logits.
+      head: `Head` that computes loss, metrics and predictions from the logits.
       model_dir, config, warm_start_from: as in `Estimator`.
-      linear_feature_columns: the columns of the linear part; None for no such part.
-      linear_optimizer: as in `LinearEstimator`; the learning rate of a named one is 0.005, or one over the root of the
-        number of columns if that is less.
-      dnn_feature_columns: the columns of the deep part; None for no such part.
-      dnn_optimizer: as in `DNNEstimator`; the learning rate of a named one is 0.001.
+      linear_feature_columns: columns of the linear part; None for no linear part.
+      linear_optimizer: as in `LinearEstimator`; an optimizer given by name has the learning rate
+        `min(0.005, 1 / sqrt(number of columns))`.
+      dnn_feature_columns: columns of the deep part; None for no deep part.
+      dnn_optimizer: as in `DNNEstimator`; an optimizer given by name has the learning rate 0.001.
       dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm: as in `DNNEstimator`.
       linear_sparse_combiner: as in `LinearEstimator`.
 
     Raises:
-      ValueError: without columns of either part, or with deep columns and no layers.
+      ValueError: if both parts have no columns, or the deep part has columns but no layers.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/DNNLinearCombinedEstimator
     """
@@ -98,7 +98,7 @@ class DNNLinearCombinedEstimator(Estimator):
         def made() -> dict[str, OptimizerLike]:
             return {name: named_optimizer(optimizer, rate) for name, (optimizer, rate) in optimizers.items()}
 
-        made()  # refuses what is none
+        made()  # raises for an unknown name
         module = CombinedLogits(linear, dnn)
         super().__init__(canned_model_fn(head, columns, module, made), model_dir, config,
                          warm_start_from=warm_start_from)
@@ -111,8 +111,8 @@ class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
       model_dir, linear_feature_columns, linear_optimizer, dnn_feature_columns, dnn_optimizer, dnn_hidden_units,
         dnn_activation_fn, dnn_dropout, config, warm_start_from, batch_norm, linear_sparse_combiner: as in
         `DNNLinearCombinedEstimator`.
-      label_dimension: how many numbers a label has.
-      weight_column: the name of a feature with the weight of each row.
+      label_dimension: number of values per label.
+      weight_column: name of the feature with the weight of each row.
       loss_reduction: "sum_over_batch_size", or "sum".
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/DNNLinearCombinedRegressor
@@ -140,9 +140,9 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
       model_dir, linear_feature_columns, linear_optimizer, dnn_feature_columns, dnn_optimizer, dnn_hidden_units,
         dnn_activation_fn, dnn_dropout, config, warm_start_from, batch_norm, linear_sparse_combiner: as in
         `DNNLinearCombinedEstimator`.
-      n_classes: how many classes there are.
-      weight_column: the name of a feature with the weight of each row.
-      label_vocabulary: the names of the classes, where labels are text.
+      n_classes: number of classes.
+      weight_column: name of the feature with the weight of each row.
+      label_vocabulary: class names, for text labels.
       loss_reduction: "sum_over_batch_size", or "sum".
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/DNNLinearCombinedClassifier

@@ -1,4 +1,4 @@
-"""What the canned estimators share: from a head, columns and a module to a `model_fn`."""
+"""Shared parts of the canned estimators: optimizers, checks, and the `model_fn`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ OptimizerOrName = OptimizerLike | Callable[[], OptimizerLike]
 
 
 class SparseFtrl(Ftrl):
-    """Ftrl that leaves weights without a gradient as they are: those of categories that a batch does not have.
+    """Ftrl that skips weights with a zero gradient, such as weights of categories absent from a batch.
 
-    So do TensorFlow's sparse updates. Weights that were warm-started would otherwise jump to 0, as Ftrl recomputes each
-    from the gradients that it has seen.
+    It matches TensorFlow's sparse updates. Ftrl recomputes each weight from accumulated gradients, which would reset
+    warm-started weights to 0.
     """
 
     def _transform(self, grads: PyTree, state: OptimizerState, params: PyTree, extra: Mapping[str, Any]) -> Any:
@@ -35,21 +35,21 @@ class SparseFtrl(Ftrl):
         return jax.tree.map(lambda update, grad: jnp.where(grad == 0, 0, update), updates, grads), inner
 
 
-# By the names that TensorFlow's canned estimators take.
+# Optimizer names of TensorFlow's canned estimators.
 _BY_NAME: dict[str, Callable[..., Optimizer]] = {
     "Adagrad": Adagrad, "Adam": Adam, "Ftrl": SparseFtrl, "RMSProp": RMSprop, "SGD": SGD}
 
 
 def named_optimizer(optimizer: OptimizerOrName, learning_rate: float | None = None) -> OptimizerLike:
-    """Returns an optimizer: of a name, with a learning rate, or with Keras's default if that is None.
+    """Returns an optimizer, from a name, an optimizer or a function.
 
     Args:
-      optimizer: "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD"; an optimizer, as `Model.compile` takes it; or a function
-        without arguments that returns one.
-      learning_rate: that of a named one.
+      optimizer: "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD"; an optimizer as in `Model.compile`; or a function
+        without arguments that returns an optimizer.
+      learning_rate: learning rate of an optimizer given by name; None for Keras's default.
 
     Raises:
-      ValueError: for another name.
+      ValueError: if the name is unknown.
     """
     if isinstance(optimizer, str):
         if optimizer not in _BY_NAME:
@@ -60,7 +60,7 @@ def named_optimizer(optimizer: OptimizerOrName, learning_rate: float | None = No
 
 
 def linear_learning_rate(columns: Sequence[FeatureColumn], most: float) -> float:
-    """Returns the learning rate of a named optimizer of a linear model: `most`, or less for many columns."""
+    """Returns the learning rate of a linear model: `min(most, 1 / sqrt(number of columns))`."""
     return min(most, 1 / math.sqrt(len(columns)))
 
 
@@ -68,8 +68,8 @@ def checked_columns(argument: str, columns: Any) -> list[FeatureColumn]:
     """Returns feature columns as a list.
 
     Raises:
-      ValueError: if there are none.
-      TypeError: if one is no feature column.
+      ValueError: if the list is empty.
+      TypeError: if an element is not a feature column.
     """
     if isinstance(columns, FeatureColumn):
         columns = [columns]
@@ -98,10 +98,10 @@ def canned_model_fn(head: Head, columns: Sequence[FeatureColumn], module: nn.Mod
     """Returns the `model_fn` of a canned estimator.
 
     Args:
-      head: what is made of the module's outputs, which are logits.
+      head: `Head` that computes loss, metrics and predictions from the logits.
       columns: all feature columns.
-      module: a module of the features that `HostTransform` makes.
-      optimizer: makes the optimizer.
+      module: module from the features of `HostTransform` to logits.
+      optimizer: function that returns the optimizer.
     """
     transform: Callable[[Any], dict[str, Any]] = HostTransform(columns) if columns else _rows_alone
 
@@ -118,5 +118,5 @@ def canned_model_fn(head: Head, columns: Sequence[FeatureColumn], module: nn.Mod
 
 
 def _rows_alone(features: Any) -> dict[str, Any]:
-    """Returns what a model without feature columns reads of a batch: that it has so many rows."""
+    """Returns a single feature of zeros, which gives the number of rows to a model without feature columns."""
     return {"rows": np.zeros((len(jax.tree.leaves(features)[0]), 1), np.float32)}

@@ -1,4 +1,4 @@
-"""Deep estimators: layers of `nn.Dense` over dense features."""
+"""Deep estimators: `nn.Dense` layers over dense features."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ BATCH_NORM_MOMENTUM, BATCH_NORM_EPSILON = 0.999, 1e-3
 
 
 class DNNLogits(nn.Module):
-    """Logits of hidden layers over dense features.
+    """Logits from hidden layers over dense features.
 
     Attributes:
-      columns: the feature columns, all dense.
-      hidden_units: how many units each hidden layer has.
-      units: how many logits a row has.
-      activation_fn: that of the hidden layers.
-      dropout: the rate at which their outputs drop; None for none.
-      batch_norm: whether their outputs are normalized, after the activation.
+      columns: dense feature columns.
+      hidden_units: number of units of each hidden layer.
+      units: number of logits per row.
+      activation_fn: activation of the hidden layers.
+      dropout: dropout rate of the hidden layers' outputs; None disables dropout.
+      batch_norm: whether to normalize the hidden layers' outputs, after the activation and dropout.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -67,8 +67,8 @@ def dnn_logits(hidden_units: Any, columns: Sequence[FeatureColumn], units: int, 
     """Returns the module for the arguments of an estimator.
 
     Raises:
-      ValueError: for no layers, layers of no units, or a rate outside [0, 1).
-      TypeError: for arguments of a wrong type.
+      ValueError: if there are no layers, a layer has no units, or the dropout rate is outside [0, 1).
+      TypeError: if an argument has the wrong type.
     """
     if isinstance(hidden_units, str) or not isinstance(hidden_units, Sequence) or not hidden_units:
         raise ValueError("`hidden_units` must be a list of at least one number of units, such as [64, 32]. Received: "
@@ -86,15 +86,15 @@ class DNNEstimator(Estimator):
     """A deep model with a head.
 
     Args:
-      head: what is made of the logits.
-      hidden_units: how many units each hidden layer has.
-      feature_columns: dense columns; categorical columns inside of `embedding_column` or `indicator_column`.
+      head: `Head` that computes loss, metrics and predictions from the logits.
+      hidden_units: number of units of each hidden layer.
+      feature_columns: dense columns; wrap categorical columns in `embedding_column` or `indicator_column`.
       model_dir, config, warm_start_from: as in `Estimator`.
-      optimizer: a name, "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD", with Keras's learning rate (0.001, SGD 0.01; in
-        TensorFlow 1 it was 0.05); an optimizer; or a function that returns one.
-      activation_fn: that of the hidden layers.
-      dropout: the rate at which their outputs drop; None for none.
-      batch_norm: whether their outputs are normalized.
+      optimizer: "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD", with Keras's learning rate (0.001, SGD 0.01; in
+        TensorFlow 1 it was 0.05); an optimizer; or a function that returns an optimizer.
+      activation_fn: activation of the hidden layers.
+      dropout: dropout rate of the hidden layers' outputs; None disables dropout.
+      batch_norm: whether to normalize the hidden layers' outputs.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/DNNEstimator
     """
@@ -104,7 +104,7 @@ class DNNEstimator(Estimator):
                  activation_fn: Activation = nn.relu, dropout: float | None = None, config: RunConfig | None = None,
                  warm_start_from: Path | WarmStartSettings | None = None, batch_norm: bool = False):
         columns = checked_columns("feature_columns", feature_columns)
-        named_optimizer(optimizer)  # refuses what is none
+        named_optimizer(optimizer)  # raises for an unknown name
         units = check_head(head).logits_dimension
         module = dnn_logits(hidden_units, columns, units, activation_fn, dropout, batch_norm)
         super().__init__(canned_model_fn(head, columns, module, lambda: named_optimizer(optimizer)), model_dir, config,
@@ -117,8 +117,8 @@ class DNNRegressor(DNNEstimator):
     Args:
       hidden_units, feature_columns, model_dir, optimizer, activation_fn, dropout, config, warm_start_from, batch_norm:
         as in `DNNEstimator`.
-      label_dimension: how many numbers a label has.
-      weight_column: the name of a feature with the weight of each row.
+      label_dimension: number of values per label.
+      weight_column: name of the feature with the weight of each row.
       loss_reduction: "sum_over_batch_size", or "sum".
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/DNNRegressor
@@ -140,9 +140,9 @@ class DNNClassifier(DNNEstimator):
     Args:
       hidden_units, feature_columns, model_dir, optimizer, activation_fn, dropout, config, warm_start_from, batch_norm:
         as in `DNNEstimator`.
-      n_classes: how many classes there are.
-      weight_column: the name of a feature with the weight of each row.
-      label_vocabulary: the names of the classes, where labels are text.
+      n_classes: number of classes.
+      weight_column: name of the feature with the weight of each row.
+      label_vocabulary: class names, for text labels.
       loss_reduction: "sum_over_batch_size", or "sum".
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/DNNClassifier

@@ -31,12 +31,12 @@ Path = str | os.PathLike[str]
 
 
 class LinearLogits(nn.Module):
-    """Logits that are linear in the features, from weights of 0.
+    """Logits that are linear in the features, with weights initialized to 0.
 
     Attributes:
-      columns: the feature columns.
-      units: how many logits a row has.
-      sparse_combiner: how the weights of a row's several categories become one.
+      columns: feature columns.
+      units: number of logits per row.
+      sparse_combiner: reduction over the weights of a row's categories: "sum", "mean" or "sqrtn".
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -52,12 +52,12 @@ class LinearEstimator(Estimator):
     """A linear model with a head.
 
     Args:
-      head: what is made of the logits.
-      feature_columns: the columns, of any kind but sequences.
+      head: `Head` that computes loss, metrics and predictions from the logits.
+      feature_columns: columns of any kind except sequences.
       model_dir, config, warm_start_from: as in `Estimator`.
-      optimizer: a name, "Ftrl", "Adagrad", "Adam", "RMSProp" or "SGD", whose learning rate is 0.2, or one over the root
-        of the number of columns if that is less; an optimizer; or a function that returns one.
-      sparse_combiner: how the weights of a row's several categories become one.
+      optimizer: "Ftrl", "Adagrad", "Adam", "RMSProp" or "SGD", with learning rate
+        `min(0.2, 1 / sqrt(number of columns))`; an optimizer; or a function that returns an optimizer.
+      sparse_combiner: reduction over the weights of a row's categories: "sum", "mean" or "sqrtn".
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/LinearEstimator
     """
@@ -67,7 +67,7 @@ class LinearEstimator(Estimator):
                  sparse_combiner: Combiner = "sum", warm_start_from: Path | WarmStartSettings | None = None):
         columns = checked_columns("feature_columns", feature_columns)
         rate = linear_learning_rate(columns, MOST_LEARNING_RATE)
-        named_optimizer(optimizer, rate)  # refuses what is none
+        named_optimizer(optimizer, rate)  # raises for an unknown name
         module = LinearLogits(tuple(columns), check_head(head).logits_dimension, sparse_combiner)
         super().__init__(canned_model_fn(head, columns, module, lambda: named_optimizer(optimizer, rate)), model_dir,
                          config, warm_start_from=warm_start_from)
@@ -78,8 +78,8 @@ class LinearRegressor(LinearEstimator):
 
     Args:
       feature_columns, model_dir, optimizer, config, warm_start_from, sparse_combiner: as in `LinearEstimator`.
-      label_dimension: how many numbers a label has.
-      weight_column: the name of a feature with the weight of each row.
+      label_dimension: number of values per label.
+      weight_column: name of the feature with the weight of each row.
       loss_reduction: "sum_over_batch_size", or "sum".
 
     Example:
@@ -106,9 +106,9 @@ class LinearClassifier(LinearEstimator):
 
     Args:
       feature_columns, model_dir, optimizer, config, warm_start_from, sparse_combiner: as in `LinearEstimator`.
-      n_classes: how many classes there are.
-      weight_column: the name of a feature with the weight of each row.
-      label_vocabulary: the names of the classes, where labels are text.
+      n_classes: number of classes.
+      weight_column: name of the feature with the weight of each row.
+      label_vocabulary: class names, for text labels.
       loss_reduction: "sum_over_batch_size", or "sum".
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/LinearClassifier

@@ -1,7 +1,7 @@
-"""Feature columns with TensorFlow's names and numbers: how named features become the input of a model.
+"""Feature columns with TensorFlow's names and numbers: from named features to the input of a model.
 
-Owns the two halves: `HostTransform`, which makes numbers of a batch's strings on the host, and Flax modules, which make
-the input of a model of these numbers on the device. It must not know of models, losses or input pipelines.
+Owns both halves: `HostTransform`, which converts features to numbers on the host, and the Flax modules that compute the
+input of a model from these numbers on the device. Does not depend on models, losses or input pipelines.
 """
 
 from trainer.core.public_names import attach_stub

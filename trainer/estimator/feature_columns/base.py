@@ -1,7 +1,7 @@
-"""What a feature column is: what it needs of the host, and what it makes of that on the device.
+"""Base classes of feature columns.
 
-Owns the split. On the host, `HostPart`s turn features as users give them into arrays of numbers. On the device, columns
-turn these into rows of float32, or into ids of rows of a table. Strings never reach a device.
+On the host, `HostPart`s convert raw features to arrays of numbers. On the device, columns convert these arrays to
+float32 rows or to row ids of a table. Strings never reach a device.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from trainer.estimator.feature_columns.values.raw_features import RawFeatures
 MISSING_ID = -1
 
 Features: TypeAlias = Mapping[str, jax.Array]
-"""What `HostTransform` returned: arrays of numbers by the keys of host parts."""
+"""Arrays from `HostTransform`, by the keys of host parts."""
 
 Initializer: TypeAlias = Callable[..., jax.Array]
-"""A function of a random key, a shape and a dtype, as those of `flax.linen.initializers`."""
+"""A function of a random key, a shape and a dtype, as in `flax.linen.initializers`."""
 
 
 class IdsAndWeights(NamedTuple):
-    """Which rows of a table are meant, and how much each counts.
+    """Row ids of a table, with weights.
 
     Attributes:
-      ids: int32 of shape `(rows, values)`, or `(rows, time, values)` of sequences; negative where there is none.
-      weights: float32 of the same shape; None where each counts 1.
+      ids: int32 of shape `(rows, values)`, or `(rows, time, values)` for sequences; negative for missing values.
+      weights: float32 of the same shape; None for weights of 1.
     """
 
     ids: jax.Array
@@ -40,14 +40,15 @@ class IdsAndWeights(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A matrix of weights that a column looks rows up in.
+    """A weight matrix for lookups by id.
 
     Attributes:
-      name: the name that its parameter has.
-      rows: how many rows it has.
-      width: how many columns.
-      initializer: what draws it; None for a normal distribution of standard deviation `1 / sqrt(width)`, cut at two.
-      trainable: whether it is a parameter.
+      name: name of the parameter.
+      rows: number of rows.
+      width: number of columns.
+      initializer: initializer of the matrix; None for a normal distribution with standard deviation `1 / sqrt(width)`,
+        truncated at two standard deviations.
+      trainable: whether the table is a parameter.
     """
 
     name: str
@@ -61,12 +62,12 @@ Tables: TypeAlias = Mapping[Table, jax.Array]
 
 
 class HostPart(abc.ABC):
-    """One array that the host makes, under one key. Equal parts are made once; they compare by what they compute."""
+    """An array that the host computes, under a key. Parts compare by value, and equal parts are computed once."""
 
     @property
     @abc.abstractmethod
     def part_key(self) -> str:
-        """The key of the array among what the device gets."""
+        """Key of the array among the device's features."""
 
     @abc.abstractmethod
     def read(self, raw: RawFeatures) -> np.ndarray:
@@ -74,51 +75,51 @@ class HostPart(abc.ABC):
 
 
 class FeatureColumn(abc.ABC):
-    """A description of how features become the input of a model. It holds no arrays, and compares by its fields."""
+    """A rule from features to a part of the model's input. It holds no arrays and compares by its fields."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name, by which columns are sorted and parameters known."""
+        """Name of the column: the sort key of columns and the name of its parameters."""
 
     @property
     @abc.abstractmethod
     def host_parts(self) -> tuple[HostPart, ...]:
-        """What the host makes for it."""
+        """Arrays of the column that the host computes."""
 
     @property
     def lengths_key(self) -> str | None:
-        """The key of the lengths of sequences among what the device gets; None for a column that is no sequence."""
+        """Key of the sequence lengths among the device's features; None for a column without sequences."""
         return None
 
 
 class DenseColumn(FeatureColumn):
-    """A column of numbers, which `DenseFeatures` takes; or of sequences of them, which `SequenceFeatures` takes."""
+    """A column of numbers, for `DenseFeatures`, or of sequences of numbers, for `SequenceFeatures`."""
 
     @property
     @abc.abstractmethod
     def width(self) -> int:
-        """How many numbers a row has, or a time step of one."""
+        """Number of values per row, or per time step of a sequence."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables that it looks rows up in."""
+        """Tables for lookups by the column."""
         return ()
 
     @abc.abstractmethod
     def dense(self, features: Features, tables: Tables) -> jax.Array:
-        """Returns float32 of shape `(rows, width)`, or `(rows, time, width)` of sequences."""
+        """Returns float32 of shape `(rows, width)`, or `(rows, time, width)` for sequences."""
 
 
 class CategoricalColumn(FeatureColumn):
-    """A column of ids, which `LinearFeatures` takes, and others once it is embedded or made an indicator."""
+    """A column of ids, for `LinearFeatures`, embedding columns and indicator columns."""
 
     is_crossable: ClassVar[bool] = True
 
     @property
     @abc.abstractmethod
     def num_buckets(self) -> int:
-        """How many ids there are: from 0 to one less."""
+        """Number of ids; ids range from 0 to `num_buckets - 1`."""
 
     @abc.abstractmethod
     def ids_and_weights(self, features: Features) -> IdsAndWeights:
@@ -126,50 +127,47 @@ class CategoricalColumn(FeatureColumn):
 
     @abc.abstractmethod
     def host_ids(self, raw: RawFeatures) -> np.ndarray:
-        """Returns the ids on the host, int64 of shape `(rows, values)`; negative where a value has none."""
+        """Returns the ids on the host, int64 of shape `(rows, values)`; negative for values without an id."""
 
     @abc.abstractmethod
     def is_present(self, raw: RawFeatures) -> np.ndarray:
-        """Returns where there is a value at all, with an id or not; booleans of the same shape."""
+        """Returns a mask of the values that are not missing, bool of the ids' shape; unknown values are present."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseOfCategorical(DenseColumn):
-    """A column of numbers that are made of a categorical column's ids."""
+    """A dense column computed from a categorical column."""
 
     categorical_column: CategoricalColumn
 
     @property
     def host_parts(self) -> tuple[HostPart, ...]:
-        """See `FeatureColumn`."""
         return self.categorical_column.host_parts
 
     @property
     def lengths_key(self) -> str | None:
-        """See `FeatureColumn`."""
         return self.categorical_column.lengths_key
 
 
 class LookedUpColumn(CategoricalColumn, HostPart):
-    """A categorical column whose ids the host looks up."""
+    """A categorical column with ids that the host computes."""
 
     @property
     @abc.abstractmethod
     def kind(self) -> str:
-        """A word for how ids are looked up."""
+        """Short name of the lookup method, which is part of `part_key`."""
 
     @property
     def part_key(self) -> str:
-        """See `HostPart`: two kinds of ids may come from one feature."""
+        """Key with the kind and the number of ids, because several columns may read the same feature."""
         return f"{self.name}/{self.kind}_{self.num_buckets}"
 
     @property
     def host_parts(self) -> tuple[HostPart, ...]:
-        """See `FeatureColumn`."""
         return (self,)
 
     def read(self, raw: RawFeatures) -> np.ndarray:
-        """See `HostPart`.
+        """Returns the ids as int32 of shape `(rows, values)`.
 
         Raises:
           ValueError: if the values of a row have more than one axis.
@@ -180,23 +178,21 @@ class LookedUpColumn(CategoricalColumn, HostPart):
         return np.maximum(ids, MISSING_ID).astype(np.int32)
 
     def host_ids(self, raw: RawFeatures) -> np.ndarray:
-        """See `CategoricalColumn`."""
         return raw.once(self, lambda: self.look_up(raw))
 
     @abc.abstractmethod
     def look_up(self, raw: RawFeatures) -> np.ndarray:
-        """Returns what `host_ids` returns, and keeps nothing."""
+        """Computes the ids of `host_ids`, without caching."""
 
     def ids_and_weights(self, features: Features) -> IdsAndWeights:
-        """See `CategoricalColumn`."""
         return IdsAndWeights(read_feature(features, self.part_key, self.name))
 
 
 def read_feature(features: Features, key: str, column: str) -> jax.Array:
-    """Returns one of the arrays that the device got.
+    """Returns an array from the device's features.
 
     Raises:
-      ValueError: if it is not there.
+      ValueError: if the array is missing.
     """
     if key not in features:
         raise ValueError(f"Column {column!r} reads {key!r} on the device, and the features have none. "
@@ -209,8 +205,8 @@ def as_columns(columns: FeatureColumn | Iterable[FeatureColumn]) -> tuple[Featur
     """Returns columns sorted by name.
 
     Raises:
-      TypeError: if one of them is no feature column.
-      ValueError: if there are none, or two have one name.
+      TypeError: if an element of `columns` is not a feature column.
+      ValueError: if there are no columns, or two columns have the same name.
     """
     found = listed_columns(columns)
     names: dict[str, FeatureColumn] = {}
@@ -223,11 +219,11 @@ def as_columns(columns: FeatureColumn | Iterable[FeatureColumn]) -> tuple[Featur
 
 
 def listed_columns(columns: FeatureColumn | Iterable[FeatureColumn]) -> tuple[FeatureColumn, ...]:
-    """Returns the columns in their order, whatever names they have.
+    """Returns the columns in the given order, with repeated names allowed.
 
     Raises:
-      TypeError: if one of them is no feature column.
-      ValueError: if there are none.
+      TypeError: if an element of `columns` is not a feature column.
+      ValueError: if there are no columns.
     """
     found: Any = [columns] if isinstance(columns, FeatureColumn) else columns
     if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
@@ -245,7 +241,7 @@ def as_categorical(argument: str, column: Any) -> CategoricalColumn:
     """Returns a categorical column.
 
     Raises:
-      TypeError: if it is none.
+      TypeError: if `column` is not a categorical column.
     """
     if not isinstance(column, CategoricalColumn):
         raise wrong_type(argument, column, "a categorical column, such as `categorical_column_with_*` make")

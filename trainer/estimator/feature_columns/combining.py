@@ -1,4 +1,4 @@
-"""How rows of a table become one: their mean, their sum, or their sum over the root of their number."""
+"""Combiners of table rows: mean, sum, or sum divided by the square root of the count."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ COMBINERS = ("mean", "sqrtn", "sum")
 def combine_rows(
     table: jax.Array, which: IdsAndWeights, combiner: str, max_norm: float | None = None
 ) -> jax.Array:
-    """Returns the combination of the rows that are meant; zeros where none is.
+    """Returns the combination of the rows with the given ids; zeros if there are none.
 
     Args:
-      table: an array of shape `(buckets, width)`.
-      which: ids of shape `(..., values)`, negative where there is none, and their weights.
-      combiner: "sum", the weighted sum; "mean", that over the sum of the weights; "sqrtn", that over the root of the
-        sum of their squares. The latter two leave weights of 0 and less out.
-      max_norm: the largest L2 norm of a row; larger rows are scaled down first.
+      table: array of shape `(buckets, width)`.
+      which: ids of shape `(..., values)`, negative for missing values, and their weights.
+      combiner: "sum", the weighted sum; "mean", the weighted sum divided by the sum of the weights; "sqrtn", the
+        weighted sum divided by the square root of the sum of squared weights. "mean" and "sqrtn" ignore weights of 0
+        and less.
+      max_norm: maximum L2 norm of a row; larger rows are scaled down first.
 
     Returns:
       An array of shape `(..., width)`.
@@ -51,5 +52,5 @@ def _clip_norms(rows: jax.Array, max_norm: float) -> jax.Array:
 
 
 def _or_one(values: jax.Array) -> jax.Array:
-    """Returns 1 in the place of 0, so that neither a quotient nor the gradient of a root is infinite."""
+    """Replaces 0 by 1, to avoid infinite quotients and gradients."""
     return jnp.where(values > 0, values, 1)

@@ -1,4 +1,4 @@
-"""The categorical column of combinations of features, whose ids are chained fingerprints."""
+"""The categorical column of crossed features, with chained fingerprints as ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.estimator.feature_columns.values.raw_features import RawFeatures
 
 @dataclasses.dataclass(frozen=True)
 class CrossedColumn(LookedUpColumn):
-    """See `crossed_column`."""
+    """Column of `crossed_column`."""
 
     keys: tuple[str | CategoricalColumn, ...]
     hash_bucket_size: int
@@ -26,30 +26,27 @@ class CrossedColumn(LookedUpColumn):
 
     @property
     def name(self) -> str:
-        """See `FeatureColumn`."""
         return "_X_".join(sorted(key if isinstance(key, str) else key.name for key in self.leaves))
 
     @property
     def kind(self) -> str:
-        """See `LookedUpColumn`."""
         return "cross"
 
     @property
     def num_buckets(self) -> int:
-        """See `CategoricalColumn`."""
         return self.hash_bucket_size
 
     @property
     def leaves(self) -> tuple[str | CategoricalColumn, ...]:
-        """What is crossed, with nested crosses flattened."""
+        """Keys and columns of the cross, with nested crosses flattened."""
         return tuple(leaf for key in self.keys for leaf in (key.leaves if isinstance(key, CrossedColumn) else (key,)))
 
     def look_up(self, raw: RawFeatures) -> np.ndarray:
-        """See `LookedUpColumn`: all combinations of a row's values, those of the last feature next to one another."""
+        """Computes the ids of all combinations of a row's values; values of the last feature vary fastest."""
         return np.where(self.is_present(raw), self._buckets(raw), MISSING_ID)
 
     def is_present(self, raw: RawFeatures) -> np.ndarray:
-        """See `CategoricalColumn`: where all that is combined has a value."""
+        """Returns where all values of a combination are present."""
         present = np.ones((1, 1), bool)
         for leaf in self._in_tensorflows_order():
             there = np.ones_like(_prints(leaf, raw), bool) if isinstance(leaf, str) else leaf.is_present(raw)
@@ -63,27 +60,26 @@ class CrossedColumn(LookedUpColumn):
         return (prints % np.uint64(self.num_buckets)).astype(np.int64)
 
     def _in_tensorflows_order(self) -> list[str | CategoricalColumn]:
-        # Its operation takes sparse inputs first, then dense ones. Columns are sparse there; features that are given
-        # as arrays are dense.
+        # TensorFlow's operation takes sparse inputs, which are columns, before dense inputs, which are keys.
         return sorted(self.leaves, key=lambda leaf: isinstance(leaf, str))
 
 
 def crossed_column(
     keys: Sequence[str | CategoricalColumn], hash_bucket_size: int, hash_key: int | None = None
 ) -> CrossedColumn:
-    """Describes combinations of features. Their ids are those that TensorFlow gives them.
+    """Returns a column of combinations of features, with TensorFlow's ids.
 
-    Where a row has several values of a feature, each is combined with each of the others. A feature that is given by
-    its key is read as it is, the empty string too; a column leaves missing values out.
+    Each value of a feature is combined with each value of the other features in the row. A feature given by key is read
+    as it is, including the empty string; a column skips missing values.
 
     Args:
-      keys: at least two of: keys of features of strings or whole numbers, and categorical columns.
-      hash_bucket_size: how many ids there are; several combinations may share one.
-      hash_key: what the chain of fingerprints starts from; None for TensorFlow's number.
+      keys: at least two keys of features of strings or integers, or categorical columns.
+      hash_bucket_size: number of ids; combinations may share an id.
+      hash_key: initial value of the chain of fingerprints; None for TensorFlow's number.
 
     Raises:
-      TypeError: if an argument is of the wrong type.
-      ValueError: if there are fewer than two keys, or one is a column of hash buckets or of weights or sequences.
+      TypeError: if an argument has the wrong type.
+      ValueError: if there are fewer than two keys, or a key is a column of hash buckets, weights or sequences.
 
     Example:
       >>> crossed_column(["country", "language"], 100).name
@@ -116,7 +112,7 @@ def _check_crossed(key: object) -> None:
 
 
 def _prints(leaf: str | CategoricalColumn, raw: RawFeatures) -> np.ndarray:
-    """Returns a feature's fingerprints: whole numbers stand for themselves."""
+    """Returns the fingerprints of a feature; integers are their own fingerprints."""
     if not isinstance(leaf, str):
         return leaf.host_ids(raw).view(np.uint64)
     categories = raw.categories(leaf)
@@ -127,6 +123,6 @@ def _prints(leaf: str | CategoricalColumn, raw: RawFeatures) -> np.ndarray:
 
 
 def _pairs(first: np.ndarray, second: np.ndarray, combine: np.ufunc | object) -> np.ndarray:
-    """Returns all combinations of the values of each row: `(rows, m)` and `(rows, n)` make `(rows, m * n)`."""
+    """Returns all combinations of the values of each row: `(rows, m)` and `(rows, n)` give `(rows, m * n)`."""
     combined = combine(first[:, :, None], second[:, None, :])  # type: ignore[operator]
     return combined.reshape(len(combined), -1)

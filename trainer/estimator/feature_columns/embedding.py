@@ -1,4 +1,4 @@
-"""The dense columns that look the ids of categorical columns up in a table of weights, of their own or shared."""
+"""Embedding columns, with separate or shared tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.estimator.feature_columns.combining import COMBINERS, combine_rows
 
 
 class _OfTable(DenseOfCategorical):
-    """What looks ids up in a table of weights."""
+    """Base class of columns that look up ids in a table."""
 
     combiner: str
     max_norm: float | None
@@ -32,27 +32,24 @@ class _OfTable(DenseOfCategorical):
     @property
     @abc.abstractmethod
     def table(self) -> Table:
-        """The table."""
+        """The table for lookups."""
 
     @property
     def width(self) -> int:
-        """See `DenseColumn`."""
         return self.table.width
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """See `DenseColumn`."""
         return (self.table,)
 
     def dense(self, features: Features, tables: Tables) -> jax.Array:
-        """See `DenseColumn`."""
         which = self.categorical_column.ids_and_weights(features)
         return combine_rows(tables[self.table], which, self.combiner, self.max_norm)
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingColumn(_OfTable):
-    """See `embedding_column`."""
+    """Column of `embedding_column`."""
 
     dimension: int
     combiner: str = "mean"
@@ -62,18 +59,17 @@ class EmbeddingColumn(_OfTable):
 
     @property
     def name(self) -> str:
-        """See `FeatureColumn`."""
         return f"{self.categorical_column.name}_embedding"
 
     @property
     def table(self) -> Table:
-        """The table that it looks ids up in."""
+        """The table for lookups."""
         return Table(self.name, self.categorical_column.num_buckets, self.dimension, self.initializer, self.trainable)
 
 
 @dataclasses.dataclass(frozen=True)
 class SharedEmbeddingColumn(_OfTable):
-    """See `shared_embeddings`."""
+    """Column of `shared_embeddings`."""
 
     shared_table: Table
     combiner: str = "mean"
@@ -81,12 +77,11 @@ class SharedEmbeddingColumn(_OfTable):
 
     @property
     def name(self) -> str:
-        """See `FeatureColumn`."""
         return f"{self.categorical_column.name}_shared_embedding"
 
     @property
     def table(self) -> Table:
-        """The table, which other columns look ids up in too."""
+        """The table for lookups, shared with other columns."""
         return self.shared_table
 
 
@@ -99,21 +94,21 @@ def embedding_column(
     max_norm: float | None = None,
     trainable: bool = True,
 ) -> EmbeddingColumn:
-    """Describes a row of weights for each id, and how those of one row become one.
+    """Returns a dense column that embeds ids and combines the embeddings of each row.
 
     Args:
-      categorical_column: a categorical column, also one of sequences, each of whose steps is embedded.
-      dimension: how many weights an id has.
-      combiner: "mean", "sqrtn" or "sum" of the rows of all ids; ids that a row does not have count nothing, and a row
-        without any is zeros.
-      initializer: a function of a random key, a shape and a dtype, as those of `flax.linen.initializers`; None for a
-        normal distribution of standard deviation `1 / sqrt(dimension)`, cut at two of these.
-      max_norm: the largest L2 norm of the weights of one id; larger ones are scaled down before they are combined.
+      categorical_column: a categorical column. Columns of sequences are embedded per time step.
+      dimension: number of weights per id.
+      combiner: "mean", "sqrtn" or "sum" over the ids of a row. Missing ids are ignored, and a row without ids gives
+        zeros.
+      initializer: function of a random key, a shape and a dtype, as in `flax.linen.initializers`; None for a normal
+        distribution with standard deviation `1 / sqrt(dimension)`, truncated at two standard deviations.
+      max_norm: maximum L2 norm of an embedding; larger embeddings are scaled down before they are combined.
       trainable: whether the weights are trained.
 
     Raises:
-      TypeError: if an argument is of the wrong type.
-      ValueError: if a number is out of its range, or `combiner` is unknown.
+      TypeError: if an argument has the wrong type.
+      ValueError: if a number is out of range, or `combiner` is unknown.
 
     Example:
       >>> from trainer.estimator.feature_columns import categorical_column_with_hash_bucket
@@ -137,23 +132,21 @@ def shared_embeddings(
     max_norm: float | None = None,
     trainable: bool = True,
 ) -> list[SharedEmbeddingColumn]:
-    """Describes embeddings of several columns in one table: a module that has some of these columns has it once.
+    """Returns embedding columns that share a table.
 
     Args:
-      categorical_columns: columns of one kind, with equally many ids.
-      dimension: as for `embedding_column`, like `combiner` and `initializer`.
-      combiner: see `embedding_column`.
-      initializer: see `embedding_column`.
-      shared_embedding_collection_name: the name of the table; None for one made of the columns' names.
-      max_norm: see `embedding_column`.
-      trainable: see `embedding_column`.
+      categorical_columns: columns of the same kind, with the same number of ids.
+      dimension, combiner, initializer, max_norm, trainable: as in `embedding_column`.
+      shared_embedding_collection_name: name of the table; by default made of the columns' names.
 
     Returns:
-      A dense column for each categorical column, in their order.
+      A list of dense columns, in the order of `categorical_columns`. A module with several of these columns creates the
+      table once.
 
     Raises:
-      TypeError: if an argument is of the wrong type.
-      ValueError: if there are no columns, or they are of different kinds or sizes; or as `embedding_column` does.
+      TypeError: if an argument has the wrong type.
+      ValueError: if there are no columns, the columns differ in kind or size, a number is out of range, or `combiner`
+        is unknown.
 
     Example:
       >>> from trainer.estimator.feature_columns import categorical_column_with_identity
@@ -185,7 +178,7 @@ def shared_embeddings(
 
 
 def _unwrapped(column: CategoricalColumn) -> CategoricalColumn:
-    """Returns the column below weights and sequences."""
+    """Returns the innermost column, without weights and sequences."""
     while (inner := getattr(column, "categorical_column", None)) is not None:
         column = inner
     return column

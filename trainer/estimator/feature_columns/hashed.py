@@ -1,4 +1,4 @@
-"""The categorical column of features whose ids are fingerprints, spread over a number of buckets."""
+"""The categorical column of hashed features."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.estimator.feature_columns.values.raw_features import RawFeatures, m
 
 @dataclasses.dataclass(frozen=True)
 class HashedColumn(KeyedColumn):
-    """See `categorical_column_with_hash_bucket`."""
+    """Column of `categorical_column_with_hash_bucket`."""
 
     key: str
     hash_bucket_size: int
@@ -24,16 +24,13 @@ class HashedColumn(KeyedColumn):
 
     @property
     def kind(self) -> str:
-        """See `LookedUpColumn`."""
         return "hash"
 
     @property
     def num_buckets(self) -> int:
-        """See `CategoricalColumn`."""
         return self.hash_bucket_size
 
     def look_up(self, raw: RawFeatures) -> np.ndarray:
-        """See `LookedUpColumn`."""
         categories = self.categories(raw)
         prints = raw.once(("fingerprints", self.key), lambda: _fingerprints(categories))
         ids = (prints % np.uint64(self.num_buckets)).astype(np.int64)
@@ -49,19 +46,19 @@ def _fingerprints(categories: np.ndarray) -> np.ndarray:
 
 
 def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int, dtype: Any = "string") -> HashedColumn:
-    """Describes a feature of words that are too many to list. Their ids are those that TensorFlow gives them.
+    """Returns a column of strings or integers that are hashed into buckets, with TensorFlow's ids.
 
-    The id is FarmHash's fingerprint of the word's bytes, or of a whole number's decimal text, modulo the number of
-    buckets: the same in every process. Several words may share an id.
+    The id is FarmHash's fingerprint of a string's bytes, or of an integer's decimal text, modulo the number of buckets.
+    It is the same in every process. Values may share an id.
 
     Args:
-      key: the key of the feature, and the column's name.
-      hash_bucket_size: how many ids there are.
+      key: key of the feature; also the name of the column.
+      hash_bucket_size: number of ids.
       dtype: "string" or an integer type.
 
     Raises:
-      TypeError: if an argument is of the wrong type.
-      ValueError: if there is no bucket, or `dtype` is another type.
+      TypeError: if an argument has the wrong type.
+      ValueError: if `hash_bucket_size` is less than 1, or `dtype` is another type.
 
     Example:
       >>> categorical_column_with_hash_bucket("city", 1000)

@@ -1,4 +1,4 @@
-"""HostTransform: from a batch's features, with strings, to the arrays of numbers that columns read on the device."""
+"""HostTransform: converts the raw features of a batch to arrays of numbers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from trainer.estimator.feature_columns.values.raw_features import RawFeatures
 
 
 class HostTransform:
-    """Turns features as users give them into arrays of numbers, on the host.
+    """Converts raw features to arrays of numbers, on the host.
 
-    A function of the features alone: it may run in any thread, on batches or on whole arrays at once. Words become
-    int32 ids, numbers float32. Features that no column reads are left out. In dense arrays of words "" is no value, in
-    those of whole numbers -1; these get the id -1.
+    The result depends on the features alone, so the transform may run in any thread, on batches or whole arrays.
+    Categories become int32 ids, and numbers become float32. Features that no column reads are dropped. In dense arrays,
+    "" and -1 are missing values of strings and integers; they get the id -1.
 
     Args:
-      columns: all feature columns of the model, those of a wide and of a deep part together; repeated columns count
+      columns: all feature columns of the model, including both parts of a wide and deep model; repeated columns count
         once.
 
     Raises:
-      TypeError: if one of them is no feature column.
-      ValueError: if there are none, or two different ones would give the device arrays of one name.
+      TypeError: if an element of `columns` is not a feature column.
+      ValueError: if there are no columns, or two different columns produce arrays with the same key.
 
     Example:
       >>> from trainer.estimator.feature_columns import categorical_column_with_vocabulary_list, numeric_column
@@ -47,15 +47,15 @@ class HostTransform:
                                      f"{part.part_key!r}: {known} and {part}. Give the feature under another key too.")
 
     def __call__(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Returns the arrays of numbers, rows first.
+        """Returns the arrays of numbers by key, rows first.
 
         Args:
-          features: arrays of equally many rows, by key.
+          features: arrays by key, with the same number of rows.
 
         Raises:
-          TypeError: if `features` is no dict.
-          ValueError: if a feature is missing, holds what its column does not take, or has another shape; or if columns
-            of sequences differ in their lengths.
+          TypeError: if `features` is not a dict.
+          ValueError: if a feature is missing, has unsupported values or the wrong shape, or if columns of sequences
+            differ in length.
         """
         raw = RawFeatures(features)
         arrays = {key: part.read(raw) for key, part in self._parts.items()}

@@ -1,4 +1,4 @@
-"""The categorical column of features that are ids already."""
+"""The categorical column of features that already are ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.estimator.feature_columns.values.raw_features import RawFeatures, m
 
 @dataclasses.dataclass(frozen=True)
 class IdentityColumn(KeyedColumn):
-    """See `categorical_column_with_identity`."""
+    """Column of `categorical_column_with_identity`."""
 
     key: str
     number_buckets: int
@@ -23,19 +23,17 @@ class IdentityColumn(KeyedColumn):
 
     @property
     def kind(self) -> str:
-        """See `LookedUpColumn`."""
         return "identity"
 
     @property
     def num_buckets(self) -> int:
-        """See `CategoricalColumn`."""
         return self.number_buckets
 
     def look_up(self, raw: RawFeatures) -> np.ndarray:
-        """See `LookedUpColumn`.
+        """Returns the ids, with values out of range replaced by the default value.
 
         Raises:
-          ValueError: if a value is too large and there is no default value.
+          ValueError: if a value is too large and the column has no default value.
         """
         ids = self.categories(raw)
         too_large = ids >= self.num_buckets
@@ -51,17 +49,17 @@ class IdentityColumn(KeyedColumn):
 def categorical_column_with_identity(
     key: str, num_buckets: int, default_value: int | None = None
 ) -> IdentityColumn:
-    """Describes a feature of whole numbers that are ids.
+    """Returns a column of integer features that are ids.
 
     Args:
-      key: the key of the feature, and the column's name.
-      num_buckets: how many ids there are, from 0 to one less.
-      default_value: the id of what is out of range. With None, numbers that are too large are an error when they are
-        met, and negative ones have no id. -1 is a missing value in any case.
+      key: key of the feature; also the name of the column.
+      num_buckets: number of ids; ids range from 0 to `num_buckets - 1`.
+      default_value: id of values out of range. With None, too large values raise an error when they are read, and
+        negative values have no id. -1 is always a missing value.
 
     Raises:
-      TypeError: if an argument is of the wrong type.
-      ValueError: if `num_buckets` is less than 1, or `default_value` is no id.
+      TypeError: if an argument has the wrong type.
+      ValueError: if `num_buckets` is less than 1, or `default_value` is not a valid id.
 
     Example:
       >>> categorical_column_with_identity("weekday", 7)

@@ -1,4 +1,4 @@
-"""The dense column that counts a categorical column's ids."""
+"""The indicator column: counts of a categorical column's ids."""
 
 from __future__ import annotations
 
@@ -18,33 +18,30 @@ from trainer.estimator.feature_columns.base import (
 
 @dataclasses.dataclass(frozen=True)
 class IndicatorColumn(DenseOfCategorical):
-    """See `indicator_column`."""
+    """Column of `indicator_column`."""
 
     @property
     def name(self) -> str:
-        """See `FeatureColumn`."""
         return f"{self.categorical_column.name}_indicator"
 
     @property
     def width(self) -> int:
-        """See `DenseColumn`."""
         return self.categorical_column.num_buckets
 
     def dense(self, features: Features, tables: Tables) -> jax.Array:
-        """See `DenseColumn`."""
         ids, weights = self.categorical_column.ids_and_weights(features)
-        hits = jax.nn.one_hot(ids, self.width, dtype=jnp.float32)  # none for negative ids
+        hits = jax.nn.one_hot(ids, self.width, dtype=jnp.float32)  # zeros for negative ids
         return jnp.sum(hits if weights is None else hits * weights[..., None], axis=-2)
 
 
 def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
-    """Describes how often each id is in a row, or the sum of its weights.
+    """Returns a dense column with the count of each id in a row, or the sum of its weights.
 
     Args:
-      categorical_column: a categorical column, also one of sequences.
+      categorical_column: a categorical column, also of sequences.
 
     Raises:
-      TypeError: if it is none.
+      TypeError: if `categorical_column` is not a categorical column.
 
     Example:
       >>> from trainer.estimator.feature_columns import categorical_column_with_identity

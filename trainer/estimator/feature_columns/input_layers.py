@@ -1,4 +1,4 @@
-"""The input of a model, of columns side by side: DenseFeatures, and SequenceFeatures for sequences."""
+"""Input layers over feature columns: DenseFeatures, and SequenceFeatures for sequences."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trainer.estimator.feature_columns.parameters import as_dense_columns, check
 
 
 class DenseFeatures(nn.Module):
-    """A Flax module that puts dense columns side by side, in the order of their names.
+    """Flax module that concatenates dense columns, in the order of their names.
 
-    Parameters: `<name>/embedding` of shape `(buckets, dimension)` for each embedding column, and for shared embeddings
-    once. Tables that are not trained are in the collection `non_trainable`.
+    Parameters: `<name>/embedding` of shape `(buckets, dimension)` for each embedding column, and once for shared
+    embeddings. Tables that are not trained are in the collection `non_trainable`.
 
     Args:
       columns: numeric, bucketized, indicator and embedding columns.
 
     Raises:
-      TypeError: if one of them is no feature column.
-      ValueError: if one is categorical or of sequences, there are none, or two have one name.
+      TypeError: if an element of `columns` is not a feature column.
+      ValueError: if a column is categorical or of sequences, there are no columns, or two columns have the same name.
 
     Example:
       >>> from trainer.estimator.feature_columns import HostTransform, bucketized_column, numeric_column
@@ -50,13 +50,13 @@ class DenseFeatures(nn.Module):
 
     @nn.compact
     def __call__(self, features: Features) -> jax.Array:
-        """Returns float32 of shape `(rows, width)`, the sum of the columns' widths.
+        """Returns float32 of shape `(rows, width)`, where `width` is the sum of the columns' widths.
 
         Args:
-          features: what `HostTransform` returned.
+          features: arrays from `HostTransform`, by key.
 
         Raises:
-          TypeError: if it is no dict.
+          TypeError: if `features` is not a dict.
           ValueError: if an array is missing.
         """
         check_features(features)
@@ -66,16 +66,17 @@ class DenseFeatures(nn.Module):
 
 
 class SequenceFeatures(nn.Module):
-    """A Flax module that puts columns of sequences side by side, in the order of their names.
+    """Flax module that concatenates columns of sequences, in the order of their names.
 
-    Parameters: as those of `DenseFeatures`.
+    The parameters are named as in `DenseFeatures`.
 
     Args:
       columns: sequence-numeric columns, and indicators and embeddings of sequence-categorical columns.
 
     Raises:
-      TypeError: if one of them is no feature column.
-      ValueError: if one is categorical or of no sequences, there are none, or two have one name.
+      TypeError: if an element of `columns` is not a feature column.
+      ValueError: if a column is categorical or not of sequences, there are no columns, or two columns have the same
+        name.
 
     Example:
       >>> from trainer.estimator.feature_columns import HostTransform, sequence_numeric_column
@@ -105,11 +106,11 @@ class SequenceFeatures(nn.Module):
         """Returns the sequences, float32 of shape `(rows, time, width)`, and their lengths, int32 of shape `(rows,)`.
 
         Args:
-          features: what `HostTransform` returned.
+          features: arrays from `HostTransform`, by key.
 
         Raises:
-          TypeError: if it is no dict.
-          ValueError: if an array is missing, or columns have different numbers of time steps.
+          TypeError: if `features` is not a dict.
+          ValueError: if an array is missing, or columns differ in the number of time steps.
         """
         check_features(features)
         columns = as_dense_columns(self.columns)

@@ -1,4 +1,4 @@
-"""Categorical columns that read one feature: where it is missing, and whether it holds what the column is for."""
+"""Base class of categorical columns of a single feature."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from trainer.estimator.feature_columns.values.raw_features import RawFeatures, m
 
 
 class KeyedColumn(LookedUpColumn):
-    """A categorical column of one feature of strings or of whole numbers.
+    """A categorical column of a feature of strings or integers.
 
     Attributes:
-      key: the feature's key, and the column's name.
+      key: key of the feature; also the name of the column.
       dtype: "string", or the name of an integer type.
     """
 
@@ -22,14 +22,13 @@ class KeyedColumn(LookedUpColumn):
 
     @property
     def name(self) -> str:
-        """See `FeatureColumn`."""
         return self.key
 
     def categories(self, raw: RawFeatures) -> np.ndarray:
-        """Returns the feature as int64 or as an object array of bytes, by the column's dtype.
+        """Returns the feature as int64 or as an object array of bytes, depending on the column's dtype.
 
         Raises:
-          ValueError: if there is no such feature, or it holds values of the other type.
+          ValueError: if the feature is missing or does not match the column's dtype.
         """
         categories = raw.categories(self.key)
         if (categories.dtype == object) != (self.dtype == STRING):
@@ -40,5 +39,4 @@ class KeyedColumn(LookedUpColumn):
         return categories
 
     def is_present(self, raw: RawFeatures) -> np.ndarray:
-        """See `CategoricalColumn`."""
         return ~missing_in(self.categories(raw))

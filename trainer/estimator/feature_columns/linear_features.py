@@ -1,4 +1,4 @@
-"""LinearFeatures: the wide part of a model, a weight for each number and each id."""
+"""LinearFeatures: the linear part of a model, with a weight per number and id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BIAS = "bias"
 
 
 class _Tables(nn.Module):
-    """The tables of embedding columns, below a name of their own, as weights have the columns' names."""
+    """The tables of embedding columns, in a submodule because the columns' weights already use the columns' names."""
 
     columns: Sequence[FeatureColumn]
 
@@ -28,19 +28,20 @@ class _Tables(nn.Module):
 
 
 class LinearFeatures(nn.Module):
-    """A Flax module that is linear in numbers and ids: the sum over columns of weights, plus a bias.
+    """Flax module that is linear in numbers and ids: the sum of weights over all columns, plus a bias.
 
-    Parameters, all zeros at first: `<name>/weights` of shape `(width or buckets, units)` for each column, and `bias` of
-    shape `(units,)`. Tables of embedding columns are `embeddings/<name>/embedding`.
+    Parameters, all initialized to zero: `<name>/weights` of shape `(width or buckets, units)` for each column, and
+    `bias` of shape `(units,)`. Tables of embedding columns are `embeddings/<name>/embedding`.
 
     Args:
-      columns: dense columns and categorical columns, these as they are; none of sequences.
-      units: how many numbers a row gets.
-      sparse_combiner: how the weights of several ids of one column are combined: "sum", "mean" or "sqrtn".
+      columns: dense and categorical columns, except sequences. Categorical columns need no wrapper.
+      units: number of outputs per row.
+      sparse_combiner: reduction over the weights of a column's ids in a row: "sum", "mean" or "sqrtn".
 
     Raises:
-      TypeError: if an argument is of the wrong type.
-      ValueError: if a column is of sequences, there are none, or two have one name; or if `sparse_combiner` is unknown.
+      TypeError: if an argument has the wrong type.
+      ValueError: if a column is of sequences, there are no columns, two columns have the same name, or
+        `sparse_combiner` is unknown.
 
     Example:
       >>> from trainer.estimator.feature_columns import HostTransform, categorical_column_with_identity
@@ -77,10 +78,10 @@ class LinearFeatures(nn.Module):
         """Returns float32 of shape `(rows, units)`.
 
         Args:
-          features: what `HostTransform` returned.
+          features: arrays from `HostTransform`, by key.
 
         Raises:
-          TypeError: if it is no dict.
+          TypeError: if `features` is not a dict.
           ValueError: if an array is missing.
         """
         check_features(features)

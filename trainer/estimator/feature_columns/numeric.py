@@ -1,4 +1,4 @@
-"""Columns of numbers: as they are, or as the bucket that each falls in."""
+"""Columns of numbers: numeric and bucketized."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Numbers(HostPart):
 
     @property
     def part_key(self) -> str:
-        """See `HostPart`: the feature's own key."""
+        """Key of the feature."""
         return self.key
 
     def read(self, raw: RawFeatures) -> np.ndarray:
-        """See `HostPart`.
+        """Returns the numbers, with NaN replaced by the default value.
 
         Raises:
-          ValueError: if the feature is missing, holds no numbers, or has another shape.
+          ValueError: if the feature is missing, is not numeric, or has another shape.
         """
         numbers = raw.numbers(self.key)
         if math.prod(numbers.shape[1:]) != math.prod(self.shape):
@@ -59,7 +59,7 @@ class Numbers(HostPart):
 
 @dataclasses.dataclass(frozen=True)
 class NumericColumn(DenseColumn):
-    """See `numeric_column`."""
+    """Column of `numeric_column`."""
 
     key: str
     shape: tuple[int, ...] = (1,)
@@ -69,17 +69,14 @@ class NumericColumn(DenseColumn):
 
     @property
     def name(self) -> str:
-        """See `FeatureColumn`."""
         return self.key
 
     @property
     def host_parts(self) -> tuple[HostPart, ...]:
-        """See `FeatureColumn`."""
         return (Numbers(self.key, self.shape, self.default_value),)
 
     @property
     def width(self) -> int:
-        """See `DenseColumn`."""
         return math.prod(self.shape)
 
     def normalized(self, features: Features) -> jax.Array:
@@ -87,63 +84,56 @@ class NumericColumn(DenseColumn):
         return normalize(self.normalizer_fn, read_feature(features, self.key, self.name))
 
     def dense(self, features: Features, tables: Tables) -> jax.Array:
-        """See `DenseColumn`."""
         numbers = self.normalized(features)
         return numbers.reshape(numbers.shape[0], self.width)
 
 
 @dataclasses.dataclass(frozen=True)
 class BucketizedColumn(DenseColumn, CategoricalColumn):
-    """See `bucketized_column`."""
+    """Column of `bucketized_column`."""
 
     source_column: NumericColumn
     boundaries: tuple[float, ...]
 
     @property
     def name(self) -> str:
-        """See `FeatureColumn`."""
         return f"{self.source_column.name}_bucketized"
 
     @property
     def host_parts(self) -> tuple[HostPart, ...]:
-        """See `FeatureColumn`."""
         return self.source_column.host_parts
 
     @property
     def buckets_of_one(self) -> int:
-        """How many buckets a single number can fall in."""
+        """Number of buckets per number."""
         return len(self.boundaries) + 1
 
     @property
     def num_buckets(self) -> int:
-        """See `CategoricalColumn`: each number of a row has its own buckets."""
+        """Number of ids; each number of a row has separate buckets."""
         return self.source_column.width * self.buckets_of_one
 
     @property
     def width(self) -> int:
-        """See `DenseColumn`."""
         return self.num_buckets
 
     def dense(self, features: Features, tables: Tables) -> jax.Array:
-        """See `DenseColumn`."""
         one_hot = jax.nn.one_hot(self._buckets(features), self.buckets_of_one, dtype=jnp.float32)
         return one_hot.reshape(one_hot.shape[0], self.width)
 
     def ids_and_weights(self, features: Features) -> IdsAndWeights:
-        """See `CategoricalColumn`."""
         return IdsAndWeights(self._buckets(features) + self._first_ids().astype(np.int32))
 
     def host_ids(self, raw: RawFeatures) -> np.ndarray:
-        """See `CategoricalColumn`."""
         return raw.once(self, lambda: self._host_buckets(raw) + self._first_ids())
 
     def is_present(self, raw: RawFeatures) -> np.ndarray:
-        """See `CategoricalColumn`: each number falls in a bucket."""
+        """Returns True for all numbers, because each number falls into a bucket."""
         return np.ones_like(self.host_ids(raw), bool)
 
     def _buckets(self, features: Features) -> jax.Array:
         numbers = self.source_column.normalized(features).reshape(-1, self.source_column.width)
-        # The default method is a loop, each of whose turns is a kernel on GPUs.
+        # The default method is a loop, which launches a kernel per iteration on GPUs.
         buckets = jnp.searchsorted(self._edges(), numbers, side="right", method="scan_unrolled")
         return buckets.astype(jnp.int32)
 
@@ -161,7 +151,7 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
 
 def normalize(normalizer_fn: Callable[[Any], Any] | None, numbers: Any) -> Any:
-    """Returns float32 numbers, changed by a function if there is one."""
+    """Returns float32 numbers, after `normalizer_fn` if given."""
     if normalizer_fn is not None:
         numbers = normalizer_fn(numbers)
     return numbers.astype(np.float32)
@@ -174,19 +164,19 @@ def numeric_column(
     dtype: Any = "float32",
     normalizer_fn: Callable[[Any], Any] | None = None,
 ) -> NumericColumn:
-    """Describes a feature of numbers.
+    """Returns a column of a numeric feature.
 
     Args:
-      key: the key of the feature, and the column's name.
-      shape: the shape of one row.
-      default_value: what stands for NaN, one number or one for each of a row; None leaves NaN as it is.
-      dtype: the type of the numbers; models get float32 of any.
-      normalizer_fn: a function of JAX arrays of shape `(rows, *shape)`, such as `lambda x: (x - 3) / 4.2`. It runs on
-        the device, and on the host for a bucketized column that is crossed.
+      key: key of the feature; also the name of the column.
+      shape: shape of a row.
+      default_value: replacement for NaN: a number, or numbers of shape `shape`. None keeps NaN.
+      dtype: dtype of the numbers; the model receives float32.
+      normalizer_fn: function of JAX arrays of shape `(rows, *shape)`, such as `lambda x: (x - 3) / 4.2`. It runs on the
+        device, and also on the host for a crossed bucketized column.
 
     Raises:
-      TypeError: if an argument is of the wrong type.
-      ValueError: if the shape or the dtype is none of numbers, or `default_value` does not fit the shape.
+      TypeError: if an argument has the wrong type.
+      ValueError: if the shape or the dtype is invalid, or `default_value` does not fit the shape.
 
     Example:
       >>> numeric_column("price", shape=2).width
@@ -201,16 +191,16 @@ def numeric_column(
 
 
 def bucketized_column(source_column: NumericColumn, boundaries: Sequence[float]) -> BucketizedColumn:
-    """Describes which bucket a number falls in: a dense column of ones and zeros, and a categorical column.
+    """Returns a column of bucket indices, both dense (one-hot) and categorical.
 
     Args:
-      source_column: what `numeric_column` made, of one axis.
-      boundaries: ascending numbers. A number on a boundary falls in the bucket on its right: `[0, 10]` makes the
+      source_column: column from `numeric_column`, with one axis.
+      boundaries: ascending numbers. A number on a boundary falls into the bucket on its right: `[0, 10]` gives the
         buckets `x < 0`, `0 <= x < 10` and `10 <= x`.
 
     Raises:
-      TypeError: if `source_column` is no numeric column, or `boundaries` no list of numbers.
-      ValueError: if the source has several axes, or boundaries are none or do not ascend.
+      TypeError: if `source_column` is not a numeric column, or `boundaries` is not a list of numbers.
+      ValueError: if `source_column` has several axes, or `boundaries` is empty or not ascending.
 
     Example:
       >>> bucketized_column(numeric_column("age"), [18, 65]).num_buckets

@@ -1,4 +1,4 @@
-"""What the modules of this room share: their columns, checked, and the tables of embeddings as parameters."""
+"""Shared parts of the input layers: checks of columns, and the parameters of tables and weights."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trainer.estimator.feature_columns.base import (
     as_columns,
 )
 
-NON_TRAINABLE = "non_trainable"  # the collection of tables that are not trained
+NON_TRAINABLE = "non_trainable"  # collection of frozen tables
 
 
 def as_dense_columns(columns: FeatureColumn | Iterable[FeatureColumn]) -> tuple[DenseColumn, ...]:
     """Returns dense columns, sorted by name.
 
     Raises:
-      TypeError: if one of them is no feature column.
-      ValueError: if one is categorical, there are none, or two have one name or two tables.
+      TypeError: if an element of `columns` is not a feature column.
+      ValueError: if a column is categorical, there are no columns, or names of columns or tables clash.
     """
     found = []
     for column in as_columns(columns):
@@ -41,10 +41,10 @@ def as_dense_columns(columns: FeatureColumn | Iterable[FeatureColumn]) -> tuple[
 
 
 def check_tables(columns: Iterable[FeatureColumn]) -> tuple[Table, ...]:
-    """Returns the tables of columns, each once.
+    """Returns the distinct tables of columns.
 
     Raises:
-      ValueError: if two different ones have one name.
+      ValueError: if two different tables have the same name.
     """
     names: dict[str, Table] = {}
     for column in columns:
@@ -56,14 +56,14 @@ def check_tables(columns: Iterable[FeatureColumn]) -> tuple[Table, ...]:
 
 
 def check_features(features: Features) -> None:
-    """Raises TypeError unless features are a dict."""
+    """Raises TypeError if `features` is not a dict."""
     if not hasattr(features, "keys"):
         raise TypeError("Feature columns read features by name: give the dict that `HostTransform` returns. Received: "
                         f"{describe(features)}.")
 
 
 class _Embedding(nn.Module):
-    """One table, as the parameter `embedding`."""
+    """A table as the parameter `embedding`."""
 
     table: Table
 
@@ -79,24 +79,24 @@ class _Embedding(nn.Module):
 
 
 def tables_of(columns: Iterable[FeatureColumn]) -> Tables:
-    """Returns the tables of columns, parameters `<name>/embedding` of the module that calls this."""
+    """Returns the tables of columns, as parameters `<name>/embedding` of the calling module."""
     return {table: _Embedding(table, name=table.name)() for table in check_tables(columns)}
 
 
 class _Weights(nn.Module):
-    """The weights of one column of a linear model, as the parameter `weights`."""
+    """The weights of a linear model's column, as the parameter `weights`."""
 
     rows: int
     units: int
 
     @nn.compact
     def __call__(self) -> jax.Array:
-        """Returns the weights, zeros at first; float32 of shape `(rows, units)`."""
+        """Returns the weights, float32 of shape `(rows, units)`, initialized to zero."""
         return self.param("weights", nn.initializers.zeros, (self.rows, self.units), jnp.float32)
 
 
 def weights_of(column: FeatureColumn, units: int) -> jax.Array:
-    """Returns a column's weights, the parameter `<name>/weights` of the module that calls this."""
+    """Returns the weights of a column, as the parameter `<name>/weights` of the calling module."""
     if isinstance(column, CategoricalColumn):
         rows = column.num_buckets
     else:

@@ -1,4 +1,4 @@
-"""Columns of sequences: a number, some numbers or an id for each time step."""
+"""Columns of sequences: numbers or ids for each time step."""
 
 from __future__ import annotations
 
@@ -29,39 +29,37 @@ from trainer.estimator.feature_columns.vocabulary import (
 
 
 class Lengths(HostPart):
-    """How many time steps each row has, up to its last value; int32 of shape `(rows,)`."""
+    """Number of time steps of each row, up to the last value; int32 of shape `(rows,)`."""
 
     def read(self, raw: RawFeatures) -> np.ndarray:
-        """See `HostPart`."""
         is_present = self.steps_present(raw)
         last = is_present.shape[1] - np.argmax(is_present[:, ::-1], axis=1)
         return np.where(is_present.any(axis=1), last, 0).astype(np.int32)
 
     @abc.abstractmethod
     def steps_present(self, raw: RawFeatures) -> np.ndarray:
-        """Returns which time steps have a value, booleans of shape `(rows, time)`."""
+        """Returns a mask of the time steps that have a value, bool of shape `(rows, time)`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class IdLengths(Lengths):
-    """The lengths of sequences of ids."""
+    """Lengths of sequences of ids."""
 
     column: LookedUpColumn
 
     @property
     def part_key(self) -> str:
-        """See `HostPart`."""
         return f"{self.column.part_key}/lengths"
 
     def steps_present(self, raw: RawFeatures) -> np.ndarray:
-        """See `Lengths`: a word that is not in the vocabulary is a value, too."""
+        """Returns a mask of the time steps that have a value; unknown words count as values."""
         is_present = self.column.is_present(raw)
         return np.any(is_present.reshape(*is_present.shape[:2], -1), axis=2)
 
 
 @dataclasses.dataclass(frozen=True)
 class SequenceCategoricalColumn(LookedUpColumn):
-    """See `sequence_categorical_column_with_identity` and the like."""
+    """Column of `sequence_categorical_column_with_identity` and similar functions."""
 
     is_crossable: ClassVar[bool] = False
 
@@ -69,27 +67,22 @@ class SequenceCategoricalColumn(LookedUpColumn):
 
     @property
     def name(self) -> str:
-        """See `FeatureColumn`."""
         return self.categorical_column.name
 
     @property
     def kind(self) -> str:
-        """See `LookedUpColumn`."""
         return f"sequence_{self.categorical_column.kind}"
 
     @property
     def num_buckets(self) -> int:
-        """See `CategoricalColumn`."""
         return self.categorical_column.num_buckets
 
     @property
     def host_parts(self) -> tuple[HostPart, ...]:
-        """See `FeatureColumn`."""
         return (self, IdLengths(self))
 
     @property
     def lengths_key(self) -> str | None:
-        """See `FeatureColumn`."""
         return IdLengths(self).part_key
 
     def read(self, raw: RawFeatures) -> np.ndarray:
@@ -98,36 +91,33 @@ class SequenceCategoricalColumn(LookedUpColumn):
         return np.maximum(ids, -1).astype(np.int32).reshape(*ids.shape[:2], -1)
 
     def look_up(self, raw: RawFeatures) -> np.ndarray:
-        """See `LookedUpColumn`."""
         return self.categorical_column.host_ids(raw)
 
     def is_present(self, raw: RawFeatures) -> np.ndarray:
-        """See `CategoricalColumn`."""
         return self.categorical_column.is_present(raw)
 
 
 @dataclasses.dataclass(frozen=True)
 class SequenceNumbers(HostPart):
-    """A feature of sequences of numbers, as float32 of shape `(rows, time, *shape)`, with 0 for what is missing."""
+    """Sequences of numbers, float32 of shape `(rows, time, *shape)`, with 0 for missing numbers."""
 
     key: str
     shape: tuple[int, ...]
 
     @property
     def part_key(self) -> str:
-        """See `HostPart`."""
         return f"{self.key}/sequence"
 
     def read(self, raw: RawFeatures) -> np.ndarray:
-        """See `HostPart`.
+        """Returns the numbers, with NaN replaced by 0.
 
         Raises:
-          ValueError: if the feature is missing, holds no numbers, or does not divide into time steps of that shape.
+          ValueError: if the feature is missing, is not numeric, or does not divide into time steps of shape `shape`.
         """
         return np.nan_to_num(self.steps(raw), nan=0.0, posinf=np.inf, neginf=-np.inf)
 
     def steps(self, raw: RawFeatures) -> np.ndarray:
-        """Returns the numbers in steps of the shape, with NaN for what is missing."""
+        """Returns the numbers in time steps, with NaN for missing numbers."""
         numbers = raw.numbers(self.key)
         size = math.prod(self.shape)
         of_a_step = math.prod(numbers.shape[2:]) if numbers.ndim > 2 else size
@@ -139,17 +129,15 @@ class SequenceNumbers(HostPart):
 
 @dataclasses.dataclass(frozen=True)
 class NumberLengths(Lengths):
-    """The lengths of sequences of numbers."""
+    """Lengths of sequences of numbers."""
 
     numbers: SequenceNumbers
 
     @property
     def part_key(self) -> str:
-        """See `HostPart`."""
         return f"{self.numbers.part_key}/lengths"
 
     def steps_present(self, raw: RawFeatures) -> np.ndarray:
-        """See `Lengths`."""
         steps = self.numbers.steps(raw)
         is_number = ~np.isnan(steps).reshape(*steps.shape[:2], -1)
         return np.any(is_number, axis=2)
@@ -157,7 +145,7 @@ class NumberLengths(Lengths):
 
 @dataclasses.dataclass(frozen=True)
 class SequenceNumericColumn(DenseColumn):
-    """See `sequence_numeric_column`."""
+    """Column of `sequence_numeric_column`."""
 
     key: str
     shape: tuple[int, ...] = (1,)
@@ -167,26 +155,22 @@ class SequenceNumericColumn(DenseColumn):
 
     @property
     def name(self) -> str:
-        """See `FeatureColumn`."""
         return self.key
 
     @property
     def host_parts(self) -> tuple[HostPart, ...]:
-        """See `FeatureColumn`."""
         return (self._numbers, NumberLengths(self._numbers))
 
     @property
     def lengths_key(self) -> str | None:
-        """See `FeatureColumn`."""
         return NumberLengths(self._numbers).part_key
 
     @property
     def width(self) -> int:
-        """See `DenseColumn`."""
         return math.prod(self.shape)
 
     def dense(self, features: Features, tables: Tables) -> jax.Array:
-        """See `DenseColumn`: steps after the end are `default_value`, as it is."""
+        """Returns the normalized steps; steps after the end are `default_value`, without normalization."""
         numbers = read_feature(features, self._numbers.part_key, self.name)
         lengths = read_feature(features, NumberLengths(self._numbers).part_key, self.name)
         is_step = jnp.arange(numbers.shape[1]) < lengths[:, None]
@@ -205,18 +189,18 @@ def sequence_numeric_column(
     dtype: Any = "float32",
     normalizer_fn: Callable[[Any], Any] | None = None,
 ) -> SequenceNumericColumn:
-    """Describes a feature of sequences of numbers, padded with NaN to one length.
+    """Returns a column of sequences of numbers, padded with NaN to equal length.
 
     Args:
-      key: the key of the feature, and the column's name.
-      shape: the shape of one time step.
-      default_value: what stands for time steps after a sequence's end.
-      dtype: the type of the numbers; models get float32 of any.
-      normalizer_fn: a function of JAX arrays of shape `(rows, time, *shape)`; it runs on the device.
+      key: key of the feature; also the name of the column.
+      shape: shape of a time step.
+      default_value: value of the time steps after the end of a sequence.
+      dtype: dtype of the numbers; the model receives float32.
+      normalizer_fn: function of JAX arrays of shape `(rows, time, *shape)`; it runs on the device.
 
     Raises:
-      TypeError: if an argument is of the wrong type.
-      ValueError: if the shape or the dtype is none of numbers.
+      TypeError: if an argument has the wrong type.
+      ValueError: if the shape or the dtype is invalid.
 
     Example:
       >>> sequence_numeric_column("temperature").name
@@ -233,7 +217,7 @@ def sequence_numeric_column(
 def sequence_categorical_column_with_identity(
     key: str, num_buckets: int, default_value: int | None = None
 ) -> SequenceCategoricalColumn:
-    """Describes a feature of sequences of ids, padded with -1: see `categorical_column_with_identity`.
+    """Returns a column of sequences of ids, padded with -1, with the arguments of `categorical_column_with_identity`.
 
     Example:
       >>> sequence_categorical_column_with_identity("watched", 100).num_buckets
@@ -251,7 +235,9 @@ def sequence_categorical_column_with_vocabulary_list(
     default_value: int = -1,
     num_oov_buckets: int = 0,
 ) -> SequenceCategoricalColumn:
-    """Describes a feature of sequences of words, padded with "" or -1: see `categorical_column_with_vocabulary_list`.
+    """Returns a column of sequences of words, padded with "" or -1.
+
+    The arguments are the same as in `categorical_column_with_vocabulary_list`.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/feature_column.
     """
@@ -268,9 +254,9 @@ def sequence_categorical_column_with_vocabulary_file(
     dtype: Any = "string",
     file_format: str | None = None,
 ) -> SequenceCategoricalColumn:
-    """Describes a feature of sequences of words, padded with "" or -1: see `categorical_column_with_vocabulary_file`.
+    """Returns a column of sequences of words, padded with "" or -1.
 
-    Its arguments come in another order, as in TensorFlow.
+    The arguments are the same as in `categorical_column_with_vocabulary_file`, in another order, as in TensorFlow.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/feature_column.
     """
@@ -281,7 +267,9 @@ def sequence_categorical_column_with_vocabulary_file(
 def sequence_categorical_column_with_hash_bucket(
     key: str, hash_bucket_size: int, dtype: Any = "string"
 ) -> SequenceCategoricalColumn:
-    """Describes a feature of sequences of words, padded with "" or -1: see `categorical_column_with_hash_bucket`.
+    """Returns a column of sequences of words, padded with "" or -1.
+
+    The arguments are the same as in `categorical_column_with_hash_bucket`.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/feature_column.
     """

@@ -1,4 +1,4 @@
-"""Categorical columns whose ids are places in a vocabulary, given as a list or as a file."""
+"""Categorical columns with a vocabulary, from a list or a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Word = str | bytes | int
 
 @dataclasses.dataclass(frozen=True)
 class _VocabularyColumn(KeyedColumn):
-    """What columns of a list and of a file share."""
+    """Base class of vocabulary columns."""
 
     key: str
     dtype: str
@@ -33,25 +33,22 @@ class _VocabularyColumn(KeyedColumn):
 
     @property
     def kind(self) -> str:
-        """See `LookedUpColumn`."""
         return "vocabulary"
 
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """How many words the vocabulary has."""
+        """Number of words in the vocabulary."""
 
     @abc.abstractmethod
     def ids_of_words(self) -> Mapping[Any, int]:
-        """Returns the id of each word: of bytes, or of ints."""
+        """Returns the id of each word, with words as bytes or ints."""
 
     @property
     def num_buckets(self) -> int:
-        """See `CategoricalColumn`."""
         return self.size + self.num_oov_buckets
 
     def look_up(self, raw: RawFeatures) -> np.ndarray:
-        """See `LookedUpColumn`."""
         categories, table = self.categories(raw), self.ids_of_words()
         values = categories.ravel().tolist()
         ids = np.array([table.get(value, MISSING_ID) for value in values], np.int64)
@@ -67,7 +64,7 @@ class _VocabularyColumn(KeyedColumn):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class VocabularyListColumn(_VocabularyColumn):
-    """See `categorical_column_with_vocabulary_list`."""
+    """Column of `categorical_column_with_vocabulary_list`."""
 
     vocabulary_list: tuple[Word, ...]
 
@@ -78,15 +75,13 @@ class VocabularyListColumn(_VocabularyColumn):
                 f"default_value={self.default_value}, num_oov_buckets={self.num_oov_buckets})")
 
     def __hash__(self) -> int:
-        return hash((self.key, self.size, self.num_oov_buckets))  # and not of all words, at each look-up
+        return hash((self.key, self.size, self.num_oov_buckets))  # hashing all words is too slow for each lookup
 
     @property
     def size(self) -> int:
-        """See the base class."""
         return len(self.vocabulary_list)
 
     def ids_of_words(self) -> Mapping[Any, int]:
-        """See the base class."""
         return self._ids
 
     @functools.cached_property
@@ -97,18 +92,17 @@ class VocabularyListColumn(_VocabularyColumn):
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyFileColumn(_VocabularyColumn):
-    """See `categorical_column_with_vocabulary_file`."""
+    """Column of `categorical_column_with_vocabulary_file`."""
 
     vocabulary_file: str
     vocabulary_size: int
 
     @property
     def size(self) -> int:
-        """See the base class."""
         return self.vocabulary_size
 
     def ids_of_words(self) -> Mapping[Any, int]:
-        """See the base class: the file is read when it is first needed, and again once it has changed."""
+        """Returns the id of each word; reads the file on first use, and again after a change."""
         status = os.stat(self.vocabulary_file)
         return _ids_of_lines(self.vocabulary_file, self.vocabulary_size, self.dtype,
                              (status.st_mtime_ns, status.st_size))
@@ -121,19 +115,19 @@ def categorical_column_with_vocabulary_list(
     default_value: int = -1,
     num_oov_buckets: int = 0,
 ) -> VocabularyListColumn:
-    """Describes a feature of words, whose ids are their places in a list.
+    """Returns a column of words, with the positions in a list as ids.
 
     Args:
-      key: the key of the feature, and the column's name.
-      vocabulary_list: strings, or whole numbers; none twice.
-      dtype: "string" or an integer type; None for that of the vocabulary.
-      default_value: the id of words that are not in the vocabulary; -1 leaves them out.
-      num_oov_buckets: how many further ids such words get, by their fingerprint; at least 0.
+      key: key of the feature; also the name of the column.
+      vocabulary_list: distinct strings or integers.
+      dtype: "string" or an integer type; None for the dtype of the vocabulary.
+      default_value: id of unknown words; -1 ignores them.
+      num_oov_buckets: number of additional ids for unknown words, assigned by fingerprint; at least 0.
 
     Raises:
-      TypeError: if an argument is of the wrong type.
-      ValueError: if words are missing, repeated or of two types, `default_value` is no id, or it is given with
-        `num_oov_buckets`.
+      TypeError: if an argument has the wrong type.
+      ValueError: if the vocabulary is empty or has repeated words, `dtype` does not match it, `default_value` is not a
+        valid id, or both `default_value` and `num_oov_buckets` are set.
 
     Example:
       >>> categorical_column_with_vocabulary_list("color", ["red", "green"], num_oov_buckets=2).num_buckets
@@ -169,21 +163,21 @@ def categorical_column_with_vocabulary_file(
     num_oov_buckets: int = 0,
     file_format: str | None = None,
 ) -> VocabularyFileColumn:
-    """Describes a feature of words, whose ids are the numbers of their lines in a file.
+    """Returns a column of words, with the line numbers in a file as ids.
 
     Args:
-      key: the key of the feature, and the column's name.
-      vocabulary_file: the path of a text file with one word a line; the first has id 0.
-      vocabulary_size: how many lines are read; None for all.
+      key: key of the feature; also the name of the column.
+      vocabulary_file: path of a text file with one word per line; the first word has id 0.
+      vocabulary_size: number of lines to read; None for all.
       dtype: "string" or an integer type.
-      default_value: the id of words that are not in the vocabulary; None and -1 leave them out.
-      num_oov_buckets: how many further ids such words get, by their fingerprint; at least 0.
+      default_value: id of unknown words; None and -1 ignore them.
+      num_oov_buckets: number of additional ids for unknown words, assigned by fingerprint; at least 0.
       file_format: None or "text".
 
     Raises:
-      TypeError: if an argument is of the wrong type.
-      ValueError: if there is no such file, it has too few lines, `default_value` is no id, or it is given with
-        `num_oov_buckets`. When it is used, a file that repeats a word.
+      TypeError: if an argument has the wrong type.
+      ValueError: if the file is missing or has too few lines, `default_value` is not a valid id, or both
+        `default_value` and `num_oov_buckets` are set. A file with repeated words raises it on first use.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/feature_column/categorical_column_with_vocabulary_file.
     """

@@ -1,4 +1,4 @@
-"""The categorical column whose values count by a weight."""
+"""The categorical column with weighted values."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from trainer.estimator.feature_columns.values.raw_features import RawFeatures
 
 @dataclasses.dataclass(frozen=True)
 class Weights(HostPart):
-    """The weights of a column's values, float32 of the shape of its ids."""
+    """Weights of a column's values, float32 of the shape of its ids."""
 
     column: CategoricalColumn
     weight_feature_key: str
 
     @property
     def part_key(self) -> str:
-        """See `HostPart`."""
         return f"{self.column.name}_weighted_by_{self.weight_feature_key}/weights"
 
     def read(self, raw: RawFeatures) -> np.ndarray:
-        """See `HostPart`.
+        """Returns the weights.
 
         Raises:
-          ValueError: if there are no weights, or they have another shape than the values.
+          ValueError: if the weights are missing, or differ in shape from the values.
         """
         weights, present = raw.numbers(self.weight_feature_key), self.column.is_present(raw)
         if weights.shape != present.shape:
@@ -46,7 +45,7 @@ class Weights(HostPart):
 
 @dataclasses.dataclass(frozen=True)
 class WeightedCategoricalColumn(CategoricalColumn):
-    """See `weighted_categorical_column`."""
+    """Column of `weighted_categorical_column`."""
 
     is_crossable: ClassVar[bool] = False
 
@@ -56,30 +55,24 @@ class WeightedCategoricalColumn(CategoricalColumn):
 
     @property
     def name(self) -> str:
-        """See `FeatureColumn`."""
         return f"{self.categorical_column.name}_weighted_by_{self.weight_feature_key}"
 
     @property
     def host_parts(self) -> tuple[HostPart, ...]:
-        """See `FeatureColumn`."""
         return (*self.categorical_column.host_parts, self._weights)
 
     @property
     def num_buckets(self) -> int:
-        """See `CategoricalColumn`."""
         return self.categorical_column.num_buckets
 
     def ids_and_weights(self, features: Features) -> IdsAndWeights:
-        """See `CategoricalColumn`."""
         ids, _ = self.categorical_column.ids_and_weights(features)
         return IdsAndWeights(ids, read_feature(features, self._weights.part_key, self.name))
 
     def host_ids(self, raw: RawFeatures) -> np.ndarray:
-        """See `CategoricalColumn`."""
         return self.categorical_column.host_ids(raw)
 
     def is_present(self, raw: RawFeatures) -> np.ndarray:
-        """See `CategoricalColumn`."""
         return self.categorical_column.is_present(raw)
 
     @property
@@ -90,18 +83,18 @@ class WeightedCategoricalColumn(CategoricalColumn):
 def weighted_categorical_column(
     categorical_column: CategoricalColumn, weight_feature_key: str, dtype: Any = "float32"
 ) -> WeightedCategoricalColumn:
-    """Describes a categorical column each of whose values counts by a weight, which is another feature.
+    """Returns a categorical column with a weight for each value, from another feature.
 
-    Embeddings by "mean" and "sqrtn" leave values of weights of 0 and less out.
+    Embeddings with the combiners "mean" and "sqrtn" ignore weights of 0 and less.
 
     Args:
-      categorical_column: the column of the values.
-      weight_feature_key: the key of the feature of the weights, of the shape of the values.
-      dtype: the type of the weights; models get float32 of any.
+      categorical_column: column of the values.
+      weight_feature_key: key of the feature with the weights, in the shape of the values.
+      dtype: dtype of the weights; the model receives float32.
 
     Raises:
-      TypeError: if an argument is of the wrong type.
-      ValueError: if `dtype` is none of numbers, or the column has weights already or is one of sequences.
+      TypeError: if an argument has the wrong type.
+      ValueError: if `dtype` is not numeric, or the column is already weighted or of sequences.
 
     Example:
       >>> from trainer.estimator.feature_columns import categorical_column_with_hash_bucket

@@ -1,4 +1,4 @@
-"""Heads: what a task makes of logits, in the loss, the metrics, the predictions and the labels."""
+"""Heads: loss, metrics, predictions and label encoding of a task, from logits."""
 
 from trainer.core.public_names import attach_stub
 

@@ -1,7 +1,6 @@
-"""Head: what a task makes of logits.
+"""The base class of heads, and shared checks of labels.
 
-Owns what all heads share: names, weights of rows, and the spec of an estimator. A head works with arrays alone; it
-knows no strategy and no loop.
+Owns names, row weights and the spec of an estimator. A head works on arrays and does not depend on strategies or loops.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from trainer.model.types import ModuleLike, Optimizers
 
 LossReduction = Literal["sum_over_batch_size", "sum"]
 LossFn = Callable[[jax.Array, jax.Array], jax.Array]
-"""A function `(labels, logits)` that returns the loss of each row, of shape (rows,) or (rows, 1)."""
+"""A function `(labels, logits)` that returns a loss per row, of shape (rows,) or (rows, 1)."""
 
 
 class HeadLoss(Loss):
     """The loss of a head, from labels and logits.
 
     Args:
-      values_fn: a function `(labels, logits)` that returns values of shape (rows,).
-      reduction: as `Loss` takes it.
+      values_fn: function `(labels, logits)` that returns values of shape (rows,).
+      reduction: as in `Loss`.
     """
 
     def __init__(self, values_fn: LossFn, reduction: str):
@@ -42,17 +41,18 @@ class HeadLoss(Loss):
 
 
 class Head(abc.ABC):
-    """What a task makes of logits.
+    """Base class of heads: loss, metrics, predictions and label encoding of a task, from logits.
 
     Args:
-      weight_column: the name of a feature with the weight of each row, in the loss and in the metrics; None for none.
-      loss_reduction: "sum_over_batch_size" divides the weighted sum of a batch's losses by its rows, "sum" does not.
-      loss_fn: another loss.
-      name: what the names of metrics and predictions end with, as in "accuracy/<name>"; None for nothing.
+      weight_column: name of the feature with the weight of each row, for the loss and the metrics; None for no weights.
+      loss_reduction: "sum_over_batch_size" divides the weighted sum of a batch's losses by the number of rows; "sum"
+        does not.
+      loss_fn: replacement for the task's loss.
+      name: suffix of the names of metrics and predictions, as in "accuracy/<name>"; None for no suffix.
 
     Raises:
-      ValueError: for another `loss_reduction`.
-      TypeError: for arguments of another type.
+      ValueError: if `loss_reduction` is unknown.
+      TypeError: if an argument has the wrong type.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/Head
     """
@@ -73,50 +73,50 @@ class Head(abc.ABC):
         self.name = name
         self._loss_fn = loss_fn
 
-    # --- what each head says -----------------------------------------------------------------------------------------
+    # --- defined by each head ----------------------------------------------------------------------------------------
 
     @property
     @abc.abstractmethod
     def logits_dimension(self) -> int:
-        """How many logits a row has."""
+        """Number of logits per row."""
 
     @property
     def label_width(self) -> int:
-        """How many numbers an encoded label has."""
+        """Number of values per encoded label."""
         return 1
 
     @abc.abstractmethod
     def losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
-        """Returns the loss of each row, of shape (rows,)."""
+        """Returns a loss per row, of shape (rows,)."""
 
     @abc.abstractmethod
     def metrics(self) -> list[Metric]:
-        """Returns new metrics, from labels and logits, that use the weights of rows."""
+        """Returns new metrics of labels and logits, weighted by row."""
 
     @abc.abstractmethod
     def predictions(self, logits: jax.Array) -> dict[str, jax.Array]:
-        """Returns what `predict` yields, but for names of classes."""
+        """Returns the predictions of `predict`, before `decoded` adds class names."""
 
     @abc.abstractmethod
     def encoded_labels(self, labels: Any) -> np.ndarray:
-        """Returns labels as the loss takes them.
+        """Returns labels in the form that the loss expects.
 
         Raises:
-          ValueError: for labels that are none of this task.
+          ValueError: if a label is invalid for the task.
         """
 
     def decoded(self, predictions: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Returns predictions with what only the host can say, such as names of classes."""
+        """Returns predictions with entries that only the host can compute, such as class names."""
         return dict(predictions)
 
-    # --- what all share ----------------------------------------------------------------------------------------------
+    # --- shared by all heads ------------------------------------------------------------------------------------------
 
     def loss(self) -> Loss:
         """Returns the loss for `Model.compile`."""
         return HeadLoss(self.row_losses, self.loss_reduction)
 
     def row_losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
-        """Returns the loss of each row by the `loss_fn` that was given, or else the task's."""
+        """Returns a loss per row, from `loss_fn` if given and from the task otherwise."""
         self._check_logits(logits)
         if self._loss_fn is None:
             return self.losses(labels, logits)
@@ -128,13 +128,13 @@ class Head(abc.ABC):
 
     def create_estimator_spec(self, mode: Mode, module: ModuleLike, optimizer: Optimizers | None = None,
                               **options: Any) -> EstimatorSpec:
-        """Returns the spec of a module whose outputs are this head's logits.
+        """Returns the spec of a module that outputs the logits of the head.
 
         Args:
-          mode: the mode that `model_fn` was given.
-          module: a Flax module, from features to logits of shape (rows, logits_dimension).
-          optimizer: as in `Model.compile`; needed to train.
-          **options: further arguments of `EstimatorSpec`.
+          mode: mode of the `model_fn` call.
+          module: Flax module from features to logits of shape (rows, logits_dimension).
+          optimizer: as in `Model.compile`; required for training.
+          **options: additional arguments of `EstimatorSpec`.
         """
         options = {"batch_map": lambda features, labels: (features, *self.labels_and_weights(features, labels)),
                    **options}
@@ -143,7 +143,7 @@ class Head(abc.ABC):
             predictions=self._checked_predictions, decode_predictions=self.decoded, **options)
 
     def _check_logits(self, logits: Any) -> None:
-        """Raises ValueError unless logits, on the device, have the shape (rows, logits_dimension)."""
+        """Raises ValueError if the logits do not have the shape (rows, logits_dimension)."""
         shape = getattr(logits, "shape", None)
         if shape is None or len(shape) != 2 or shape[1] != self.logits_dimension:
             raise ValueError(f"The module must return the logits of {type(self).__name__}, of shape (rows, "
@@ -155,7 +155,7 @@ class Head(abc.ABC):
         return self.predictions(logits)
 
     def labels_and_weights(self, features: Any, labels: Any) -> tuple[np.ndarray, ...]:
-        """Returns a batch's labels as the loss takes them, and the weights of its rows if there are any."""
+        """Returns a batch's encoded labels, and the row weights if there are any."""
         if labels is None:
             return ()
         encoded = self.encoded_labels(labels)
@@ -163,14 +163,14 @@ class Head(abc.ABC):
         return (encoded,) if weights is None else (encoded, weights)
 
     def key(self, name: str) -> str:
-        """Returns the name of a metric, or of anything else, of this head."""
+        """Returns a name with the suffix of the head."""
         return f"{name}/{self.name}" if self.name else name
 
     def weights(self, features: Any, rows: int) -> np.ndarray | None:
-        """Returns the weights of a batch's rows, float32 of shape (rows,); None without a `weight_column`.
+        """Returns the row weights of a batch, float32 of shape (rows,); None without a `weight_column`.
 
         Raises:
-          ValueError: if the feature is missing, or has more than one value a row.
+          ValueError: if the feature is missing, is not numeric, or does not have one value per row.
         """
         if self.weight_key is None:
             return None
@@ -191,7 +191,7 @@ class Head(abc.ABC):
 
 
 def check_head(head: Any) -> Head:
-    """Returns a head; raises TypeError if it is none."""
+    """Returns a head; raises TypeError for any other object."""
     if not isinstance(head, Head):
         raise errors.wrong_type("head", head, "a head of `trainer.estimator`, such as `RegressionHead()`")
     return head
@@ -201,7 +201,7 @@ def as_column(labels: Any, dtype: type, width: int, what: str) -> np.ndarray:
     """Returns labels as an array of shape (rows, width).
 
     Raises:
-      ValueError: if they have another shape, or are no numbers.
+      ValueError: if the labels have another shape or are not numbers.
     """
     array = np.asarray(labels)
     if array.dtype.kind not in "buif":
@@ -214,15 +214,15 @@ def as_column(labels: Any, dtype: type, width: int, what: str) -> np.ndarray:
 
 
 def class_ids(labels: Any, n_classes: int, vocabulary: Sequence[str] | None) -> np.ndarray:
-    """Returns labels as int32 numbers of classes, of shape (rows, 1).
+    """Returns labels as int32 class ids, of shape (rows, 1).
 
     Args:
-      labels: numbers from 0, or the names of a vocabulary, of shape (rows,) or (rows, 1).
-      n_classes: how many classes there are.
-      vocabulary: the names of the classes.
+      labels: class ids, or names in `vocabulary`, of shape (rows,) or (rows, 1).
+      n_classes: number of classes.
+      vocabulary: class names.
 
     Raises:
-      ValueError: for a label that is none of them.
+      ValueError: if a label is not a class.
     """
     array = np.asarray(labels)
     if vocabulary is None:
@@ -244,7 +244,7 @@ def class_ids(labels: Any, n_classes: int, vocabulary: Sequence[str] | None) -> 
 
 
 def checked_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
-    """Returns thresholds of a probability, none for None; raises an error unless each is between 0 and 1."""
+    """Returns thresholds as a tuple, empty for None; raises an error unless each is between 0 and 1."""
     if thresholds is not None and (isinstance(thresholds, str) or not isinstance(thresholds, Iterable)):
         raise errors.wrong_type("thresholds", thresholds, "a list of numbers between 0 and 1, or None")
     for threshold in thresholds or ():
@@ -253,7 +253,7 @@ def checked_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
 
 
 def checked_vocabulary(vocabulary: Any, n_classes: int) -> list[str] | None:
-    """Returns a vocabulary of as many names as there are classes; None without one."""
+    """Returns a vocabulary with one name per class; None without a vocabulary."""
     if vocabulary is None:
         return None
     if isinstance(vocabulary, str | bytes) or not isinstance(vocabulary, list | tuple | np.ndarray):
@@ -269,12 +269,12 @@ def checked_vocabulary(vocabulary: Any, n_classes: int) -> list[str] | None:
 
 
 def names_of_classes(ids: np.ndarray, n_classes: int, vocabulary: Sequence[str] | None) -> dict[str, np.ndarray]:
-    """Returns what the host adds to the predictions of a classifier: names, as bytes as TensorFlow has them.
+    """Returns class names for a classifier's predictions, as bytes, as in TensorFlow.
 
     Args:
-      ids: the numbers of the classes, of shape (rows, 1).
-      n_classes: how many there are.
-      vocabulary: their names; by default their numbers.
+      ids: class ids, of shape (rows, 1).
+      n_classes: number of classes.
+      vocabulary: class names; the class ids by default.
     """
     names = np.array([name.encode() for name in vocabulary or map(str, range(n_classes))], object)
     rows = len(ids)

@@ -1,4 +1,4 @@
-"""The head of classification with two classes."""
+"""The head for binary classification."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from trainer.metrics import Metric
 
 
 class BinaryClassHead(Head):
-    """Two classes, with the sigmoid cross-entropy of one logit as loss.
+    """Head for binary classification, with the sigmoid cross-entropy of a single logit as loss.
 
-    Labels are probabilities from 0 to 1, as a rule 0 or 1, or names of `label_vocabulary`. Metrics: "accuracy",
+    Labels are probabilities in [0, 1], usually 0 or 1, or names in `label_vocabulary`. Metrics: "accuracy",
     "accuracy_baseline", "auc", "auc_precision_recall", "average_loss", "label/mean", "precision", "prediction/mean",
     "recall". Predictions: "logits", "logistic", "probabilities", "class_ids", "classes", "all_class_ids",
     "all_classes".
 
     Args:
       weight_column, loss_reduction, loss_fn, name: as in `Head`.
-      thresholds: further thresholds between 0 and 1, with an accuracy, a precision and a recall for each.
-      label_vocabulary: the names of the classes, where labels are text.
+      thresholds: additional thresholds between 0 and 1, each with accuracy, precision and recall.
+      label_vocabulary: class names, for text labels.
 
     Example:
       >>> BinaryClassHead().logits_dimension

@@ -1,4 +1,4 @@
-"""Metrics of heads: those of `trainer.metrics`, over logits and under TensorFlow's names."""
+"""Metrics of heads: metrics over logits, with TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def _whole(labels: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 class HeadMetric:
-    """Mixed into the metrics of heads.
+    """Mixin for the metrics of heads.
 
     Attributes:
-      part: returns the labels and logits that the metric is of, out of those of all heads; may be assigned.
+      part: function that selects the labels and logits of a head from the labels and logits of all heads; assignable.
     """
 
     part: Part = staticmethod(_whole)
 
 
 class MeanOf(HeadMetric, WeightedMean):
-    """The weighted mean of a function of labels and logits, which returns one value per row, or several.
+    """Weighted mean of a function of labels and logits, with one or more values per row.
 
     Args:
-      function: the function.
-      name: the name of the log.
+      function: function `(labels, logits)`.
+      name: name of the metric.
     """
 
     def __init__(self, function: Callable[[jax.Array, jax.Array], jax.Array], name: str):
@@ -41,12 +41,12 @@ class MeanOf(HeadMetric, WeightedMean):
         self._function = function
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds the function's values."""
+        """Adds the values of the function."""
         self.add_values(self._function(*self.part(jnp.asarray(y_true), jnp.asarray(y_pred))), sample_weight)
 
 
 class AccuracyBaseline(MeanOf):
-    """The accuracy of always predicting the more frequent of two classes."""
+    """Accuracy of always predicting the more frequent of two classes."""
 
     def __init__(self, name: str):
         super().__init__(lambda labels, logits: labels.astype(jnp.float32), name)
@@ -57,10 +57,10 @@ class AccuracyBaseline(MeanOf):
 
 
 class _OfProbabilities(HeadMetric):
-    """Mixed into a metric of probabilities, which then takes logits."""
+    """Mixin that lets a metric of probabilities accept logits."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds labels, and the probabilities that logits stand for."""
+        """Adds labels, and the probabilities of logits."""
         labels, logits = self.part(jnp.asarray(y_true), jnp.asarray(y_pred))
         super().update_state(labels, jax.nn.sigmoid(logits), sample_weight)  # type: ignore[misc]
 
@@ -69,7 +69,7 @@ class LogitsAUC(HeadMetric, AUC):
     """`AUC` of logits.
 
     Args:
-      name: the name of the log.
+      name: name of the metric.
       curve: "ROC" or "PR".
     """
 
@@ -94,7 +94,7 @@ class LogitsAccuracy(_OfProbabilities, BinaryAccuracy):
 
 
 def at_thresholds(thresholds: tuple[float, ...], key: Callable[[str], str]) -> list[Any]:
-    """Returns accuracy, precision and recall at each of some thresholds of the probability."""
+    """Returns accuracy, precision and recall at each threshold of the probability."""
     found: list[Any] = []
     for threshold in thresholds:
         found += [

@@ -1,4 +1,4 @@
-"""The head of classification with several classes, of which a row has one."""
+"""The head for classification with one of several classes per row."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from trainer.metrics import Metric
 
 
 class MultiClassHead(Head):
-    """One class out of several, with the softmax cross-entropy as loss.
+    """Head for multi-class classification, with the softmax cross-entropy as loss.
 
-    Labels are numbers from 0, or names of `label_vocabulary`. Metrics: "accuracy", "average_loss". Predictions:
+    Labels are class ids from 0, or names in `label_vocabulary`. Metrics: "accuracy", "average_loss". Predictions:
     "logits", "probabilities", "class_ids", "classes", "all_class_ids", "all_classes".
 
     Args:
-      n_classes: how many there are, at least 3; `BinaryClassHead` is for 2.
+      n_classes: number of classes, at least 3; use `BinaryClassHead` for 2.
       weight_column, loss_reduction, loss_fn, name: as in `Head`.
-      label_vocabulary: the names of the classes, where labels are text.
+      label_vocabulary: class names, for text labels.
 
     Example:
       >>> MultiClassHead(3).logits_dimension

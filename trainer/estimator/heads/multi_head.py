@@ -1,4 +1,4 @@
-"""Several heads on one model."""
+"""Combination of several heads."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from trainer.estimator.heads.base import Head
 from trainer.estimator.heads.metrics import HeadMetric, MeanOf
 from trainer.metrics import Metric
 
-_BETWEEN = "/"  # a head's name and the name of its prediction, on the device
+_BETWEEN = "/"  # separates the names of head and prediction, on the device
 
 
 class MultiHead(Head):
-    """Several tasks, whose losses are added up.
+    """Several heads on one model, with the weighted sum of their losses.
 
-    Logits are those of all heads, one after the other on the last axis; labels are a dict by the names of heads.
-    Metrics and predictions are those of the heads: "accuracy/<name>", and "loss/<name>"; `predict` yields a dict with
-    keys `(name, key)`, as TensorFlow has it.
+    The logits of all heads are concatenated along the last axis. Labels are a dict by head name. Metrics and
+    predictions come from the heads: "accuracy/<name>", plus "loss/<name>". As in TensorFlow, `predict` yields a dict
+    with keys `(name, key)`.
 
     Args:
-      heads: heads with names that differ.
-      head_weights: the factors of their losses; 1 by default.
+      heads: heads with distinct names.
+      head_weights: loss weights of the heads; 1 by default.
 
     Raises:
-      ValueError: if there are no heads, a name is missing or there twice, or there is another number of weights.
+      ValueError: if there are no heads, names are missing or repeated, a head has a `weight_column`, or the number of
+        weights differs from the number of heads.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/MultiHead
     """
@@ -110,7 +111,7 @@ class MultiHead(Head):
         return sum(head.label_width for head in self._heads)
 
     def _part(self, number: int, labels: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the labels and logits of one head."""
+        """Returns the labels and logits of a head."""
         before, head = self._heads[:number], self._heads[number]
         first_label, first_logit = (sum(each) for each in (
             [one.label_width for one in before], [one.logits_dimension for one in before]))

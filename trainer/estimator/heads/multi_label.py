@@ -1,4 +1,4 @@
-"""The head of classification with several classes, of which a row has any number."""
+"""The head for classification with any number of classes per row."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from trainer.metrics import Metric
 
 
 class MultiLabelHead(Head):
-    """Any number of classes, with the mean of their sigmoid cross-entropies as loss.
+    """Head for multi-label classification, with the mean of the classes' sigmoid cross-entropies as loss.
 
-    Labels are 0 and 1 for each class, of shape (rows, n_classes); or, with `label_vocabulary`, a list of names for each
-    row. Metrics: "average_loss", "auc", "auc_precision_recall". Predictions: "logits", "probabilities".
+    Labels are 0 or 1 per class, of shape (rows, n_classes), or, with `label_vocabulary`, a list of names per row.
+    Metrics: "average_loss", "auc", "auc_precision_recall". Predictions: "logits", "probabilities".
 
     Args:
-      n_classes: how many there are, at least 2.
+      n_classes: number of classes, at least 2.
       weight_column, loss_reduction, loss_fn, name: as in `Head`.
-      thresholds: further thresholds between 0 and 1, with an accuracy, a precision and a recall for each.
-      label_vocabulary: the names of the classes, where labels are text.
+      thresholds: additional thresholds between 0 and 1, each with accuracy, precision and recall.
+      label_vocabulary: class names, for text labels.
 
     Example:
       >>> MultiLabelHead(3, label_vocabulary=["a", "b", "c"]).encoded_labels([["a", "c"], []]).tolist()
@@ -80,7 +80,7 @@ class MultiLabelHead(Head):
             for name in np.asarray(names, object).ravel().tolist():
                 name = name.decode() if isinstance(name, bytes) else name
                 if name == "":
-                    continue  # what pads rows of fewer labels
+                    continue  # padding of rows with fewer labels
                 if name not in numbers:
                     raise ValueError(f"The label {name!r} is not in `label_vocabulary`. "
                                      f"{errors.near_hint(str(name), numbers)}")

@@ -1,4 +1,4 @@
-"""The head of regression."""
+"""The head for regression."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trainer.metrics import Metric
 
 
 class RegressionHead(Head):
-    """Real numbers, with the squared error as loss.
+    """Head for regression, with the squared error as loss.
 
-    Metrics: "average_loss", "prediction/mean", "label/mean". Predictions: "predictions", of shape
-    (rows, label_dimension).
+    Metrics: "average_loss", "prediction/mean", "label/mean". Predictions: "predictions", of shape (rows,
+    label_dimension).
 
     Args:
-      label_dimension: how many numbers a label has.
+      label_dimension: number of values per label.
       weight_column, loss_reduction, loss_fn, name: as in `Head`.
-      inverse_link_fn: a function from logits to predictions, such as `jnp.exp`; None for the logits themselves.
+      inverse_link_fn: function from logits to predictions, such as `jnp.exp`; None for the identity.
 
     Example:
       >>> RegressionHead(2).logits_dimension

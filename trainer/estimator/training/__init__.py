@@ -1,1 +1,1 @@
-"""The estimator itself: its configuration, its specs, and what it runs."""
+"""The estimator: its configuration, specs, hooks and runs."""

@@ -1,7 +1,7 @@
-"""The checkpoints of an estimator: when they are written, and what `train` and `evaluate` read of them.
+"""Checkpoints of an estimator: when `train` writes them, and how `train` and `evaluate` read them.
 
-Owns what a call of `train` takes from the last checkpoint: if the call before it had ended, the state, and the data
-begin again; if it was interrupted, the whole run. How a checkpoint lies on the disk is in `saving/checkpoint/`.
+Owns the resume rule of `train`. After a finished call, the next call restores the state and starts the data over. After
+an interrupted call, it resumes the whole run. The format on disk is in `saving/checkpoint/`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFol
 
 STATE = "state"
 GLOBAL_STEP = "global_step"
-_STEP = "step"  # of a TrainState
+_STEP = "step"  # field of TrainState
 
 
 class CheckpointSaver(BackupAndRestore):
-    """Saves the run of `train` to the estimator's folder: at its beginning, every so often, and at its end.
+    """Saves a run of `train` to the estimator's folder: at the start, periodically, and at the end.
 
     Args:
-      model_dir: the folder.
-      save_freq: a number of steps from the first of the call on, or a time; None for never in between.
-      keep: how many checkpoints stay; None for all.
-      listeners: called around each checkpoint.
-      has_ended: whether the newest checkpoint is of a call that had ended, so that the data begin again.
+      model_dir: folder of the checkpoints.
+      save_freq: number of steps since the start of the call, or a time; None disables saves between start and end.
+      keep: number of checkpoints to keep; None for all.
+      listeners: listeners to call around each checkpoint.
+      has_ended: whether the newest checkpoint is from a finished call, so that the data start over.
     """
 
     state_attributes = ("_first_step",)
-    run_folder = None  # an estimator trains many times in its folder
+    run_folder = None  # an estimator trains many times in the same folder
 
     def __init__(self, model_dir: str, save_freq: int | datetime.timedelta | None, keep: int | None,
                  listeners: Sequence[CheckpointSaverListener], has_ended: bool):
@@ -96,7 +96,7 @@ class CheckpointSaver(BackupAndRestore):
 
     def _is_due(self, point: Any) -> bool:
         if point.kind == "epoch":
-            return True  # the end of the call: there is one epoch
+            return True  # a call has a single epoch
         if point.is_at_limit or self.save_freq == "epoch":
             return False
         if isinstance(self.save_freq, int):
@@ -120,23 +120,23 @@ class CheckpointSaver(BackupAndRestore):
 
 
 def newest(model_dir: str) -> Checkpoint | None:
-    """Returns the newest checkpoint of a folder that is whole; None if there is none yet.
+    """Returns the newest whole checkpoint of a folder; None if the folder has no checkpoints.
 
     Raises:
-      CheckpointError: if there are some, and none is whole.
+      CheckpointError: if the folder has checkpoints, but none of them is whole.
     """
     path = CheckpointFolder(model_dir).newest_whole()
     return None if path is None else _opened(path, verify=False)
 
 
 def opened(path: str | os.PathLike[str]) -> Checkpoint:
-    """Returns a checkpoint of a training by its path.
+    """Returns the training checkpoint at a path.
 
     Raises:
-      TypeError: if it is no path.
-      FileNotFoundError: if there is none.
-      CheckpointError: if it is damaged.
-      ValueError: if it is none of a training, or a folder of checkpoints.
+      TypeError: if `path` is not a path.
+      FileNotFoundError: if there is no checkpoint.
+      CheckpointError: if the checkpoint is damaged.
+      ValueError: if the checkpoint is not from a training run, or `path` is a folder of checkpoints.
     """
     path = arguments.as_path("checkpoint_path", path, "the path of a checkpoint")
     folder = CheckpointFolder(path)
@@ -153,7 +153,7 @@ def _opened(path: str, verify: bool) -> Checkpoint:
 
 
 def is_of_an_ended_call(checkpoint: Checkpoint) -> bool:
-    """Returns whether a checkpoint was written at the end of a call of `train`."""
+    """Returns whether a checkpoint is from the end of a `train` call."""
     return is_at_the_end(checkpoint.document)
 
 
@@ -163,14 +163,14 @@ def step_of(checkpoint: Checkpoint) -> int:
 
 
 def with_variables(checkpoint: Checkpoint, state: TrainState) -> TrainState:
-    """Returns a training state whose arrays are those of a checkpoint with the same names.
+    """Returns a training state with the arrays of a checkpoint, matched by name.
 
     Args:
-      checkpoint: it may have more, such as an optimizer's state that is not needed to predict.
-      state: a state of the same module, placed as the arrays shall be.
+      checkpoint: checkpoint to read. It may have additional arrays, such as an optimizer's state.
+      state: state of the same module, with the target placement of the arrays.
 
     Raises:
-      ValueError: if arrays are missing or have other shapes; they are listed.
+      ValueError: if arrays are missing or have other shapes; the message lists them.
     """
     try:
         leaves = checkpoint.restore({**checkpoint.targets_here(), **tree_paths.named_leaves({STATE: state})})
@@ -181,13 +181,13 @@ def with_variables(checkpoint: Checkpoint, state: TrainState) -> TrainState:
 
 
 def variable_names(checkpoint: Checkpoint) -> dict[str, str]:
-    """Returns the names in a checkpoint of all arrays of its training state, by the names that users see."""
+    """Returns the stored names of a checkpoint's state arrays, by public name."""
     prefix = f"{STATE}{tree_paths.SEPARATOR}"
     own = {name.removeprefix(prefix): name for name in checkpoint.specs if name.startswith(prefix)}
     return {GLOBAL_STEP if name == _STEP else name: stored for name, stored in own.items()}
 
 
 def read_variables(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """Returns all arrays of a checkpoint's training state, by the names that users see."""
+    """Returns all arrays of a checkpoint's state, by public name."""
     arrays = checkpoint.restore(checkpoint.targets_here())
     return {name: np.asarray(arrays[stored]) for name, stored in variable_names(checkpoint).items()}

@@ -1,7 +1,7 @@
-"""Estimator: trains, evaluates, predicts and exports what a `model_fn` says, with a folder of checkpoints between.
+"""Estimator: trains, evaluates, predicts and exports a `model_fn`, with a folder of checkpoints.
 
-Owns the public class alone. A call of `train` is one `fit` of a `Model`; each other call restores a checkpoint into a
-model of its own.
+Owns the public class alone. A call of `train` is a `fit` of a `Model`. Each other call restores a checkpoint into a
+separate model.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ Hooks = Any
 
 
 class Estimator:
-    """Trains what `model_fn` describes, and keeps it in a folder of checkpoints.
+    """Trains the model of a `model_fn` and keeps checkpoints in a folder.
 
-    It has TensorFlow's words and its habits: `input_fn` gives the batch of *one* replica, so that a step of N replicas
-    takes N batches of it (`Model.fit` splits a global batch instead); data begin again with each call of `train`; and
-    `evaluate` and `predict` read the newest checkpoint. A call of `train` that was interrupted, also by `kill -9`, goes
-    on exactly where it was when the same script starts again.
+    It follows TensorFlow's conventions. `input_fn` returns the batch of *one* replica, so a step of N replicas reads N
+    batches (`Model.fit` splits a global batch instead). The data start over with each call of `train`. `evaluate` and
+    `predict` read the newest checkpoint. An interrupted call of `train`, even after `kill -9`, resumes exactly when the
+    same script starts again.
 
     Args:
-      model_fn: a function `(features, labels, mode, params, config)`, of which it may leave out all but `features`,
-        that returns an `EstimatorSpec`. It gets the first batch of the input, as numpy arrays.
-      model_dir: the folder; by default that of `config`, or a new temporary folder.
+      model_fn: function `(features, labels, mode, params, config)` that returns an `EstimatorSpec`. All arguments
+        except `features` are optional. It receives the first batch of the input, as NumPy arrays.
+      model_dir: folder of the checkpoints; by default the folder in `config`, or a new temporary folder.
       config: a `RunConfig`.
-      params: what `model_fn` and `input_fn` get as `params`, copied; an empty dict by default.
-      warm_start_from: the folder of another training whose weights to begin with, or `WarmStartSettings`.
+      params: dict to pass to `model_fn` and `input_fn` as `params`, copied; empty by default.
+      warm_start_from: folder of another training with the initial weights, or `WarmStartSettings`.
 
     Attributes:
-      model_dir: see above.
-      config: see above, with its `model_dir`.
+      model_dir: folder of the checkpoints.
+      config: the `RunConfig`, with its `model_dir` set.
 
     Raises:
-      ValueError: if `model_fn` has arguments of other names, or `model_dir` is given twice and differs.
-      TypeError: for arguments of a wrong type.
+      ValueError: if `model_fn` has unknown arguments, or `model_dir` and `config` name different folders.
+      TypeError: if an argument has the wrong type.
 
     Example:
       >>> import trainer
@@ -101,12 +101,12 @@ class Estimator:
 
     @property
     def params(self) -> Any:
-        """A copy of what was given as `params`."""
+        """A copy of the `params` argument."""
         return copy.deepcopy(self._params)
 
     @property
     def model_fn(self) -> ModelFn:
-        """The function that was given."""
+        """The `model_fn` argument."""
         return self._model_fn
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -119,25 +119,25 @@ class Estimator:
         max_steps: int | None = None,
         saving_listeners: Sequence[CheckpointSaverListener] | None = None,
     ) -> Estimator:
-        """Trains from the newest checkpoint on, or from the beginning, and saves checkpoints.
+        """Trains from the newest checkpoint, or from initial weights, and saves checkpoints.
 
         Args:
-          input_fn: a function `(mode, params, config)`, of which it may leave out any, that returns the data: a
-            `trainer.data.Dataset` of the batches `(features, labels)` of one replica, another iterable of them, or
-            arrays `(features, labels)`, which are the same batch for ever. It is called once.
+          input_fn: function `(mode, params, config)`, with all arguments optional, that returns the data: a
+            `trainer.data.Dataset` of batches `(features, labels)` of one replica, another iterable of such batches, or
+            arrays `(features, labels)`, which repeat as the same batch forever. It is called once.
           hooks: `SessionRunHook`s, callbacks of `trainer.callbacks`, or a list of both.
-          steps: how many steps to train for, more than were done before.
-          max_steps: the global step to train to. If it is reached already, nothing is called. Without either, the
-            training ends with the data, or when a hook stops it.
-          saving_listeners: called around each checkpoint.
+          steps: number of additional steps to train.
+          max_steps: global step to train to. If it is already reached, nothing is called. Without `steps` and
+            `max_steps`, the training ends with the data, or when a hook stops it.
+          saving_listeners: listeners to call around each checkpoint.
 
         Returns:
-          This object.
+          The estimator.
 
         Raises:
-          ValueError: if both `steps` and `max_steps` are given, or one is less than 1; or for data, specs and arguments
-            that cannot be used.
-          TypeError: for hooks that are none.
+          ValueError: if both `steps` and `max_steps` are given or either is less than 1, or if the data, the spec or an
+            argument is invalid.
+          TypeError: if a hook has the wrong type.
         """
         callbacks = as_callbacks("hooks", hooks)
         listeners = check_listeners(saving_listeners)
@@ -165,7 +165,7 @@ class Estimator:
             callback.runs_on = "chief"
         model.fit(
             batches.per_step(model.strategy.num_replicas_in_sync, spec.batch_map), verbose=0,
-            max_steps=sys.maxsize if max_steps is None else max_steps,  # data without end may be ended by a hook
+            max_steps=sys.maxsize if max_steps is None else max_steps,  # a hook may end endless data
             callbacks=[saver, log, *callbacks, *as_callbacks("training_hooks", spec.training_hooks), *of_chief])
         return self
 
@@ -185,17 +185,17 @@ class Estimator:
 
         Args:
           input_fn: as in `train`.
-          steps: the most steps, of one batch of `input_fn` for each replica; by default all data.
+          steps: maximum number of steps, each with one batch of `input_fn` per replica; all data by default.
           hooks: as in `train`.
-          checkpoint_path: a checkpoint; the newest by default. Without any, the weights are fresh, with a warning.
-          name: the folder is "eval_<name>" then.
+          checkpoint_path: checkpoint to evaluate; the newest by default. Without a checkpoint, the weights are freshly
+            initialized, with a warning.
+          name: suffix of the folder: "eval_<name>".
 
         Returns:
-          A dict of the metrics by name, "loss", which is the mean of the losses of the batches of `input_fn`, and
-          "global_step".
+          A dict of the metrics by name, "loss", the mean loss over the batches of `input_fn`, and "global_step".
 
         Raises:
-          ValueError: if `steps` is less than 1, or the checkpoint is of another module.
+          ValueError: if `steps` is less than 1, or the checkpoint is from another module.
         """
         check_steps(steps=steps)
         callbacks = as_callbacks("hooks", hooks)
@@ -203,7 +203,7 @@ class Estimator:
             arguments.require_text(name=name)
         batches = self._input(input_fn, ModeKeys.EVAL)
         spec, model, step = self._restored(ModeKeys.EVAL, batches, checkpoint_path)
-        # One batch at a time, whose rows are split over the replicas: the loss of a batch is that on one device.
+        # Replicas share each batch, so that the batch loss equals the loss on a single device.
         limit = None if steps is None else steps * model.strategy.num_replicas_in_sync
         logs = model.evaluate(
             batches.per_step(1, spec.batch_map, limit), verbose=0,
@@ -225,20 +225,21 @@ class Estimator:
         checkpoint_path: str | os.PathLike[str] | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Yields the predictions for the data, which may be endless: batches are read as they are needed.
+        """Yields the predictions for the data, which may be endless: batches are read on demand.
 
         Args:
           input_fn: as in `train`; labels are ignored.
-          predict_keys: the names of the predictions to yield; by default all.
+          predict_keys: names of the predictions to yield; all by default.
           hooks: as in `train`.
-          checkpoint_path: a checkpoint; the newest by default. Without any, the weights are fresh, with a warning.
-          yield_single_examples: whether to yield the predictions of one row at a time, or those of a batch.
+          checkpoint_path: checkpoint to predict with; the newest by default. Without a checkpoint, the weights are
+            freshly initialized, with a warning.
+          yield_single_examples: whether to yield predictions per row instead of per batch.
 
         Yields:
-          Predictions as numpy arrays, or dicts of them.
+          Predictions as NumPy arrays, or dicts of arrays.
 
         Raises:
-          ValueError: if predictions have other names, or the checkpoint is of another module.
+          ValueError: if `predict_keys` matches no prediction, or the checkpoint is from another module.
         """
         callbacks = as_callbacks("hooks", hooks)
         if predict_keys is not None:
@@ -266,21 +267,21 @@ class Estimator:
         serving_input_receiver_fn: Callable[[], Any],
         checkpoint_path: str | os.PathLike[str] | None = None,
     ) -> str:
-        """Writes what `predict` computes, with a checkpoint's weights, to a new folder; see `trainer.load_exported`.
+        """Exports `predict` with a checkpoint's weights to a new folder, to load by `trainer.load_exported`.
 
         Args:
-          export_dir_base: the folder to make it in, under the time in seconds.
-          serving_input_receiver_fn: a function that returns some rows of features as `input_fn` does, such as
-            `{"age": np.zeros((1, 1), np.float32)}`. The export takes what the spec's `batch_map` makes of them: numbers
-            alone, as programs take no text.
-          checkpoint_path: a checkpoint; the newest by default.
+          export_dir_base: parent of the new folder, which is named by the time in seconds.
+          serving_input_receiver_fn: function that returns some rows of features like `input_fn`, such as
+            `{"age": np.zeros((1, 1), np.float32)}`. The input of the export is the output of the spec's `batch_map`:
+            numbers only, because programs take no text.
+          checkpoint_path: checkpoint to export; the newest by default.
 
         Returns:
-          The path of the folder, which has the file "model.export" of `Model.export`.
+          The path of the folder, which contains the file "model.export" of `Model.export`.
 
         Raises:
-          ValueError: if there is no checkpoint, or `export_outputs` names what is not predicted.
-          TypeError: for arguments of a wrong type.
+          ValueError: if there is no checkpoint, or `export_outputs` names an unknown prediction.
+          TypeError: if an argument has the wrong type.
         """
         base = arguments.as_path("export_dir_base", export_dir_base, "the path of a folder")
         check_receiver(serving_input_receiver_fn)
@@ -295,7 +296,7 @@ class Estimator:
         return serving.export(model, spec.export_outputs, base)
 
     def latest_checkpoint(self) -> str | None:
-        """Returns the path of the newest whole checkpoint; None without any."""
+        """Returns the path of the newest whole checkpoint; None if there is no checkpoint."""
         checkpoint = checkpoints.newest(self.model_dir)
         return None if checkpoint is None else checkpoint.path
 
@@ -308,10 +309,10 @@ class Estimator:
         return sorted(checkpoints.variable_names(self._trained()))
 
     def get_variable_value(self, name: str) -> np.ndarray:
-        """Returns an array of the newest checkpoint. Of processes that train together, all must call this.
+        """Returns an array of the newest checkpoint. In distributed training, every process must call it.
 
         Raises:
-          ValueError: if there is no checkpoint, or none of that name in it.
+          ValueError: if there is no checkpoint, or the name is unknown.
         """
         arguments.require_text(name=name)
         checkpoint = self._trained()
@@ -335,7 +336,7 @@ class Estimator:
 
     def _model_of(self, mode: Mode, features: Any, labels: Any,
                   is_new: bool = False) -> tuple[EstimatorSpec, EstimatorModel]:
-        """Returns the spec and the model of a mode: those of the last call, if the input has the same form."""
+        """Returns the spec and the model of a mode, cached while the form of the input stays the same."""
         key = mode, str(jax.tree.map(_form_of, (features, labels)))
         if is_new or key not in self._models:
             self._models = {other: made for other, made in self._models.items() if other[0] != mode}
@@ -358,7 +359,7 @@ class Estimator:
 
     def _restored(self, mode: Mode, batches: InputBatches, path: str | os.PathLike[str] | None,
                   ) -> tuple[EstimatorSpec, EstimatorModel, int]:
-        """Returns the spec and the model of a mode with the variables of a checkpoint, and the global step."""
+        """Returns the spec and the model of a mode with a checkpoint's variables, and the global step."""
         checkpoint = self._checkpoint(path)
         spec, model = self._model(mode, batches, is_new=checkpoint is None)
         if checkpoint is not None:
@@ -370,7 +371,7 @@ class Estimator:
         return spec, model, 0
 
     def _begin(self, mode: Mode, model: EstimatorModel) -> None:
-        """Gives a model without a checkpoint the weights to begin with."""
+        """Sets the initial weights of a model without a checkpoint."""
         if self._warm_start is not None:
             taken = warm_start(model, self._warm_start)
             LOGGER.info("Warm-starting %d variables: %s", len(taken), ", ".join(taken))

@@ -1,4 +1,4 @@
-"""The model that an estimator makes of a spec."""
+"""The model of an estimator, built from a spec."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from trainer.model.model import Model
 
 
 class EstimatorModel(Model):
-    """A model whose "loss" in `evaluate` is the mean of the batches' losses, as TensorFlow's estimators have it.
+    """A model that reports the mean of the batch losses in `evaluate`, as in TensorFlow's estimators.
 
-    `Model.evaluate` weighs each batch by its rows, which differs where the last batch is smaller.
+    `Model.evaluate` weights each batch by its rows, which differs if the last batch is smaller.
 
     Args:
-      spec: what it is made of.
-      seed: what the weights and all random streams derive from.
+      spec: spec of the model.
+      seed: seed of the weights and all random streams.
 
     Attributes:
-      output_names: the names of the predictions that `predict_step` returns; None for all.
+      output_names: names of the predictions that `predict_step` returns; None for all.
     """
 
     output_names: Sequence[str] | None = None
@@ -70,13 +70,13 @@ def make_model(spec: EstimatorSpec, strategy: Strategy | None, seed: int, featur
     """Returns a built model of a spec, compiled if the spec has a loss.
 
     Args:
-      spec: what `model_fn` returned.
-      strategy: where it runs; None for that in scope, or the default.
-      seed: what the weights derive from.
-      features: some rows of what the module is called with.
+      spec: spec from `model_fn`.
+      strategy: strategy of the model; None for the current or default strategy.
+      seed: seed of the weights.
+      features: some rows of the module's input.
 
     Raises:
-      ValueError: if they are no rows of numbers.
+      ValueError: if the features are not rows of numbers.
     """
     try:
         as_batch((features,))

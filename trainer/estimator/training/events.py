@@ -1,4 +1,4 @@
-"""What an estimator tells while it runs: lines of a log, and event files for TensorBoard."""
+"""Log lines of an estimator, and event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from typing import Any
 from trainer.callbacks import Callback
 from trainer.core.types import Phase
 
-LOGGER = logging.getLogger(".".join(__name__.split(".")[:2]))  # that of the package, by which users set its level
+LOGGER = logging.getLogger(".".join(__name__.split(".")[:2]))  # the package's logger, so that users can set its level
 
 
 class _ToStderr(logging.StreamHandler):
-    """Writes to what `sys.stderr` is now: a notebook or a test may have replaced it."""
+    """Writes to the current `sys.stderr`, which a notebook or a test may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
 
 
-# As TensorFlow's logger, it is seen unless a program sets its level; and once, if the root logger has handlers too.
+# As in TensorFlow, visible by default, and printed once even if the root logger has handlers.
 LOGGER.setLevel(logging.INFO)
 LOGGER.propagate = False
 LOGGER.addHandler(_ToStderr())
 
 
 class TrainingLog(Callback):
-    """Logs the loss and the speed every so many steps, and writes them for TensorBoard.
+    """Logs the loss and the speed periodically, and writes the loss for TensorBoard.
 
     Args:
-      model_dir: the folder of the event file.
-      log_steps: every how many steps a line is logged; None for never.
-      summary_steps: every how many steps the loss is written; None for never.
-      writes: whether this process writes. All have the same steps, as they run the same batches at once.
+      model_dir: folder of the event file.
+      log_steps: number of steps between log lines; None disables them.
+      summary_steps: number of steps between TensorBoard summaries; None disables them.
+      writes: whether this process writes. All processes use the same steps, because they run the same batches together.
     """
 
     def __init__(self, model_dir: str, log_steps: int | None, summary_steps: int | None, writes: bool):
         self._model_dir, self._writes = model_dir, writes
         self._log_steps, self._summary_steps = log_steps, summary_steps
         self._file: Any = None
-        self._logged: tuple[int, float, float] | None = None  # step, sum of the losses of this call, seconds
+        self._logged: tuple[int, float, float] | None = None  # step of this call, sum of its losses, seconds
         self._summed_at: tuple[int, float] | None = None
-        self._first = 0  # the step that the call began after
+        self._first = 0  # global step before the call
 
     def on_save_point(self, point: Any) -> None:
         if point.kind == "start":
@@ -96,7 +96,7 @@ class TrainingLog(Callback):
 
 
 def event_file(directory: str) -> Any:
-    """Returns a new event file; None without tensorboardX, as `pip install '.[tensorboard]'` brings it."""
+    """Returns a new event file; None without tensorboardX, which `pip install '.[tensorboard]'` installs."""
     try:
         from trainer.callbacks.tensorboard.event_file import EventFile
     except ImportError:
@@ -105,7 +105,7 @@ def event_file(directory: str) -> Any:
 
 
 def write_evaluation(directory: str, logs: Mapping[str, float], step: int) -> None:
-    """Adds the logs of an evaluation to a folder of event files."""
+    """Writes the logs of an evaluation to an event file in a folder."""
     os.makedirs(directory, exist_ok=True)
     file = event_file(directory)
     if file is None:

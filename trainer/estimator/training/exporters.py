@@ -1,4 +1,4 @@
-"""Exporters: which evaluated checkpoints of `train_and_evaluate` are exported, and which exports stay."""
+"""Exporters: which checkpoints `train_and_evaluate` exports, and which exports it keeps."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _BEST = "best.json"
 
 
 class Exporter(abc.ABC):
-    """Decides after each evaluation whether to export; a subclass overrides `name` and `export`."""
+    """Base class of exporters, called after each evaluation; subclasses override `name` and `export`."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The folder's name in "export"; that of no other exporter."""
+        """Name of the folder in "export", unique among exporters."""
 
     @abc.abstractmethod
     def export(self, estimator: Estimator, export_path: str, checkpoint_path: str, eval_result: EvalResult,
                is_the_final_export: bool) -> str | None:
-        """Exports, or not; returns the path of the export, or None.
+        """Exports the estimator if desired; returns the path of the export, or None.
 
         Args:
-          estimator: what was trained.
-          export_path: the folder of this exporter's exports.
-          checkpoint_path: the checkpoint that was evaluated.
-          eval_result: what `evaluate` returned.
-          is_the_final_export: whether the training is over.
+          estimator: the trained estimator.
+          export_path: folder of the exporter's exports.
+          checkpoint_path: the evaluated checkpoint.
+          eval_result: result of `evaluate`.
+          is_the_final_export: whether the training has ended.
         """
 
 
@@ -61,7 +61,7 @@ class FinalExporter(_SavedModelExporter):
     """Exports once, at the end of the training.
 
     Args:
-      name: the folder's name.
+      name: name of the export folder.
       serving_input_receiver_fn: as in `Estimator.export_saved_model`.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/FinalExporter
@@ -76,9 +76,9 @@ class LatestExporter(_SavedModelExporter):
     """Exports after each evaluation.
 
     Args:
-      name: the folder's name.
+      name: name of the export folder.
       serving_input_receiver_fn: as in `Estimator.export_saved_model`.
-      exports_to_keep: how many exports stay, the newest; None for all.
+      exports_to_keep: number of most recent exports to keep; None keeps all.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/LatestExporter
     """
@@ -96,14 +96,14 @@ class LatestExporter(_SavedModelExporter):
 
 
 class BestExporter(_SavedModelExporter):
-    """Exports after each evaluation that is better than all before it, those before an interruption too.
+    """Exports after each evaluation that beats all earlier evaluations, including evaluations before an interruption.
 
     Args:
-      name: the folder's name.
+      name: name of the export folder.
       serving_input_receiver_fn: as in `Estimator.export_saved_model`.
-      compare_fn: a function `(best_eval_result, current_eval_result)` that returns whether the current one is better.
-        By default that with the smaller loss is.
-      exports_to_keep: how many exports stay, the newest; None for all.
+      compare_fn: function `(best_eval_result, current_eval_result)` that returns whether the current result is better.
+        By default, a smaller loss is better.
+      exports_to_keep: number of most recent exports to keep; None keeps all.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/BestExporter
     """
@@ -126,7 +126,7 @@ class BestExporter(_SavedModelExporter):
             return None
         LOGGER.info("Performing best model export.")
         path = self._exported(estimator, export_path, checkpoint_path)
-        _write(note, eval_result)  # after it: a run that is killed in between exports once more
+        _write(note, eval_result)  # after the export: a run killed in between exports again
         _keep_newest(export_path, self._keep)
         return path
 

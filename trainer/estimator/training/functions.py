@@ -1,4 +1,4 @@
-"""How `model_fn` and `input_fn` are called: each gets those arguments that it has, by their names."""
+"""Calls of `model_fn` and `input_fn`, with the arguments that each function accepts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ InputFn = Callable[..., Any]
 
 
 def check_steps(**counts: int | None) -> None:
-    """Checks numbers of steps, by their arguments' names; None is no limit.
+    """Checks numbers of steps, by argument name; None means no limit.
 
     Raises:
-      TypeError: if one is no whole number.
-      ValueError: if one is less than 1.
+      TypeError: if a number is not an integer.
+      ValueError: if a number is less than 1.
     """
     for name, count in counts.items():
         if count is not None:
@@ -29,29 +29,29 @@ def check_steps(**counts: int | None) -> None:
 
 
 def check_input_fn(input_fn: Any) -> InputFn:
-    """Returns an `input_fn`; raises TypeError if it is no function."""
+    """Returns an `input_fn`; raises TypeError if it is not a function."""
     if not callable(input_fn):
         raise errors.wrong_type("input_fn", input_fn, "a function that returns data, such as `lambda: dataset`")
     return input_fn
 
 
 def check_receiver(serving_input_receiver_fn: Any) -> None:
-    """Raises TypeError if a `serving_input_receiver_fn` is no function."""
+    """Raises TypeError if a `serving_input_receiver_fn` is not a function."""
     if not callable(serving_input_receiver_fn):
         raise errors.wrong_type("serving_input_receiver_fn", serving_input_receiver_fn,
                                 "a function that returns some rows of features")
 
 
 def check_model_fn(model_fn: Any, params: Mapping[str, Any] | None) -> ModelFn:
-    """Returns a `model_fn` that has arguments by which it can be called.
+    """Returns a `model_fn` after checking its arguments.
 
     Args:
-      model_fn: a function `(features, labels, mode, params, config)`, of which it may leave out all but `features`.
-      params: what the estimator was given as `params`.
+      model_fn: function `(features, labels, mode, params, config)`, with all arguments except `features` optional.
+      params: the `params` argument of the estimator.
 
     Raises:
-      TypeError: if it is no function.
-      ValueError: if it lacks `features`, or `params` where there are some, or has arguments of other names.
+      TypeError: if `model_fn` is not a function.
+      ValueError: if `model_fn` lacks `features`, lacks `params` although they are given, or has unknown arguments.
     """
     if not callable(model_fn):
         raise errors.wrong_type("model_fn", model_fn, "a function (features, labels, mode) that "
@@ -71,11 +71,11 @@ def check_model_fn(model_fn: Any, params: Mapping[str, Any] | None) -> ModelFn:
 
 def call_model_fn(model_fn: ModelFn, features: Any, labels: Any, mode: Mode, params: Any,
                   config: Any) -> EstimatorSpec:
-    """Returns what a `model_fn` says of a mode.
+    """Returns the spec of a `model_fn` for a mode.
 
     Raises:
-      ValueError: if there are labels that it does not take, or its spec is of another mode.
-      TypeError: if it returns anything but an `EstimatorSpec`.
+      ValueError: if there are labels that `model_fn` does not accept, or the spec has another mode.
+      TypeError: if the result is not an `EstimatorSpec`.
     """
     names, takes_all = _names(model_fn)
     if labels is not None and "labels" not in names and not takes_all:
@@ -91,11 +91,11 @@ def call_model_fn(model_fn: ModelFn, features: Any, labels: Any, mode: Mode, par
 
 
 def call_input_fn(input_fn: Any, mode: Mode, params: Any, config: Any) -> Any:
-    """Returns what an `input_fn` does.
+    """Returns the data of an `input_fn`.
 
     Raises:
-      TypeError: if it is no function.
-      ValueError: if it asks for something else than `mode`, `params` and `config`.
+      TypeError: if `input_fn` is not a function.
+      ValueError: if it requires arguments other than `mode`, `params` and `config`.
     """
     check_input_fn(input_fn)
     if "input_context" in _required(input_fn):
@@ -119,7 +119,7 @@ def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
 
 
 def _names(function: Callable[..., Any]) -> tuple[set[str], bool]:
-    """Returns the names of a function's arguments, and whether it takes any other."""
+    """Returns the names of a function's arguments, and whether it accepts arbitrary keyword arguments."""
     kinds = {parameter.name: parameter.kind for parameter in _parameters(function)}
     return set(kinds), inspect.Parameter.VAR_KEYWORD in kinds.values()
 

@@ -1,7 +1,7 @@
-"""Hooks with TensorFlow's names, and the callback through which they see a run.
+"""Hooks with TensorFlow's names, and the callback that runs them.
 
-A hook is called around each step, so that steps are not fused where there is one; `trainer.callbacks` are taken in the
-same lists and cost less.
+Hooks run around each step and therefore prevent the fusion of steps. Callbacks of `trainer.callbacks` are accepted in
+the same lists and cost less.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from trainer.core import arguments, errors
 
 
 class SessionRunContext:
-    """What a hook is given around a step.
+    """Context of a hook around a step.
 
     Attributes:
-      session: the `Model` that runs; there are no sessions.
+      session: the running `Model`; there are no sessions.
       stop_requested: whether `request_stop` was called.
     """
 
@@ -33,17 +33,17 @@ class SessionRunContext:
 
 @dataclasses.dataclass(frozen=True)
 class SessionRunValues:
-    """What a step gave.
+    """Results of a step.
 
     Attributes:
-      results: the loss and the metrics so far in this call, and "global_step". Reading a value waits for the step.
+      results: the running loss and metrics of the call, and "global_step". Reading a value waits for the step.
     """
 
     results: Mapping[str, Any]
 
 
 class SessionRunHook:
-    """A hook: override what it is to do. All methods do nothing by themselves.
+    """Base class of hooks; all methods do nothing by default.
 
     Example:
       >>> class StopAtLoss(SessionRunHook):
@@ -58,10 +58,10 @@ class SessionRunHook:
         """Called once before the run."""
 
     def after_create_session(self, session: Any, coord: None) -> None:
-        """Called when the model has its weights, restored ones included; `session` is the model."""
+        """Called when the model has its initial or restored weights; `session` is the model."""
 
     def before_run(self, run_context: SessionRunContext) -> None:
-        """Called before each step. There is no graph to fetch from, so it returns None."""
+        """Called before each step. It must return None, because there is no graph to fetch from."""
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Called after each step."""
@@ -71,14 +71,14 @@ class SessionRunHook:
 
 
 class StopAtStepHook(SessionRunHook):
-    """Ends the training after a number of steps, or at a global step.
+    """Stops the training after a number of steps, or at a global step.
 
     Args:
-      num_steps: how many steps from the beginning of the call on.
-      last_step: the global step to stop at.
+      num_steps: number of steps from the start of the call.
+      last_step: global step to stop at.
 
     Raises:
-      ValueError: unless exactly one is given.
+      ValueError: if not exactly one argument is given.
     """
 
     def __init__(self, num_steps: int | None = None, last_step: int | None = None):
@@ -100,9 +100,9 @@ class StopAtStepHook(SessionRunHook):
 
 
 class CheckpointSaverListener:
-    """Called around each checkpoint that a training writes; override what it is to do.
+    """Base class of listeners, called around each checkpoint of a training.
 
-    `session` is the model. It must not be trained in a listener.
+    `session` is the model. Listeners must not train it.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/CheckpointSaverListener
     """
@@ -114,7 +114,7 @@ class CheckpointSaverListener:
         """Called before a checkpoint is written."""
 
     def after_save(self, session: Any, global_step_value: int) -> bool | None:
-        """Called when a checkpoint is on the disk. True ends the training."""
+        """Called when a checkpoint is on disk. Returning True stops the training."""
         return None
 
     def end(self, session: Any, global_step_value: int) -> None:
@@ -122,16 +122,16 @@ class CheckpointSaverListener:
 
 
 def as_callbacks(argument: str, hooks: Any) -> list[Callback]:
-    """Returns hooks and callbacks, or none for None, as callbacks of `fit` and `evaluate`.
+    """Returns hooks and callbacks, or None, as a list of callbacks for `fit` and `evaluate`.
 
     Raises:
-      TypeError: if one is neither.
+      TypeError: if an element is neither a hook nor a callback.
     """
     return [_HookCallback(hook) if isinstance(hook, SessionRunHook) else hook for hook in check_hooks(argument, hooks)]
 
 
 def check_hooks(argument: str, hooks: Any) -> list[Any]:
-    """Returns hooks and callbacks, of which there may be one or none, as a list; raises TypeError if one is neither."""
+    """Returns a hook, a callback, an iterable of both, or None as a list; raises TypeError for other elements."""
     hooks = [] if hooks is None else hooks
     if isinstance(hooks, SessionRunHook | Callback) or not isinstance(hooks, Iterable):
         hooks = [hooks]
@@ -144,7 +144,7 @@ def check_hooks(argument: str, hooks: Any) -> list[Any]:
 
 
 def check_listeners(listeners: Any) -> Sequence[CheckpointSaverListener]:
-    """Returns listeners, of which there may be one or none, as a sequence; raises TypeError if one is none."""
+    """Returns a listener, an iterable of listeners, or None as a sequence; raises TypeError for other elements."""
     listeners = () if listeners is None else listeners
     listeners = tuple(listeners) if isinstance(listeners, Iterable) else (listeners,)
     for listener in listeners:
@@ -154,7 +154,7 @@ def check_listeners(listeners: Any) -> Sequence[CheckpointSaverListener]:
 
 
 class _Results(Mapping[str, Any]):
-    """The logs of a step and the global step, fetched when they are read."""
+    """Logs and global step of a step, fetched on access."""
 
     def __init__(self, logs: Mapping[str, Any], model: Any):
         self._logs, self._model = logs, model
@@ -170,9 +170,9 @@ class _Results(Mapping[str, Any]):
 
 
 class _HookCallback(Callback):
-    """Calls a hook around each batch."""
+    """Runs a hook around each batch."""
 
-    _model: Any  # a `Model`, which has more than callbacks know of
+    _model: Any  # a `Model`, with more attributes than the callback protocol
 
     def __init__(self, hook: SessionRunHook):
         self._hook = hook
@@ -190,7 +190,7 @@ class _HookCallback(Callback):
         self._hook.begin()
 
     def on_save_point(self, point: Any) -> None:
-        if point.kind == "start":  # after the callback that restores the run
+        if point.kind == "start":  # the run is already restored
             self._hook.after_create_session(self.model, None)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

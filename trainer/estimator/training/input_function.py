@@ -1,7 +1,7 @@
-"""From what an `input_fn` returns to the batches of a run.
+"""Conversion of an `input_fn`'s data to the batches of a run.
 
-Owns the rule that an `input_fn` gives the batch of one replica: a step of N replicas takes N of its batches, which
-become one global batch. Knows nothing of models.
+Owns the rule that an `input_fn` returns the batch of one replica: a step of N replicas concatenates N batches to a
+global batch. Does not depend on models.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _ARRAYS = (np.ndarray, jax.Array)
 
 
 class InputBatches:
-    """The batches of one call of an `input_fn`, of which the first is known.
+    """The batches of an `input_fn` call, with a known first batch.
 
     Args:
-      data: what the `input_fn` returned: a batched `trainer.data.Dataset` or `RowDataset`, another iterable or indexed
-        object of batches `features` or `(features, labels)`, or arrays `(features, labels)`, which are the same batch
-        for ever. Arrays of text are allowed where a `batch_map` makes numbers of them.
+      data: result of the `input_fn`: a batched `trainer.data.Dataset` or `RowDataset`, another iterable or indexed
+        object of batches `features` or `(features, labels)`, or arrays `(features, labels)`, which repeat as the same
+        batch forever. Text arrays require a `batch_map` that converts them to numbers.
 
     Attributes:
-      features: those of the first batch.
-      labels: likewise; None if there are none.
+      features: features of the first batch.
+      labels: labels of the first batch; None without labels.
 
     Raises:
-      TypeError: if there are no batches in it.
-      ValueError: if there is not even one.
+      TypeError: if the data are not batches.
+      ValueError: if the data are empty, or a dataset is not batched.
     """
 
     def __init__(self, data: Any):
@@ -60,12 +60,12 @@ class InputBatches:
         self.features, self.labels = _features_and_labels(first)
 
     def per_step(self, replicas: int, batch_map: BatchMap | None, limit: int | None = None) -> Any:
-        """Returns data for `Model.fit` or `evaluate` whose batches are each made of those of so many replicas.
+        """Returns data for `Model.fit` or `evaluate`, with one global batch per step.
 
         Args:
-          replicas: see above.
-          batch_map: applied to each batch of `input_fn`.
-          limit: how many steps to take at most; None for all.
+          replicas: number of batches to concatenate per step.
+          batch_map: function to apply to each batch of `input_fn`.
+          limit: maximum number of steps; None for all.
         """
         data = self._data
         is_taken_whole = isinstance(data, Dataset) or (limit is None and not isinstance(data, list | tuple))
@@ -86,10 +86,10 @@ class InputBatches:
 
 
 def mapped_batch(batch_map: BatchMap | None, features: Any, labels: Any) -> Any:
-    """Returns what a `batch_map` makes of a batch; without one, the batch.
+    """Returns the result of `batch_map` for a batch, or the batch itself without a `batch_map`.
 
     Raises:
-      TypeError: if it returns no tuple of one to three.
+      TypeError: if the result is not a tuple of one to three elements.
     """
     if batch_map is None:
         return features, labels
@@ -101,9 +101,9 @@ def mapped_batch(batch_map: BatchMap | None, features: Any, labels: Any) -> Any:
 
 
 class _Forever:
-    """The same batch, again and again."""
+    """An endless repetition of a batch."""
 
-    num_batches = None  # Keras's word for endless
+    num_batches = None  # endless, as in Keras
 
     def __init__(self, batch: Any):
         self._batch = batch
@@ -113,7 +113,7 @@ class _Forever:
 
 
 class _BatchesOfDataset:
-    """The batches of a dataset's first pass by number, which costs nothing if they are asked for in order."""
+    """The batches of a dataset's first pass by index; sequential access costs nothing extra."""
 
     def __init__(self, dataset: Dataset):
         self._dataset = dataset
@@ -129,7 +129,7 @@ class _BatchesOfDataset:
 
 
 class _IndexedSteps:
-    """Steps by number, each of several batches by number."""
+    """Steps by index, each of several batches."""
 
     def __init__(self, batches: Any, count: int, step: Callable[[list[Any]], Any], limit: int | None):
         self._batches, self._count, self._step = batches, count, step
@@ -148,7 +148,7 @@ class _IndexedSteps:
 
 
 class _Steps:
-    """Steps of an iterable, read from its beginning each time."""
+    """Steps of an iterable, which restarts on each iteration."""
 
     def __init__(self, batches: Iterable[Any], count: int, step: Callable[[list[Any]], Any], limit: int | None):
         self._batches, self._count, self._step, self._limit = batches, count, step, limit
@@ -171,7 +171,7 @@ def _in_steps(batches: Iterator[Any], count: int, step: Callable[[list[Any]], An
 
 
 def _is_batch(data: Any) -> bool:
-    """Returns whether data are one batch: a tuple or dict of arrays."""
+    """Returns whether data are a single batch: an array, or a tuple or dict of arrays."""
     if isinstance(data, _ARRAYS):
         return True
     if isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""RunConfig: where an estimator keeps its checkpoints, how often it saves, and what place its process has."""
+"""RunConfig: the checkpoint folder, save and log intervals, strategies and the role of the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.distribute import Strategy
 
 DEFAULT_SAVE_SECS = 600
 _DEFAULT: Any = "default"
-# Arguments of TensorFlow's RunConfig that stand for nothing here.
+# Arguments of TensorFlow's RunConfig that have no meaning here.
 _WITHOUT_MEANING = {
     "session_config": "there are no sessions: leave it out, and set devices by the strategy.",
     "keep_checkpoint_every_n_hours": "leave it out; `keep_checkpoint_max=None` keeps all checkpoints.",
@@ -29,35 +29,36 @@ _FIELDS = ("model_dir", "tf_random_seed", "save_summary_steps", "save_checkpoint
 
 
 class RunConfig:
-    """How an `Estimator` runs. It does not change once it is made; `replace` returns another.
+    """Immutable configuration of an `Estimator`; `replace` returns a changed copy.
 
-    What TF_CONFIG says of this process is read when the object is made. Without TF_CONFIG it is the only worker, and
+    The constructor reads the role of the process from TF_CONFIG. Without TF_CONFIG, the process is the only worker and
     the chief.
 
     Args:
-      model_dir: the folder of checkpoints, exports and event files; None leaves the choice to the estimator.
-      tf_random_seed: what weights and all random streams derive from; None is 0.
-      save_summary_steps: every how many steps the loss is written for TensorBoard, with tensorboardX; None for never.
-      save_checkpoints_steps: every how many steps, from the first of a call on, a checkpoint is written.
-      save_checkpoints_secs: the same in seconds; 600 if neither is given. With None for both, the beginning and the end
-        of each call of `train` are saved.
-      keep_checkpoint_max: how many checkpoints stay; None or 0 for all.
-      log_step_count_steps: every how many steps a line with the loss and the speed is logged; None for never.
-      train_distribute: the strategy that `train` uses; None for that in scope, or the default.
-      eval_distribute: the strategy that `evaluate` and `predict` use; likewise.
+      model_dir: folder of checkpoints, exports and event files; None leaves the choice to the estimator.
+      tf_random_seed: seed of the weights and all random streams; None means 0.
+      save_summary_steps: number of steps between TensorBoard summaries of the loss, with tensorboardX; None disables
+        them.
+      save_checkpoints_steps: number of steps between checkpoints, from the start of a call.
+      save_checkpoints_secs: number of seconds between checkpoints; 600 if neither is given. With None for both, only
+        the start and the end of each `train` call are saved.
+      keep_checkpoint_max: number of checkpoints to keep; None or 0 for all.
+      log_step_count_steps: number of steps between log lines with loss and speed; None disables them.
+      train_distribute: strategy of `train`; None for the current or default strategy.
+      eval_distribute: strategy of `evaluate` and `predict`; None for the current or default strategy.
 
     Attributes:
-      task_type: this process's role: "chief", "worker", "ps" or "evaluator".
-      task_id: its number among those of its role.
-      is_chief: whether this process writes what is written once.
-      num_ps_replicas: how many parameter servers there are; 0 for an evaluator.
-      num_worker_replicas: how many processes train, the chief among them; 0 for an evaluator.
-      cluster_spec: the addresses of each role; empty without TF_CONFIG.
+      task_type: role of the process: "chief", "worker", "ps" or "evaluator".
+      task_id: index of the process within its role.
+      is_chief: whether this process is the chief, which writes shared files.
+      num_ps_replicas: number of parameter servers; 0 for an evaluator.
+      num_worker_replicas: number of training processes, including the chief; 0 for an evaluator.
+      cluster_spec: addresses by role; empty without TF_CONFIG.
 
     Raises:
-      ValueError: for values that cannot be used, both ways to save, or an argument that has no meaning here.
-      TypeError: for values of a wrong type.
-      ClusterError: if TF_CONFIG is set and wrong.
+      ValueError: if a value is invalid, both save intervals are given, or an argument has no meaning here.
+      TypeError: if an argument has the wrong type.
+      ClusterError: if TF_CONFIG is invalid.
 
     Example:
       >>> config = RunConfig(save_checkpoints_steps=100)
@@ -126,10 +127,10 @@ class RunConfig:
         self.num_worker_replicas = 0 if is_evaluator else cluster.num_workers
 
     def replace(self, **changes: Any) -> RunConfig:
-        """Returns a copy with other values of the arguments that are named.
+        """Returns a copy with changed arguments.
 
         Raises:
-          ValueError: for anything but the arguments of `RunConfig`; and as `RunConfig` does.
+          ValueError: if a name is not an argument of `RunConfig`, or a value is invalid.
         """
         for name in changes:
             if name not in _FIELDS:
@@ -143,12 +144,12 @@ class RunConfig:
 
     @property
     def seed(self) -> int:
-        """What weights and all random streams derive from."""
+        """Seed of the weights and all random streams."""
         return self.tf_random_seed or 0
 
     @property
     def save_freq(self) -> int | datetime.timedelta | None:
-        """How often a checkpoint is written; None for never in the middle of a call."""
+        """Interval between checkpoints, in steps or as a time; None disables saves between start and end of a call."""
         if self.save_checkpoints_secs is not None:
             return datetime.timedelta(seconds=self.save_checkpoints_secs)
         return self.save_checkpoints_steps

@@ -1,4 +1,4 @@
-"""Exports: folders named by the time, each with a program that computes predictions."""
+"""Exports: folders named by time, each with a program that computes predictions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE_NAME = "model.export"
 
 
 def export(model: EstimatorModel, output_names: Sequence[str] | None, base: str) -> str:
-    """Writes what a model predicts to a new folder, which appears complete or not at all; returns its path."""
+    """Exports a model's predictions atomically to a new folder; returns the path of the folder."""
     folder = _new_folder(base)
     temporary = os.path.join(base, f"temp-{os.path.basename(folder)}")
     os.makedirs(temporary)
@@ -30,13 +30,13 @@ def export(model: EstimatorModel, output_names: Sequence[str] | None, base: str)
 
 
 def exports_in(base: str) -> list[str]:
-    """Returns the paths of the exports in a folder, the oldest first."""
+    """Returns the paths of the exports in a folder, oldest first."""
     if not os.path.isdir(base):
         return []
     return [os.path.join(base, name) for name in sorted((name for name in os.listdir(base) if name.isdigit()), key=int)]
 
 
 def _new_folder(base: str) -> str:
-    """Returns the path of a folder that is not there, named by the seconds since 1970 and later than all others."""
+    """Returns the path of a new folder, named by the seconds since 1970 and later than all other exports."""
     newest = [int(os.path.basename(path)) for path in exports_in(base)[-1:]]
     return os.path.join(base, str(max([int(time.time()), *(number + 1 for number in newest)])))

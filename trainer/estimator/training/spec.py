@@ -1,4 +1,4 @@
-"""EstimatorSpec: what a `model_fn` returns, and the modes that it is called in."""
+"""EstimatorSpec: the result of a `model_fn`, and its modes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from trainer.model.types import Losses, Metrics, ModuleLike, Optimizers
 
 Mode: TypeAlias = Literal["train", "eval", "infer"]
 BatchMap: TypeAlias = Callable[[Any, Any], Batch]
-"""From the features and labels of a batch, on the host, to `(x, y)` or `(x, y, sample_weight)` of numeric arrays."""
+"""Host function from a batch's features and labels to numeric `(x, y)` or `(x, y, sample_weight)`."""
 
 
 ModelFn: TypeAlias = "Callable[..., EstimatorSpec]"
-"""A function `(features, labels, mode, params, config)`, of which it may leave out all but `features`."""
+"""A function `(features, labels, mode, params, config)`, with all arguments except `features` optional."""
 
 
 class ModeKeys:
-    """The modes that a `model_fn` is called in."""
+    """The modes of a `model_fn` call."""
 
     TRAIN: Mode = "train"
     EVAL: Mode = "eval"
@@ -29,7 +29,7 @@ class ModeKeys:
 
 _OF_COMPILE = {"optimizer", "loss", "metrics", "weighted_metrics"}
 _MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
-# Arguments of TensorFlow's EstimatorSpec, and what says the same here.
+# Arguments of TensorFlow's EstimatorSpec, and their replacements.
 _OTHER_NAMES = {
     "train_op": "give `optimizer`: the gradients are those of `loss`.",
     "eval_metric_ops": "give `metrics`, as `Model.compile` takes them.",
@@ -38,32 +38,32 @@ _OTHER_NAMES = {
 
 
 class EstimatorSpec:
-    """What to train, to evaluate or to predict with, in one mode.
+    """The model, loss, optimizer and metrics of a mode.
 
-    In TensorFlow a spec holds tensors of a graph that was built; here it holds the parts that such a graph is made of.
+    In TensorFlow, a spec holds tensors of a graph. Here it holds the components of the computation.
 
     Args:
-      mode: the mode that `model_fn` was given: "train", "eval" or "infer".
-      module: a Flax module, from the features of a batch to outputs.
-      loss: as in `Model.compile`, from labels and outputs. Needed to train and to evaluate.
-      optimizer: as in `Model.compile`. Needed to train; with `ema_decay`, or an optimizer that keeps averages, also to
-        evaluate with them.
-      metrics: as in `Model.compile`; of `evaluate`.
-      weighted_metrics: the same, for metrics that use the weights of rows.
-      predictions: a function from the module's outputs to what `predict` yields, a dict of arrays, rows first. It is
-        compiled with the module. None yields the outputs as they are.
-      decode_predictions: a function on the host from a batch of these, as numpy arrays, to what `predict` yields: for
-        class names, which are no numbers.
-      batch_map: a function `(features, labels)` on the host to the `(x, y)` or `(x, y, sample_weight)` that module and
-        loss get, all numeric: for features that are text, or weights among the features. `labels` is None in "infer".
-      export_outputs: names of the predictions that an export has; None for all.
-      training_hooks, training_chief_hooks, evaluation_hooks, prediction_hooks: hooks or callbacks of that mode, besides
-        those of the call.
-      compile_options: further arguments of `Model.compile`, such as `{"precision": "mixed_bfloat16"}`.
+      mode: mode of the `model_fn` call: "train", "eval" or "infer".
+      module: Flax module from the features of a batch to outputs.
+      loss: as in `Model.compile`, of labels and outputs. Required to train and evaluate.
+      optimizer: as in `Model.compile`. Required to train, and to evaluate with averaged weights (`ema_decay`, or an
+        optimizer that keeps averages).
+      metrics: as in `Model.compile`, for `evaluate`.
+      weighted_metrics: like `metrics`, for metrics that use row weights.
+      predictions: function from the module's outputs to the predictions of `predict`, a dict of arrays, rows first. It
+        is compiled with the module. None yields the outputs unchanged.
+      decode_predictions: host function from a batch of predictions, as NumPy arrays, to the final predictions; for
+        non-numeric values such as class names.
+      batch_map: host function `(features, labels)` that returns `(x, y)` or `(x, y, sample_weight)` for module and
+        loss, all numeric; for text features, or weights among the features. `labels` is None in mode "infer".
+      export_outputs: names of the predictions to export; None for all.
+      training_hooks, training_chief_hooks, evaluation_hooks, prediction_hooks: hooks or callbacks of the mode, in
+        addition to the hooks of the call.
+      compile_options: additional arguments of `Model.compile`, such as `{"precision": "mixed_bfloat16"}`.
 
     Raises:
-      ValueError: for an unknown mode, or if something is missing that the mode needs.
-      TypeError: for an argument of another type.
+      ValueError: if the mode is unknown, or an argument that the mode requires is missing.
+      TypeError: if an argument has the wrong type.
 
     Example:
       >>> from flax import linen as nn

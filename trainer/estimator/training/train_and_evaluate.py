@@ -1,4 +1,4 @@
-"""train_and_evaluate: training with evaluations between, in one process or as one of a cluster's."""
+"""train_and_evaluate: training with evaluations in between, in a single process or a cluster."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ _REMINDER_SECS = 600.0
 
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec,
                        eval_spec: EvalSpec) -> tuple[dict[str, Any] | None, list[str | None] | None] | None:
-    """Trains, and evaluates and exports as checkpoints come.
+    """Trains an estimator, and evaluates and exports its checkpoints.
 
-    In one process, checkpoints are evaluated as they are written, subject to `EvalSpec.throttle_secs`, and the last
-    always is; a line at the start says which. In a cluster that TF_CONFIG describes, chief and workers train alone, and
-    a process with the task "evaluator" follows the folder. Its script makes no strategy for several processes.
+    In a single process, new checkpoints are evaluated subject to `EvalSpec.throttle_secs`, and the last checkpoint
+    always. A log line at the start describes the schedule. In a cluster described by TF_CONFIG, chief and workers only
+    train, and a process with the task "evaluator" evaluates the checkpoints in the folder. The evaluator's script must
+    not create a multi-process strategy.
 
     Args:
-      estimator: what to train. In a cluster all processes need one `model_dir`, which all can read and write.
-      train_spec: what to train on, and until when.
-      eval_spec: what to evaluate on, and how often.
+      estimator: the estimator. In a cluster, all processes need the same `model_dir`, readable and writable by all.
+      train_spec: data and end of the training.
+      eval_spec: data and frequency of the evaluations.
 
     Returns:
-      The metrics of the last evaluation and what the exporters returned then; `(None, None)` if `max_steps` was
-      reached before. None in a cluster.
+      The metrics of the last evaluation and the results of its exporters; `(None, None)` if `max_steps` was already
+      reached. None in a cluster.
 
     Raises:
-      TypeError: for arguments of a wrong type.
-      ValueError: for a task that there is none of, or a second evaluator.
+      TypeError: if an argument has the wrong type.
+      ValueError: if the process has the task "ps" without a parameter server strategy, or is a second evaluator.
 
     Example:
       >>> estimator = LinearRegressor([numeric_column("x")])  # doctest: +SKIP
@@ -97,7 +98,7 @@ def _announcement(estimator: Estimator, eval_spec: EvalSpec) -> str:
 
 @dataclasses.dataclass
 class _Evaluator:
-    """Evaluates checkpoints, and calls the exporters."""
+    """Evaluates checkpoints and calls the exporters."""
 
     estimator: Estimator
     eval_spec: EvalSpec
@@ -105,7 +106,6 @@ class _Evaluator:
     exports: list[str | None] | None = None
 
     def evaluate(self, path: str, is_the_end: bool) -> None:
-        """Evaluates a checkpoint."""
         spec = self.eval_spec
         self.metrics = self.estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
         folder = os.path.join(self.estimator.model_dir, "export")
@@ -120,14 +120,14 @@ class _EvaluationListener(CheckpointSaverListener):
     def __init__(self, estimator: Estimator, eval_spec: EvalSpec, max_steps: int | None):
         self.evaluator = _Evaluator(estimator, eval_spec)
         self._spec, self._max_steps = eval_spec, max_steps
-        self._step: int | None = None  # that was evaluated last
+        self._step: int | None = None  # step of the last evaluation
         self._began = 0.0
 
     def after_save(self, session: Any, global_step_value: int) -> None:
         if global_step_value == 0:
             return
         if self._max_steps is not None and global_step_value >= self._max_steps:
-            return  # the end, which `end` evaluates
+            return  # `end` evaluates the last checkpoint
         if self._step is not None:
             waits = self._spec.throttle_secs - (time.monotonic() - self._began)
             steps = (self._spec.throttle_steps or 0) - (global_step_value - self._step)
@@ -153,10 +153,10 @@ class _EvaluationListener(CheckpointSaverListener):
 
 
 def _follow(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
-    """Evaluates the newest checkpoints of a training in other processes until it has ended."""
+    """Evaluates the newest checkpoints of another process's training until the training ends."""
     evaluator = _Evaluator(estimator, eval_spec)
     begin = reminded = time.monotonic()
-    seen: int | None = None  # the step that was evaluated last
+    seen: int | None = None  # step of the last evaluation
     was_there = _newest_ended(estimator)
     next_secs = begin + eval_spec.start_delay_secs
     while True:
@@ -169,7 +169,7 @@ def _follow(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) ->
                 next_secs = time.monotonic() + eval_spec.throttle_secs
                 try:
                     evaluator.evaluate(checkpoint.path, is_the_end)
-                except (CheckpointError, FileNotFoundError):  # it was deleted meanwhile, as newer came
+                except (CheckpointError, FileNotFoundError):  # replaced by newer checkpoints
                     if os.path.isdir(checkpoint.path):
                         raise
                     continue
@@ -184,7 +184,7 @@ def _follow(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) ->
 
 
 def _newest_ended(estimator: Estimator) -> int | None:
-    """Returns the step of a training that had ended before; None if there is none."""
+    """Returns the step of an earlier finished training; None if there is none."""
     checkpoint = checkpoints.newest(estimator.model_dir)
     if checkpoint is None or not checkpoints.is_of_an_ended_call(checkpoint):
         return None

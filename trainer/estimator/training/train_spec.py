@@ -1,4 +1,4 @@
-"""TrainSpec and EvalSpec: the two halves of `train_and_evaluate`."""
+"""TrainSpec and EvalSpec: the arguments of `train_and_evaluate`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from trainer.estimator.training.hooks import CheckpointSaverListener, check_hook
 
 
 class TrainSpec:
-    """What `train_and_evaluate` trains on.
+    """Training data and stop condition of `train_and_evaluate`.
 
     Args:
       input_fn: as in `Estimator.train`.
-      max_steps: the global step to train to; None until the data end.
+      max_steps: global step to train to; None trains until the data end.
       hooks: as in `Estimator.train`.
       saving_listeners: as in `Estimator.train`.
 
     Raises:
       ValueError: if `max_steps` is less than 1.
-      TypeError: for arguments of a wrong type.
+      TypeError: if an argument has the wrong type.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/TrainSpec
     """
@@ -37,23 +37,23 @@ class TrainSpec:
 
 
 class EvalSpec:
-    """What `train_and_evaluate` evaluates on, how often, and what it exports.
+    """Evaluation data, schedule and exporters of `train_and_evaluate`.
 
     Args:
       input_fn: as in `Estimator.evaluate`.
-      steps: the most steps of an evaluation; None for all data.
+      steps: maximum number of steps per evaluation; None for all data.
       name: as in `Estimator.evaluate`.
       hooks: as in `Estimator.evaluate`.
-      exporters: an `Exporter`, or several of different names, called after each evaluation.
-      start_delay_secs: how long an evaluator process waits before its first evaluation.
-      throttle_secs: how many seconds after an evaluation began the next may begin; checkpoints of the time between are
-        not evaluated, but for the last of the training.
-      throttle_steps: the same in steps: at least so many lie between two evaluations. With it, which checkpoints are
-        evaluated does not depend on the machine; give `throttle_secs=0` then.
+      exporters: an `Exporter`, or several with distinct names, called after each evaluation.
+      start_delay_secs: seconds that an evaluator process waits before its first evaluation.
+      throttle_secs: minimum seconds between the starts of two evaluations. Checkpoints in between are not evaluated,
+        except the last of the training.
+      throttle_steps: minimum steps between two evaluations. It makes the choice of evaluated checkpoints independent of
+        the machine's speed, together with `throttle_secs=0`.
 
     Raises:
-      ValueError: for numbers below the least, or two exporters of one name.
-      TypeError: for arguments of a wrong type.
+      ValueError: if a number is too small, or two exporters have the same name.
+      TypeError: if an argument has the wrong type.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/EvalSpec
     """

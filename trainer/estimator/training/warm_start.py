@@ -1,4 +1,4 @@
-"""Starting from the weights of another training."""
+"""Warm start from the weights of another training."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from trainer.saving.checkpoint import is_checkpoint
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartSettings:
-    """Which weights a training starts from. Only weights are taken: not the step, and nothing of the optimizer.
+    """Weights to start a training from. The step and the optimizer's state are not restored.
 
     Args:
-      ckpt_to_initialize_from: the `model_dir` of another training, of which the newest checkpoint is taken, or one of
-        its checkpoints.
-      vars_to_warm_start: a regular expression, searched for in the names of this model's variables, such as
-        "params/Dense_0/.*"; or a list of them. None takes nothing.
-      var_name_to_prev_var_name: for variables with another name there: that name by this model's name.
+      ckpt_to_initialize_from: the `model_dir` of another training, for its newest checkpoint, or the path of a
+        checkpoint.
+      vars_to_warm_start: regular expression, or a list of them, to search in the names of the model's variables, such
+        as "params/Dense_0/.*". None selects nothing.
+      var_name_to_prev_var_name: names in the checkpoint by this model's names, for renamed variables.
 
     Raises:
-      TypeError: for arguments of a wrong type.
-      ValueError: for what is no regular expression.
+      TypeError: if an argument has the wrong type.
+      ValueError: if a regular expression is invalid.
 
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/WarmStartSettings
     """
@@ -64,7 +64,7 @@ class WarmStartSettings:
 
 
 def as_settings(value: Any) -> WarmStartSettings | None:
-    """Returns what `warm_start_from` was given as settings: a path means all weights."""
+    """Returns `warm_start_from` as settings; a path selects all weights."""
     if value is None or isinstance(value, WarmStartSettings):
         return value
     if not isinstance(value, str | os.PathLike):
@@ -73,11 +73,11 @@ def as_settings(value: Any) -> WarmStartSettings | None:
 
 
 def warm_start(model: Model, settings: WarmStartSettings) -> list[str]:
-    """Replaces weights of a built model by those of a checkpoint; returns their names.
+    """Replaces weights of a built model by weights of a checkpoint; returns their names.
 
     Raises:
-      ValueError: if there is no checkpoint, an expression matches nothing, a new name is not used, a weight is missing
-        there, or its shape differs.
+      ValueError: if there is no checkpoint, an expression matches nothing, a renamed variable is not selected, a weight
+        is missing in the checkpoint, or its shape differs.
     """
     path = os.fspath(settings.ckpt_to_initialize_from)
     checkpoint = checkpoints.opened(path) if is_checkpoint(path) else checkpoints.newest(path)
@@ -113,7 +113,7 @@ def warm_start(model: Model, settings: WarmStartSettings) -> list[str]:
                              f"{checkpoint.path!r} {np.shape(value)}. Leave it out of `vars_to_warm_start`.")
         values[name] = value.astype(leaves[name].dtype)
     replaced = tree_paths.with_leaves(weights, {**leaves, **values})
-    # In the order of `get_weights`. Averages of weights start again, too.
+    # In the order of `get_weights`. Also resets averages of weights.
     model.set_weights([np.asarray(leaf) for part in ("params", "model_state")
                        for leaf in jax.tree.leaves(replaced[part])])
     return taken

@@ -1,4 +1,4 @@
-"""What feature columns read on the host: arrays of numbers and strings, checked, and their fingerprints.
+"""Raw features on the host: checked arrays of numbers and strings, and their fingerprints.
 
-Owns no column, and nothing of the device.
+Does not depend on columns or devices.
 """

@@ -1,4 +1,4 @@
-"""The checks of what feature columns are described by: keys, shapes, types of values, numbers of buckets."""
+"""Checks of the arguments of feature columns: keys, shapes, dtypes and numbers of buckets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trainer.core import arguments
 from trainer.core.errors import wrong_type
 
 STRING = "string"
-MAX_BUCKETS = 2**31 - 1  # ids are int32 on the devices
+MAX_BUCKETS = 2**31 - 1  # ids are int32 on the device
 
 
 def as_key(argument: str, value: Any) -> str:
     """Returns the key of a feature.
 
     Raises:
-      TypeError: if it is no str.
-      ValueError: if it is empty.
+      TypeError: if `value` is not a str.
+      ValueError: if `value` is empty.
     """
     if not isinstance(value, str):
         raise wrong_type(argument, value, "the key of a feature, a str")
@@ -29,11 +29,11 @@ def as_key(argument: str, value: Any) -> str:
 
 
 def as_buckets(argument: str, value: Any) -> int:
-    """Returns a number of buckets, from 1 to what an int32 counts.
+    """Returns a number of buckets, from 1 to the largest int32.
 
     Raises:
-      TypeError: if it is no whole number.
-      ValueError: if it is less than 1 or too large.
+      TypeError: if `value` is not an integer.
+      ValueError: if `value` is less than 1 or too large.
     """
     expected = f"a whole number from 1 to {MAX_BUCKETS}"
     count = arguments.as_count(argument, value, 1, expected)
@@ -43,25 +43,25 @@ def as_buckets(argument: str, value: Any) -> int:
 
 
 def as_shape(value: Any) -> tuple[int, ...]:
-    """Returns the shape of a numeric feature's rows; a number is one axis.
+    """Returns the shape of a numeric feature's rows; an integer is a shape with one axis.
 
     Raises:
-      TypeError: if an axis is no whole number.
-      ValueError: if one is less than 1.
+      TypeError: if an axis is not an integer.
+      ValueError: if an axis is less than 1.
     """
     axes = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     return tuple(arguments.as_count("shape", axis) for axis in axes)
 
 
 def as_dtype_name(argument: str, value: Any) -> str:
-    """Returns the name of a type of values: "string", or as NumPy has it.
+    """Returns "string" or the name of a NumPy dtype.
 
     Args:
-      argument: the name of the argument, for the error.
-      value: a name, a NumPy or JAX dtype, `str`, or what has such a name, as TensorFlow's dtypes do.
+      argument: name of the argument, for error messages.
+      value: a name, a NumPy or JAX dtype, `str`, or an object with a `name`, such as TensorFlow's dtypes.
 
     Raises:
-      TypeError: if it is no such type.
+      TypeError: if `value` is not a dtype.
 
     >>> as_dtype_name("dtype", str), as_dtype_name("dtype", np.int32)
     ('string', 'int32')
@@ -80,8 +80,8 @@ def as_category_dtype(argument: str, value: Any) -> str:
     """Returns "string" or the name of an integer type.
 
     Raises:
-      TypeError: if it is no type of values.
-      ValueError: if it is another type.
+      TypeError: if `value` is not a dtype.
+      ValueError: if `value` is another dtype.
     """
     name = as_dtype_name(argument, value)
     if name != STRING and np.dtype(name).kind not in "iu":
@@ -90,11 +90,11 @@ def as_category_dtype(argument: str, value: Any) -> str:
 
 
 def as_numeric_dtype(argument: str, value: Any) -> str:
-    """Returns the name of a type of whole or real numbers.
+    """Returns the name of an integer or floating-point type.
 
     Raises:
-      TypeError: if it is no type of values.
-      ValueError: if it is another type.
+      TypeError: if `value` is not a dtype.
+      ValueError: if `value` is another dtype.
     """
     name = as_dtype_name(argument, value)
     if name == STRING or np.dtype(name).kind not in "iuf":
@@ -103,5 +103,5 @@ def as_numeric_dtype(argument: str, value: Any) -> str:
 
 
 def as_text(value: str | bytes) -> bytes:
-    """Returns a string as TensorFlow has it: bytes, of text in UTF-8."""
+    """Returns a string as bytes, as in TensorFlow; str is encoded as UTF-8."""
     return value if isinstance(value, bytes) else value.encode()

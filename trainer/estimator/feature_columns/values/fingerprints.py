@@ -1,8 +1,8 @@
-"""Fingerprints of strings: 64-bit numbers that are the same in every process, on every machine and in TensorFlow.
+"""64-bit fingerprints of strings that are the same in every process, on every machine and in TensorFlow.
 
-Owns FarmHash's `Fingerprint64`, which TensorFlow's hash buckets are made of, and the chaining of TensorFlow's crosses.
-Python's own `hash` of strings is another in every process, so that a resumed run would read other rows of a table.
-Numbers are uint64 arrays throughout, whose sums and products wrap around as the algorithm wants.
+Owns FarmHash's `Fingerprint64`, the basis of TensorFlow's hash buckets, and the chaining of TensorFlow's crosses.
+Python's `hash` of strings differs between processes, so a resumed run would read other rows of a table. All numbers are
+uint64 arrays, and overflow wraps around as the algorithm requires.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 Words: TypeAlias = np.ndarray
-"""One uint64 for each string."""
+"""A uint64 per string."""
 
-DEFAULT_HASH_KEY = 0xDECAFCAFFE  # of TensorFlow's crosses
+DEFAULT_HASH_KEY = 0xDECAFCAFFE  # TensorFlow's default for crosses
 
 _K0 = np.uint64(0xC3A5C85C97CB3127)
 _K1 = np.uint64(0xB492B66FBE98F273)
@@ -23,13 +23,13 @@ _K2 = np.uint64(0x9AE16A3B2F90404F)
 _CHAIN = np.uint64(0xC6A4A7935BD1E995)
 _SEED = np.uint64(81)
 _WORD = 8  # bytes
-_BLOCK = 64  # bytes that long strings are read by
+_BLOCK = 64  # bytes per block of long strings
 
 
 def fingerprint64(texts: Sequence[bytes]) -> np.ndarray:
     """Returns FarmHash's `Fingerprint64` of each string, as uint64.
 
-    Strings that take the same steps are computed together: thousands cost little more than one.
+    The computation is vectorized over strings of similar length: thousands cost little more than a single string.
 
     Args:
       texts: strings as bytes; text in UTF-8.
@@ -41,9 +41,9 @@ def fingerprint64(texts: Sequence[bytes]) -> np.ndarray:
     Source: https://github.com/google/farmhash, `farmhashna::Hash64`, which never changes.
     """
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    letters = b"".join((*texts, bytes(_WORD)))  # so that a word may be read anywhere
+    letters = b"".join((*texts, bytes(_WORD)))  # padding, so that a word may be read anywhere
     starts = np.cumsum(lengths) - lengths
-    # One group for each way of computing, and for each number of blocks.
+    # One group per algorithm, and per number of blocks.
     groups = np.searchsorted(_LONGEST, lengths) + np.maximum(lengths - 1, 0) // _BLOCK
     found = np.empty(len(texts), np.uint64)
     for group in np.unique(groups).tolist():
@@ -54,18 +54,18 @@ def fingerprint64(texts: Sequence[bytes]) -> np.ndarray:
 
 
 def chain(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns TensorFlow's fingerprint of pairs of fingerprints, whose order counts: `FingerprintCat64`.
+    """Returns `FingerprintCat64`, TensorFlow's fingerprint of ordered pairs of fingerprints.
 
     Args:
-      first: fingerprints of what comes first, uint64 with at least one axis.
-      second: those of what follows, of a shape that broadcasts.
+      first: fingerprints of the first elements, uint64 with at least one axis.
+      second: fingerprints of the second elements, of a shape that broadcasts.
     """
     mixed = first ^ _CHAIN ^ _shift_mix(second * _CHAIN) * _CHAIN
     return _shift_mix(_shift_mix(mixed * _CHAIN) * _CHAIN)
 
 
 class _Texts(NamedTuple):
-    """Strings: where each starts among the letters of all, and how long it is."""
+    """Strings as a joint buffer, with the start and length of each string."""
 
     letters: bytes
     starts: np.ndarray
@@ -110,7 +110,7 @@ def _of_33_to_64(texts: _Texts) -> Words:
 
 
 def _of_more_than_64(texts: _Texts) -> Words:
-    """Returns the fingerprints of strings of equally many blocks."""
+    """Returns the fingerprints of strings with the same number of blocks."""
     zero = np.zeros(len(texts.starts), np.uint64)
     x = zero + _SEED
     y = x * _K1 + np.uint64(113)
@@ -119,7 +119,7 @@ def _of_more_than_64(texts: _Texts) -> Words:
     x = x * _K2 + _word(texts, 0)
     for start in range(0, int(texts.lengths[0] - 1) // _BLOCK * _BLOCK, _BLOCK):
         x, y, z, v, w = _block(texts, start, (x, y, z, v, w), _K1, np.uint64(1))
-    # The last 64 bytes, some of which may have been read already.
+    # The last 64 bytes, which may overlap the blocks above.
     factors = _K1 + ((z & np.uint64(0xFF)) << np.uint64(1))
     low = w[0] + ((texts.lengths - 1) % _BLOCK).astype(np.uint64)
     first = v[0] + low
@@ -128,7 +128,7 @@ def _of_more_than_64(texts: _Texts) -> Words:
     return _mix(_mix(v[0], w[0], factors) + _shift_mix(y) * _K0 + z, _mix(v[1], w[1], factors) + x, factors)
 
 
-# The longest strings of each way but the last.
+# Maximum string length of each algorithm except the last.
 _LONGEST = np.array([0, 3, 7, 16, 32, _BLOCK])
 _WAYS = (_of_none, _of_at_most_3, _of_4_to_7, _of_8_to_16, _of_17_to_32, _of_33_to_64, _of_more_than_64)
 
@@ -152,7 +152,7 @@ def _block(
 
 
 def _mix_32(texts: _Texts, start: int | np.ndarray, a: Words, b: Words) -> _Pair:
-    """Returns two seeds with 32 bytes mixed in."""
+    """Returns two seeds mixed with 32 bytes."""
     first, second, third, last = (_word(texts, start + offset) for offset in (0, 8, 16, 24))
     a = a + first
     b = _rotate(b + a + last, 21)
@@ -172,7 +172,7 @@ def _factors(texts: _Texts) -> Words:
 
 
 def _word(texts: _Texts, offset: int | np.ndarray, size: int = _WORD) -> Words:
-    """Returns `size` bytes of each string as a number, the lowest first."""
+    """Returns `size` bytes of each string as a little-endian number."""
     anywhere = np.ndarray((len(texts.letters) - size + 1,), f"<u{size}", texts.letters, strides=(1,))
     return anywhere[texts.starts + offset].astype(np.uint64)
 
@@ -186,6 +186,6 @@ def _shift_mix(words: Words) -> Words:
 
 
 def _mix(first: Words, second: Words, factor: Words | np.uint64) -> Words:
-    """Returns one number for two."""
+    """Returns a hash of two numbers."""
     mixed = _shift_mix((first ^ second) * factor)
     return _shift_mix((second ^ mixed) * factor) * factor

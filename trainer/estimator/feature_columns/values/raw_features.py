@@ -1,6 +1,6 @@
-"""A batch's features as users give them, read by key and checked.
+"""Raw features of a batch, read by key and checked.
 
-Owns what counts as a string, as a whole number and as missing. Errors name the feature, never what is in it.
+Owns the rules for strings, integers and missing values. Error messages name the feature, but never show its values.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from trainer.estimator.feature_columns.values.checks import as_text
 
 MISSING_TEXT = b""
 MISSING_NUMBER = -1
-_MISSING_TYPES = ("NAType", "NaTType")  # of pandas, which is not imported for them
+_MISSING_TYPES = ("NAType", "NaTType")  # pandas types, by name to avoid the import
 
 
 class RawFeatures:
     """Features of a batch, by key: arrays, rows first.
 
-    Each array is converted once, whatever many columns read it.
+    Each array is converted once, for any number of columns.
 
     Args:
-      features: arrays of numbers or strings, or what NumPy makes an array of.
+      features: arrays of numbers or strings, or objects that NumPy converts to arrays.
 
     Raises:
-      TypeError: if it is no dict.
+      TypeError: if `features` is not a dict.
     """
 
     def __init__(self, features: Mapping[str, Any]):
@@ -39,34 +39,34 @@ class RawFeatures:
         self._rows: tuple[str, int] | None = None
 
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Returns what `compute` returned when it was first called for `key`."""
+        """Returns the cached result of `compute` for `key`; calls `compute` the first time."""
         if key not in self._done:
             self._done[key] = compute()
         return self._done[key]
 
     def array(self, key: str) -> np.ndarray:
-        """Returns a feature as it is, with at least two axes: `(rows,)` becomes `(rows, 1)`.
+        """Returns an unconverted feature with at least two axes: `(rows,)` becomes `(rows, 1)`.
 
         Raises:
-          ValueError: if there is no such feature, or it has no rows or another number of rows than others.
+          ValueError: if the feature is missing, has no rows, or differs from other features in the number of rows.
         """
         return self.once(("array", key), lambda: self._array(key))
 
     def numbers(self, key: str) -> np.ndarray:
-        """Returns a feature as float32; None is NaN.
+        """Returns a feature as float32; None becomes NaN.
 
         Raises:
-          ValueError: if there is no such feature, or it holds no numbers.
+          ValueError: if the feature is missing or not numeric.
         """
         return self.once(("numbers", key), lambda: self._numbers(key))
 
     def categories(self, key: str) -> np.ndarray:
         """Returns a feature as int64, or as an object array of bytes.
 
-        None and NaN in an array of objects are missing: -1 among whole numbers, and else the empty string.
+        In object arrays, None and NaN are missing values: -1 for integers, the empty string otherwise.
 
         Raises:
-          ValueError: if there is no such feature, or it holds neither strings nor whole numbers.
+          ValueError: if the feature is missing, or has values other than strings or integers.
         """
         return self.once(("categories", key), lambda: self._categories(key))
 
@@ -122,13 +122,13 @@ class RawFeatures:
 
 
 def missing_in(categories: np.ndarray) -> np.ndarray:
-    """Returns where a dense feature has no value, as TensorFlow has it: "" of strings, -1 of whole numbers.
+    """Returns a mask of a dense feature's missing values, as in TensorFlow: "" for strings, -1 for integers.
 
     Args:
-      categories: what `RawFeatures.categories` returned.
+      categories: array from `RawFeatures.categories`.
 
     Returns:
-      Booleans of the same shape.
+      Bool array of the same shape.
     """
     return categories == (MISSING_TEXT if categories.dtype == object else MISSING_NUMBER)
 
