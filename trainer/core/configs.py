@@ -1,7 +1,7 @@
-"""Objects as plain data and back, in the form in which Keras serializes them.
+"""Converts objects to plain data and back, in Keras's serialization format.
 
-Nothing is imported by a name that a configuration holds: objects are made of the classes and functions that the caller
-knows, and of those that the user has registered or hands over.
+A name in a configuration never causes an import: objects are made from classes and functions that the caller knows, or
+that the user has registered or passes.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ Config = dict[str, Any]
 T = TypeVar("T")
 
 _PACKAGE = __name__.partition(".")[0]
-_registered: dict[str, Any] = {}  # classes and functions by name
+_registered: dict[str, Any] = {}  # classes and functions, by name
 
 
 def register_keras_serializable(package: str = "Custom", name: str | None = None) -> Callable[[T], T]:
-    """Gives a class or a function of yours a name, by which configurations mean it from then on.
+    """Registers a class or function of yours under a name for configurations.
 
     Args:
-      package: what comes before `>` in the name, such as the name of your project.
-      name: what comes after it; that of the class or the function where None.
+      package: Part of the name before `>`, such as the name of your project.
+      name: Part of the name after it; by default the name of the class or function.
 
     Returns:
-      A decorator, which returns what it decorates.
+      A decorator, which returns the decorated object.
 
     Raises:
-      TypeError: if a name is no string, or what is decorated is no class or function.
-      ValueError: for a class without `get_config`.
+      TypeError: A name is no string, or the decorated object is no class or function.
+      ValueError: A class has no `get_config`.
 
     Example:
       >>> import trainer
@@ -66,7 +66,7 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
 
 
 def get_custom_objects() -> dict[str, Any]:
-    """Returns the dict of all that is registered, by name; what is put into it is registered.
+    """Returns the dict of all registered objects by name. Entries added to it are registered.
 
     Source: `keras.saving.get_custom_objects`.
     """
@@ -74,15 +74,15 @@ def get_custom_objects() -> dict[str, Any]:
 
 
 class CustomObjectScope:
-    """Within it, names mean these classes and functions too. Scopes within each other add up.
+    """A scope in which names also refer to these classes and functions. Nested scopes add up.
 
-    It holds in this thread, and in those that read data for a `fit` within it.
+    It holds in the current thread, and in threads that read data for a `fit` inside it.
 
     Args:
-      custom_objects: classes and functions by name; None for none.
+      custom_objects: Classes and functions by name; None for an empty dict.
 
     Raises:
-      TypeError: if it is no mapping.
+      TypeError: `custom_objects` is no mapping.
 
     Example:
       >>> import trainer
@@ -111,11 +111,11 @@ class CustomObjectScope:
 
 
 custom_object_scope = CustomObjectScope
-"""Keras's other name for `CustomObjectScope`."""
+"""Keras's alias of `CustomObjectScope`."""
 
 
 def get_registered_name(obj: Any) -> str:
-    """Returns the name under which a class or a function is registered, or its own if it is not.
+    """Returns the registered name of a class or a function, or its own name if it is not registered.
 
     >>> get_registered_name(max)
     'max'
@@ -127,7 +127,7 @@ def get_registered_name(obj: Any) -> str:
 
 
 def is_registered(value: Any) -> bool:
-    """Returns whether a class or a function is registered, by whatever name."""
+    """Returns whether a class or a function is registered under any name."""
     return any(registered is value for registered in _registered.values())
 
 
@@ -137,9 +137,10 @@ def get_registered_object(
     """Returns the class or the function of a name, or None.
 
     Args:
-      name: the name, such as "my_project>Huber10".
-      custom_objects: further ones, which come first; then those of `custom_object_scope`, and what is registered.
-      module_objects: further ones, which come last.
+      name: The name, such as "my_project>Huber10".
+      custom_objects: Additional objects with the highest priority, followed by `custom_object_scope` and registered
+        objects.
+      module_objects: Additional objects with the lowest priority.
 
     >>> get_registered_object("largest", {"largest": max})
     <built-in function max>
@@ -152,7 +153,7 @@ def get_registered_object(
 def with_custom_objects(
     known: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns classes and functions by name: the user's, and `known` where theirs have not the same name."""
+    """Returns classes and functions by name: `known`, overridden by the user's objects."""
     return {**known, **_registered, **state.current().custom_objects, **(custom_objects or {})}
 
 
@@ -160,11 +161,11 @@ def to_config(value: Any, module: str) -> Any:
     """Returns an object or a function as plain data.
 
     Args:
-      value: an object with `get_config`, or a function with a name.
-      module: where its class is public, if it is one of this package, such as "losses".
+      value: An object with `get_config`, or a function with a name.
+      module: Public module of its class if it belongs to this package, such as "losses".
 
     Raises:
-      TypeError: for anything else.
+      TypeError: `value` is anything else.
 
     >>> to_config(max, "losses")["config"]
     'max'
@@ -184,18 +185,19 @@ def from_config(
     kind: str, of: type | tuple[type, ...], config: Any, known: Mapping[str, Any],
     custom_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Returns what `to_config`, or Keras's `serialize`, has made plain data of: an object, or a function.
+    """Returns the object or function of a configuration from `to_config` or Keras's `serialize`.
 
     Args:
-      kind: what is expected, such as "loss", for errors.
-      of: the class that objects of this kind have.
-      config: a dict with "class_name" and "config", or the name of a class or a function.
-      known: classes and functions by name.
-      custom_objects: further ones, which come first; then the user's, see `with_custom_objects`.
+      kind: Kind of the object, such as "loss", for errors.
+      of: Class of the objects of this kind.
+      config: A dict with "class_name" and "config", or the name of a class or a function.
+      known: Classes and functions by name.
+      custom_objects: Additional objects with the highest priority, followed by the user's objects; see
+        `with_custom_objects`.
 
     Raises:
-      ValueError: for an unknown name.
-      TypeError: for what is no such dict, for arguments that the class does not take, for an object of another kind.
+      ValueError: A name is unknown.
+      TypeError: `config` is no such dict, the class does not take the arguments, or the object is of another kind.
 
     >>> from_config("number", complex, {"class_name": "complex", "config": {"real": 2}}, {"complex": complex})
     (2+0j)
@@ -208,7 +210,7 @@ def from_config(
         raise wrong_type("config", config, f"the configuration of {_one(kind)}, a dict with 'class_name' and 'config', "
                          "or its name")
     if config["class_name"] == "function":
-        name = config["config"]  # Keras writes a dict for functions of the user's own
+        name = config["config"]  # Keras writes a dict for user functions
         return _made(kind, of, _named(kind, name["name"] if isinstance(name, Mapping) else name, known))
     registered = config.get("registered_name")
     if registered in custom:
@@ -219,12 +221,12 @@ def from_config(
                          f"`custom_objects={{{config['class_name']!r}: {config['class_name']}}}`.")
     else:
         cls = _named(kind, config["class_name"], known)
-    with CustomObjectScope(custom_objects):  # for what is within it
+    with CustomObjectScope(custom_objects):  # for nested objects
         return _made(kind, of, cls, copy.deepcopy(dict(config.get("config") or {})))
 
 
 def is_of_the_user(config: Mapping[str, Any]) -> bool:
-    """Returns whether a configuration is that of a class which neither this package nor Keras has."""
+    """Returns whether a configuration is of a class outside of this package and Keras."""
     package = str(config.get("module")).partition(".")[0]
     return config.get("registered_name") is not None and package not in (_PACKAGE, "keras", "tf_keras", "builtins")
 
@@ -239,7 +241,7 @@ def _one(kind: str) -> str:
 
 
 def _made(kind: str, of: type | tuple[type, ...], found: Any, arguments: Config | None = None) -> Any:
-    """Returns an object of a class with these arguments, or what else was found, such as a function."""
+    """Returns an object of the class `found` with these arguments, or `found` itself, such as a function."""
     if isinstance(found, type):
         make: Callable[..., Any] | None = getattr(found, "from_config", None)
         found = found(**arguments or {}) if make is None or arguments is None else make(arguments)
