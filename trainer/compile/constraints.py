@@ -47,7 +47,7 @@ def over_axes(axes: Collection[str]) -> Constrain:
 
 
 def on_mesh(mesh: Mesh) -> Constrain:
-    """Returns a function for programs of the whole batch. The compiler decides about axes that the mesh lacks."""
+    """Returns a function for programs of the whole batch. Axes that the mesh lacks are left to the compiler."""
     def constrain(arrays: Any, shardings: Any) -> Any:
         specs = jax.tree.map(_spec, shardings, is_leaf=_is_sharding)
         if not any(axis in mesh.shape for spec in jax.tree.leaves(specs, is_leaf=_is_sharding) for axis in _axes(spec)):

@@ -4,7 +4,7 @@ Owns the boundary of a module: the casts of inputs and outputs, the scale of gra
 updates of the scale. It knows neither the kind of the module nor the loss, so it works for every `compute_loss` and
 `train_step`, for several losses, and for gradients that pass through several modules.
 
-Values inside of the module keep their dtypes:
+Values that the boundary does not see keep their dtypes:
 
 - A layer with a `dtype` of its own computes in it, such as `nn.Dense(10, dtype=jnp.float32)`. This keeps a part of a
   model in float32.
@@ -133,7 +133,7 @@ def with_matmul_precision(name: str | None) -> contextlib.AbstractContextManager
 
 
 def multiplies_float32(platform: str, name: str | None) -> bool:
-    """Returns whether products of float32 numbers are not rounded first, as to TF32 on GPUs.
+    """Returns whether float32 products use unrounded operands, unlike TF32 on GPUs.
 
     Args:
       platform: Platform of the devices, such as "cpu".

@@ -207,7 +207,10 @@ class ReplicaContext:
         return after
 
     def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
-        """Returns gradients reduced over the replicas, in the form for `update`. None: already reduced."""
+        """Returns gradients reduced over the replicas, in the form for `update`.
+
+        If `reduce_op` is None, they are already reduced.
+        """
         return grads if reduce_op is None else self.all_reduce(reduce_op, grads)
 
     def reduce_loss(self, reduce_op: ReduceOp | str | None, loss: ArrayLike) -> jax.Array:

@@ -42,7 +42,7 @@ class Constants:
 
 @contextlib.contextmanager
 def noting(constants: Constants) -> Iterator[None]:
-    """Records the objects that `check_may_read` allows to be read in the block, which traces a function."""
+    """Records in `constants` the objects that `check_may_read` lets the block read, which traces a function."""
     with state.replaced(read_constants=constants):
         yield
 
@@ -80,7 +80,7 @@ def check_may_read(reader: Any, what: str, fix: str) -> None:
     """Raises TypeError during the trace of a function that must receive its values as arguments.
 
     Args:
-      reader: The object that is about to read, or an attribute of it.
+      reader: The object that is about to read, possibly an attribute of another object.
       what: Name of the values to read, for the message.
       fix: The value to pass instead.
     """

@@ -69,7 +69,7 @@ class TrainState:
 
     @property
     def skipped_updates(self) -> Any:
-        """A `precision.SkippedUpdates` of all optimizers, with the largest count in a row; None if none is kept."""
+        """A `precision.SkippedUpdates` of all optimizers, with the largest count in a row; None if never skipped."""
         skipped = [part.skipped for part in self._opt_states() if part.skipped is not None]
         if not skipped:
             return None
@@ -138,8 +138,8 @@ class TrainState:
             their parameters.
 
         Raises:
-          ValueError: There is no optimizer, a name is not a name of the optimizers, or gradients are missing; in
-            `strategy.run`, without `reduce`, the gradients are scaled for a sum.
+          ValueError: There is no optimizer, a name has no optimizer, or gradients are missing; in `strategy.run`,
+            without `reduce`, the gradients are scaled for a sum.
           TypeError: Neither or both of `grads` and `named_grads` are given.
 
         Example:

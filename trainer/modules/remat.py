@@ -4,11 +4,11 @@ Owns the choice of these layers, and their calls. It must not know Linen or NNX:
 the inputs and outputs of a rematerialized layer are kept. Its inner activations exist again while its own gradient is
 computed, at the cost of a second forward pass. See Chen et al., https://arxiv.org/abs/1604.06174, and `jax.checkpoint`.
 
-Chosen are the layers that the module itself calls; a layer that holds too much is replaced by the layers that it calls.
-A layer holds too much if its inner activations exceed a limit. The limit minimizes the peak memory of the backward
-pass: the bytes of the outputs of all chosen layers plus the inner activations of the largest chosen layer. So each
-block of a stack of blocks is chosen; a wrapper around a backbone saves as much as the backbone alone, with or without a
-head next to it; and an encoder and a decoder are not recomputed as a whole.
+The choice starts with the layers that the module itself calls; a layer that holds too much is replaced by the layers
+that it calls. A layer holds too much if its inner activations exceed a limit. The limit minimizes the peak memory of
+the backward pass: the bytes of the outputs of all chosen layers plus the inner activations of the largest chosen layer.
+So each block of a stack of blocks is chosen; a wrapper around a backbone saves as much as the backbone alone, with or
+without a head next to it; and an encoder and a decoder are not recomputed as a whole.
 
 The inner activations of a layer are estimated as the outputs of the layers that it calls in a single execution. A layer
 in the body of a scan is executed many times: in a scan over blocks, the block is recomputed, and not the scan.
