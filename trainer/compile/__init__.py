@@ -1,5 +1,5 @@
-"""Compilation: the only place that calls `jax.jit` and `shard_map`, and what surrounds it.
+"""Compilation: the only place that calls `jax.jit` and `shard_map`.
 
-Owns donation, the cache of programs on disk, the count of recompilations, the cost of a step, and traces, which are
-read and rewritten. It must not know what is compiled: no models, losses or strategies.
+Owns donation, the cache of programs on disk, the count of recompilations, the cost of a step, and traces, which it
+reads and rewrites. It must not know the compiled code: no models, losses or strategies.
 """

@@ -1,12 +1,12 @@
-"""JAX's functions for how arrays in a program are split over a mesh, for modules that call them.
+"""JAX's sharding constraints, for modules that call them.
 
-JAX takes these on the mesh that a program is compiled for, and refuses axes that are not there or belong to the
-replicas. A module names those of the mesh that it was written with. They never change a number: so what the mesh of
-the strategy has is asked of it, and the rest is left out.
+JAX applies a constraint on the mesh of the program, and refuses axes that the mesh lacks or that belong to the
+replicas. A module names the axes of the mesh that it was written for. Constraints never change a number: axes of the
+strategy's mesh are constrained, and other axes are left out.
 
-JAX has no way to say which mesh a module means, with 0.10.2 and 0.12. So while a module is traced, JAX's functions are
-replaced in all modules that have them by their names. `TRAINER_WORKAROUNDS=0` in the environment leaves them alone;
-`tests/distribute/test_sharded_modules.py` fails when JAX accepts by itself what modules say.
+With JAX 0.10.2 and 0.12, a module cannot name its mesh. So while a module is traced, JAX's functions are replaced in
+all Python modules that have them under their names. `TRAINER_WORKAROUNDS=0` in the environment leaves them alone;
+`tests/distribute/test_sharded_modules.py` fails when JAX itself accepts the constraints of modules.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from trainer.core.ambient import state, workarounds
 
 Constrain = Callable[[Any, Any], Any]
-"""Returns arrays, split as shardings say that are a prefix of their tree."""
+"""Returns arrays split by shardings, a prefix of their tree."""
 
 _JAX: dict[str, Any] = {"with_sharding_constraint": jax.lax.with_sharding_constraint, "reshard": jax.sharding.reshard,
                         "auto_axes": jax.sharding.auto_axes}
 
 
 def over_axes(axes: Collection[str]) -> Constrain:
-    """Returns a function for programs of one replica, which knows its own rows alone.
+    """Returns a function for programs of a single replica, which knows only its own rows.
 
     Args:
-      axes: the axes of the mesh that arrays of a replica may be split over. Others are left out of shardings.
+      axes: Mesh axes that may split the arrays of a replica. Other axes are left out of shardings.
     """
     def constrain(arrays: Any, shardings: Any) -> Any:
         if not axes:
@@ -47,7 +47,7 @@ def over_axes(axes: Collection[str]) -> Constrain:
 
 
 def on_mesh(mesh: Mesh) -> Constrain:
-    """Returns a function for programs of the whole batch: what the mesh has no axis for is left to the compiler."""
+    """Returns a function for programs of the whole batch. Axes that the mesh lacks are left to the compiler."""
     def constrain(arrays: Any, shardings: Any) -> Any:
         specs = jax.tree.map(_spec, shardings, is_leaf=_is_sharding)
         if not any(axis in mesh.shape for spec in jax.tree.leaves(specs, is_leaf=_is_sharding) for axis in _axes(spec)):
@@ -61,12 +61,12 @@ def on_mesh(mesh: Mesh) -> Constrain:
 
 
 def constrained(arrays: Any, shardings: Any) -> Any:
-    """Returns arrays that are split so, by JAX's own function."""
+    """Returns the arrays with these shardings, by JAX's own function."""
     return _JAX["with_sharding_constraint"](arrays, shardings)
 
 
 def ignore(arrays: Any, shardings: Any) -> Any:
-    """Returns the arrays as they are: one device has nothing to split."""
+    """Returns the arrays unchanged: a single device has nothing to split."""
     return arrays
 
 
@@ -74,7 +74,7 @@ def _spec(sharding: Any) -> PartitionSpec:
     if isinstance(sharding, Format):
         sharding = sharding.sharding
     if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
-        # Of an array's type, which says nothing of what the compiler splits.
+        # The type of an array, which does not restrict the compiler.
         return PartitionSpec(*(entry or PartitionSpec.UNCONSTRAINED for entry in sharding.spec))
     if isinstance(sharding, NamedSharding):
         sharding = sharding.spec
@@ -100,13 +100,13 @@ def _restricted(axes: Collection[str], spec: PartitionSpec) -> PartitionSpec:
 
 
 _lock = threading.Lock()
-_replaced: list[tuple[Any, str]] = []  # the modules, and the names of JAX's functions there
-_blocks = 0  # how many are running, in all threads
+_replaced: list[tuple[Any, str]] = []  # Python modules, and the names of JAX's functions in them
+_blocks = 0  # number of running blocks, in all threads
 
 
 @contextlib.contextmanager
 def constraints_by(constrain: Constrain) -> Iterator[None]:
-    """Has the block call `constrain` where it calls JAX's functions, by whatever module it finds them in."""
+    """Calls `constrain` in place of JAX's functions in the block, whichever Python module they are called from."""
     if not workarounds.are_on():
         yield
         return
@@ -120,7 +120,7 @@ def constraints_by(constrain: Constrain) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_mesh_of_strategy() -> Iterator[None]:
-    """Has the block, which calls a module, see the mesh of `constraints_by` around it, or else none."""
+    """Runs the block, which calls a module, on the mesh of the surrounding `constraints_by`, or on no mesh."""
     with contextlib.nullcontext() if state.current().constrain is not None else constraints_by(ignore):
         yield
 

@@ -1,7 +1,7 @@
 """The floating-point operations of a program, counted in its trace.
 
-Owns the arithmetic. XLA's own count differs from one platform to another: GPUs have it only of what is compiled,
-described devices not at all, and CPUs take seconds for it, and leave out all but the first iteration of a loop.
+XLA's own count differs by platform: GPUs count only compiled programs, described devices count nothing, and CPUs take
+seconds and count only the first iteration of a loop.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 _LOOP = "scan"
-_CALLS = ("jit", "shard_map", "checkpoint")  # whose outputs are those of a program
-# What moves or makes numbers and computes nothing.
+_CALLS = ("jit", "shard_map", "checkpoint")  # their outputs are the outputs of an inner program
+# Primitives that move or make numbers and compute nothing.
 _MOVES = frozenset((
     "all_gather", "all_to_all", "bitcast_convert_type", "broadcast_in_dim", "concatenate", "convert_element_type",
     "copy", "copy_p", "device_put", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "iota", "name",
@@ -28,10 +28,10 @@ class Cost(NamedTuple):
     """The floating-point operations of a program.
 
     Attributes:
-      flops: of all kinds.
-      repeated_flops: of all iterations of loops of known length after the first.
-      products: of products and convolutions, by what they are computed in: the dtype of the operands, or
-        "tensorfloat32" for float32 in JAX's default precision, which GPUs compute so.
+      flops: Number of all floating-point operations.
+      repeated_flops: Operations of all iterations but the first of loops with known length.
+      products: Operations of products and convolutions by compute type: the dtype of the operands, or "tensorfloat32"
+        for float32 in JAX's default precision, as GPUs compute it.
     """
 
     flops: float
@@ -39,7 +39,7 @@ class Cost(NamedTuple):
     products: Mapping[str, float] = MappingProxyType({})
 
     def divided_by(self, devices: int) -> Cost:
-        """Returns the share of each of some devices that compute the program together."""
+        """Returns the share of each device if `devices` devices compute the program together."""
         return Cost(self.flops / devices, self.repeated_flops / devices,
                     {name: flops / devices for name, flops in self.products.items()})
 
@@ -47,12 +47,13 @@ class Cost(NamedTuple):
 def cost_of(program: ClosedJaxpr | Jaxpr) -> Cost:
     """Returns the cost of a traced program.
 
-    Products and convolutions count two operations for each multiplication, what only moves numbers none, and all else
-    one for each element that it yields. Loops whose length is known (`jax.lax.scan`, and what is built on it) count as
-    often as they go round, others once. What no output depends on does not count: XLA leaves it out.
+    Products and convolutions count two operations for each multiplication, moves of numbers count none, and all other
+    operations count one for each output element. Loops of known length (`jax.lax.scan` and loops built on it) count
+    once per iteration, other loops count a single iteration. Computations that no output depends on do not count: XLA
+    removes them.
 
     Args:
-      program: traced, such as `jax.jit(function).trace(...).jaxpr`.
+      program: A traced program, such as `jax.jit(function).trace(...).jaxpr`.
 
     Example:
       >>> import jax
@@ -87,7 +88,7 @@ def _cost_of_outputs(program: ClosedJaxpr | Jaxpr, are_used: Sequence[bool]) -> 
 
 
 def _cost_of_part(program: ClosedJaxpr | Jaxpr, equation: Any, are_used: Sequence[bool]) -> Cost:
-    """Returns the cost of a program that an equation calls and some of whose outputs are used."""
+    """Returns the cost of an inner program of an equation, of which some outputs are used."""
     outputs = _plain(program).outvars
     returns_its_outputs = equation.primitive.name in _CALLS and len(outputs) == len(are_used)
     return _cost_of_outputs(program, are_used if returns_its_outputs else [True] * len(outputs))
@@ -106,15 +107,13 @@ def _computed_in(equation: Any) -> str:
 
 
 def flops_by_scope(program: ClosedJaxpr | Jaxpr, scope_of: Callable[[str], Any], outer: Any = None) -> dict[Any, float]:
-    """Returns the floating-point operations of a traced program by the named scope that they are in.
-
-    They are counted as in `cost_of`.
+    """Returns the floating-point operations of a traced program by named scope, counted as in `cost_of`.
 
     Args:
-      program: traced, such as by `jax.make_jaxpr`.
-      scope_of: returns the key of a scope from the names of all scopes around an operation, joined by "/"; None where
-        that of the operations around it counts.
-      outer: the key of the operations around the program.
+      program: A traced program, such as the result of `jax.make_jaxpr`.
+      scope_of: Returns the key of a scope from the names of all scopes around an operation, joined by "/"; None for the
+        key of the enclosing operations.
+      outer: Key of the operations around the program.
 
     Example:
       >>> import jax
@@ -140,7 +139,7 @@ def flops_by_scope(program: ClosedJaxpr | Jaxpr, scope_of: Callable[[str], Any],
 
 
 def _operations(equation: Any) -> float:
-    """Returns the operations of an equation without programs inside."""
+    """Returns the number of operations of an equation without inner programs."""
     if equation.primitive.name in _MOVES:
         return 0.0
     return _operations_per_output(equation) * sum(
@@ -155,7 +154,7 @@ def _operations_per_output(equation: Any) -> float:
     if equation.primitive.name == "conv_general_dilated":
         kernel = equation.invars[1].aval.shape
         taps = math.prod(kernel) / kernel[equation.params["dimension_numbers"].rhs_spec[0]]
-        return 2.0 * taps / math.prod(equation.params["lhs_dilation"])  # between the rows that it spreads are zeros
+        return 2.0 * taps / math.prod(equation.params["lhs_dilation"])  # dilation inserts zeros
     return 1.0
 
 

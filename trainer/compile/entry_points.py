@@ -1,11 +1,11 @@
-"""Entry points: the functions by which a script calls the trainer.
+"""Entry points: the functions of the trainer that a script calls.
 
-Owns what holds for all of them:
+All entry points have these properties:
 
-- A mesh that the script has set for code of its own (`jax.set_mesh`) is hidden. JAX puts each new array on that mesh
-  and refuses others beside it, and the trainer's arrays and programs lie on the mesh of their strategy. The script
-  finds its mesh again afterwards.
-- Errors show the script's lines (`core/tracebacks.py`), and an unknown keyword the names that could have been meant.
+- A mesh that the script has set for its own code (`jax.set_mesh`) is hidden, because JAX puts each new array on that
+  mesh and refuses other meshes, and the trainer's arrays and programs use the mesh of their strategy. The script's mesh
+  is back after the call.
+- Errors show the script's lines (`core/tracebacks.py`), and errors about unknown keywords list similar names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NO_MESH = Mesh(np.empty((), object), ())
 _RATES = ("lr", "learning_rate")
-_OF_DATA = ("workers", "use_multiprocessing", "max_queue_size")  # arguments of `fit` in earlier versions of Keras
+_OF_DATA = ("workers", "use_multiprocessing", "max_queue_size")  # arguments of `fit` in earlier Keras versions
 
 
 def entry_point(function: Function) -> Function:
@@ -48,7 +48,7 @@ def entry_point(function: Function) -> Function:
 
 
 def with_entry_points(decorated: Class) -> Class:
-    """Returns a class whose constructor, calls, public methods and properties now are entry points."""
+    """Returns the class with its constructor, `__call__`, public methods and properties as entry points."""
     for name, member in list(vars(decorated).items()):
         if name in ("__init__", "__call__") or not name.startswith("_"):
             setattr(decorated, name, _entry_point(member))
@@ -83,14 +83,14 @@ def _generating(function: Callable[..., Iterator[Any]]) -> Callable[..., Iterato
 def _script_mesh_hidden() -> Iterator[None]:
     try:
         is_set = not jax.sharding.get_mesh().empty
-    except ValueError:  # Something is being traced, and the mesh was hidden before that began.
+    except ValueError:  # inside a trace, where the mesh is already hidden
         is_set = False
     with jax.set_mesh(_NO_MESH) if is_set else contextlib.nullcontext():
         yield
 
 
 def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Returns the names of a function's parameters; None if it takes any."""
+    """Returns the names of a function's parameters; None if it takes any keyword."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
@@ -101,7 +101,7 @@ def _unknown_keyword(
     function: Callable[..., Any], names: frozenset[str], args: tuple[Any, ...], received: dict[str, Any]
 ) -> TypeError:
     name, called = min(received.keys() - names), function.__qualname__
-    if args and "self" in names:  # by the class that users know, and not by the base that defines it
+    if args and "self" in names:  # name the public class, not the base that defines the method
         public = [each for each in type(args[0]).__mro__ if each.__module__.startswith("trainer.")]
         called = f"{public[0].__name__}.{function.__name__}" if public else called
     hint = near_hint(name, names - {"self"})

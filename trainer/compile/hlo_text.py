@@ -1,6 +1,6 @@
-"""The text of a compiled program, as instructions: XLA's HLO after all its passes, for one device.
+"""Parser for the text of a compiled program: XLA's HLO after all passes, for one device.
 
-Owns the grammar of that text. XLA may change it: what is not understood is left out, and never an error.
+XLA may change this grammar. Unknown text is skipped, and never an error.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(r"(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OF_ELEMENTS = ("fusion", "reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter", "all-reduce",
-                "all-reduce-start", "reduce-scatter")  # whose computations are not of kernels of their own
+                "all-reduce-start", "reduce-scatter")  # their computations are no kernels of their own
 
 
 class Array(NamedTuple):
     """The type of an array.
 
     Attributes:
-      dtype: as HLO names it, such as "f32".
-      shape: its shape.
-      bits: of an element.
+      dtype: Name of the dtype in HLO, such as "f32".
+      shape: Shape of the array.
+      bits: Bits of an element.
     """
 
     dtype: str
@@ -39,20 +39,20 @@ class Array(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes."""
+        """Bytes of the array."""
         return math.prod(self.shape) * self.bits // 8
 
 
 class Instruction(NamedTuple):
-    """An instruction.
+    """An HLO instruction.
 
     Attributes:
-      name: its name.
-      operation: such as "fusion" or "all-reduce-start".
-      arrays: the arrays that come out.
-      operands: the names of the instructions whose results go in.
-      is_root: whether its result is that of its computation.
-      text: the whole line.
+      name: Name of the instruction.
+      operation: Operation, such as "fusion" or "all-reduce-start".
+      arrays: Output arrays.
+      operands: Names of the instructions whose results are the operands.
+      is_root: Whether its result is the result of its computation.
+      text: The whole line.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Instruction(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of what comes out."""
+        """Bytes of the output arrays."""
         return sum(array.nbytes for array in self.arrays)
 
     @property
     def callees(self) -> list[tuple[str, int]]:
-        """The computations that it calls as kernels of their own, and how often each; once where that is not known."""
+        """Computations called as kernels of their own, with the number of calls (1 if unknown)."""
         if self.operation == "while":
             names = [*_WHILE_BODY.findall(self.text), *_WHILE_CONDITION.findall(self.text)]
             return [(name, self.trip_count or 1) for name in names]
@@ -80,13 +80,13 @@ class Instruction(NamedTuple):
 
     @property
     def trip_count(self) -> int | None:
-        """How often the body of a loop runs; None if XLA does not know it, or for another instruction."""
+        """Number of iterations of a loop; None if XLA does not know it, or for other instructions."""
         found = _TRIPS.search(self.text) if self.operation == "while" else None
         return None if found is None else int(found[1])
 
     @property
     def fused(self) -> str | None:
-        """The computation of a fusion; None of another instruction."""
+        """Computation of a fusion; None for other instructions."""
         found = _CALLED.search(self.text) if self.operation == "fusion" else None
         return None if found is None else found[1]
 
@@ -95,11 +95,11 @@ class Program:
     """The computations of a program.
 
     Args:
-      text: that of `jax.stages.Compiled.as_text()`.
+      text: Text of the program, from `jax.stages.Compiled.as_text()`.
 
     Attributes:
-      header: the first line.
-      computations: the instructions of each computation by name, in the order in which they are scheduled.
+      header: The first line.
+      computations: Instructions of each computation by name, in the order of the schedule.
 
     Example:
       >>> program = Program('''HloModule step
@@ -125,14 +125,14 @@ class Program:
                 self.computations[current].append(instruction)
 
     def instructions(self) -> Iterator[tuple[Instruction, int]]:
-        """Yields the instructions that are run one by one, and how often; what is fused counts as its fusion."""
+        """Yields each instruction with its number of executions. A fusion counts as a single instruction."""
         for name, times in self.times.items():
             for instruction in self.computations.get(name, ()):
                 yield instruction, times
 
     @functools.cached_property
     def times(self) -> Mapping[str, int]:
-        """How often each computation is run in one execution; a loop whose count is not known runs once."""
+        """Number of runs of each computation in a single execution; a loop of unknown length counts as a single run."""
         times: dict[str, int] = {}
 
         def visit(name: str, factor: int) -> None:
@@ -146,11 +146,11 @@ class Program:
 
     @functools.cached_property
     def loops(self) -> list[Instruction]:
-        """The loops, outer ones before those inside of them."""
+        """The loops, outer loops before inner loops."""
         return [instruction for instruction, _ in self.instructions() if instruction.operation == "while"]
 
     def operands_of(self, instruction: Instruction, computation: Sequence[Instruction]) -> list[Instruction]:
-        """Returns the instructions of a computation whose results go into one of its instructions."""
+        """Returns the instructions of a computation that are operands of an instruction in it."""
         by_name = {each.name: each for each in computation}
         return [by_name[name] for name in instruction.operands if name in by_name]
 
@@ -165,7 +165,7 @@ def _parsed(line: str) -> Instruction | None:
 
 
 def _inside(line: str, start: int) -> str:
-    """Returns what stands in the parentheses that were opened before `start`."""
+    """Returns the text in the parentheses that open before `start`."""
     depth = 1
     for index in range(start, len(line)):
         depth += (line[index] == "(") - (line[index] == ")")

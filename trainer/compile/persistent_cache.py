@@ -1,6 +1,6 @@
-"""Keeping compiled programs on disk, so that the next start of a script does not compile them again.
+"""The cache of compiled programs on disk, so that the next start of a script does not compile them again.
 
-Owns the settings of JAX's persistent compilation cache. What is compiled is not its business.
+Owns the settings of JAX's persistent compilation cache.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from trainer.core import errors
 
 
 def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib.Path:
-    """Keeps every program that is compiled from now on in a folder, and takes it from there when it is there.
+    """Keeps all programs compiled from now on in a folder, and loads them from there.
 
-    Programs are found by their code, the devices and the versions of JAX and XLA, so a cache never gives an outdated
-    one; old entries are not deleted. Programs from the folder run as they are: no other user may be able to write
-    there.
+    The key of a program has its code, the devices and the versions of JAX and XLA, so a cache never returns an outdated
+    program. Old entries are not deleted. Programs from the folder run unchecked: no other user may have write access.
 
     Args:
-      folder: where; made if it does not exist, for its owner alone. By default "trainer-jax" in the user's folder of
-        caches.
+      folder: The folder, created for its owner alone if it does not exist. By default "trainer-jax" in the user's cache
+        folder.
 
     Returns:
       The folder.
 
     Raises:
-      OSError: if the folder cannot be made or written to.
-      TypeError: if `folder` is not a path.
-      ValueError: if `folder` is empty.
+      OSError: The folder cannot be created or written to.
+      TypeError: `folder` is not a path.
+      ValueError: `folder` is empty.
 
     Example:
       >>> trainer.enable_compilation_cache("/tmp/cache")  # doctest: +SKIP
@@ -51,11 +50,11 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
     if not os.access(path, os.W_OK | os.X_OK):
         # JAX would only warn, at every compilation.
         raise PermissionError(f"`folder` must be writable. Received: {str(path)!r}.")
-    config: Any = jax.config  # which declares its attributes at run time
+    config: Any = jax.config  # JAX declares its attributes at run time
     if config.jax_compilation_cache_dir != str(path):
-        compilation_cache.reset_cache()  # else the folder that was used first stays in use
+        compilation_cache.reset_cache()  # else the first folder stays in use
     jax.config.update("jax_compilation_cache_dir", str(path))
-    # By default JAX leaves out what compiles in less than a second: most of a small model's programs.
+    # By default JAX skips programs that compile in less than a second: most programs of a small model.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return path

@@ -1,6 +1,6 @@
-"""Whether two functions compute the same, as far as their traces tell.
+"""Digests of traced functions, equal if the traces are equal.
 
-Owns which parts of a trace count: all but what differs from one process to the next. It must not know what is compared.
+Owns the parts of a trace that count: all parts that do not vary between processes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def program_digest(function: Callable[..., Any], *arguments: PyTree) -> str:
-    """Returns a short text that two functions share if their traces are equal, constants included. Nothing is computed.
+    """Returns a short digest of a function's trace, including its constants. Nothing is computed.
 
-    Traces change with the versions of the packages: compare digests only where these are equal.
+    Traces change with the versions of the packages: compare digests only between equal versions.
 
     Args:
-      function: a function of arrays that can be traced.
-      *arguments: trees of arrays or shapes.
+      function: A traceable function of arrays.
+      *arguments: Trees of arrays or shapes.
 
     >>> one, other, same = (program_digest(f, np.ones(3)) for f in (lambda x: x + 1, lambda x: x + 2, lambda y: y + 1))
     >>> one == other, one == same

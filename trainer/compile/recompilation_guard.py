@@ -1,6 +1,6 @@
-"""Noticing steps that compile again and again.
+"""Detects steps that compile again and again.
 
-Owns which compilations of a run are to be expected, and what is said of the others.
+Owns the expected compilations of a run, and the messages about all others.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MODES = ("warn", "error", "off")
 
 
 class CompileGuard:
-    """Reports compilations of a step, in one run, that its data did not need.
+    """Reports compilations of a step in a run that its data did not need.
 
-    A run (one `fit`, `evaluate` or `predict`) may compile for its first batches, and once more for a last batch of
-    fewer rows. Batches of ever other shapes compile ever again, which costs seconds each and goes unnoticed otherwise.
+    A run (one `fit`, `evaluate` or `predict`) may compile for its first batches, and once more for a last batch with
+    fewer rows. Batches of ever new shapes compile each time, which costs seconds each and otherwise goes unnoticed.
 
     Args:
       mode: "warn" issues a RuntimeWarning, "error" raises before compiling, "off" does nothing.
-      step: the name of the step, for messages.
+      step: Name of the step, for messages.
     """
 
     def __init__(self, mode: str, step: str):
@@ -34,16 +34,16 @@ class CompileGuard:
         self._begins_midway = False
 
     def check(self, batch: Any, number: int) -> None:
-        """Notes that the step is about to compile; reports it, if that was not to be expected.
+        """Records that the step is about to compile, and reports it if it is unexpected.
 
         Args:
-          batch: the shapes of the batch, a tree of `jax.ShapeDtypeStruct`s.
-          number: the batch's number in its epoch.
+          batch: Shapes of the batch, a tree of `jax.ShapeDtypeStruct`s.
+          number: Number of the batch in its epoch.
 
         Raises:
-          RuntimeError: for an unexpected compilation, in the mode "error".
+          RuntimeError: The compilation is unexpected, and the mode is "error".
         """
-        # Batches of a known shape may be stacked in another number, or run in another, which is not the user's doing.
+        # The library, not the user, may stack or run another number of batches of a known shape.
         if self._mode == "off" or batch in self._compiled:
             return
         before = self._compiled
@@ -65,7 +65,7 @@ class CompileGuard:
 
 
 def check_mode(mode: Any) -> str:
-    """Returns `mode`, or raises ValueError if it is none of `MODES`."""
+    """Returns `mode`, or raises ValueError for an unknown mode."""
     if mode not in MODES:
         raise errors.unknown_name("compile_guard", str(mode), MODES)
     return mode

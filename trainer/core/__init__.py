@@ -1,4 +1,4 @@
-"""What every room builds on: errors, checks of arguments, names of leaves, the training state, random keys, clocks.
+"""The base of all rooms: errors, argument checks, names of leaves, the training state, random keys, clocks.
 
-Imports nothing of the trainer but itself, and knows nothing of data, strategies or loops.
+Imports nothing else of the trainer, and knows nothing of data, strategies or loops.
 """

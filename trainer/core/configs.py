@@ -16,22 +16,22 @@ Config = dict[str, Any]
 T = TypeVar("T")
 
 _PACKAGE = __name__.partition(".")[0]
-_registered: dict[str, Any] = {}  # classes and functions by name
+_registered: dict[str, Any] = {}  # classes and functions, by name
 
 
 def register_keras_serializable(package: str = "Custom", name: str | None = None) -> Callable[[T], T]:
-    """Gives a class or a function of yours a name, by which configurations mean it from then on.
+    """Registers a class or function of yours under a name for configurations.
 
     Args:
-      package: what comes before `>` in the name, such as the name of your project.
-      name: what comes after it; that of the class or the function where None.
+      package: Part of the name before `>`, such as the name of your project.
+      name: Part of the name after it; by default the name of the class or function.
 
     Returns:
-      A decorator, which returns what it decorates.
+      A decorator, which returns the decorated object.
 
     Raises:
-      TypeError: if a name is no string, or what is decorated is no class or function.
-      ValueError: for a class without `get_config`.
+      TypeError: A name is no string, or the decorated object is no class or function.
+      ValueError: A class has no `get_config`.
 
     Example:
       >>> import trainer
@@ -64,7 +64,7 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
 
 
 def get_custom_objects() -> dict[str, Any]:
-    """Returns the dict of all that is registered, by name; what is put into it is registered.
+    """Returns the dict of all registered objects by name. Entries added to it are registered.
 
     Source: `keras.saving.get_custom_objects`.
     """
@@ -72,15 +72,15 @@ def get_custom_objects() -> dict[str, Any]:
 
 
 class CustomObjectScope:
-    """Within it, names mean these classes and functions too. Scopes within each other add up.
+    """A scope in which names also refer to these classes and functions. Nested scopes add up.
 
-    It holds in this thread, and in those that read data for a `fit` within it.
+    It holds in the current thread, and in threads that read data for a `fit` inside it.
 
     Args:
-      custom_objects: classes and functions by name; None for none.
+      custom_objects: Classes and functions by name; None for an empty dict.
 
     Raises:
-      TypeError: if it is no mapping.
+      TypeError: `custom_objects` is no mapping.
 
     Example:
       >>> import trainer
@@ -109,11 +109,11 @@ class CustomObjectScope:
 
 
 custom_object_scope = CustomObjectScope
-"""Keras's other name for `CustomObjectScope`."""
+"""Keras's alias of `CustomObjectScope`."""
 
 
 def get_registered_name(obj: Any) -> str:
-    """Returns the name under which a class or a function is registered, or its own if it is not.
+    """Returns the registered name of a class or a function, or its own name if it is not registered.
 
     >>> get_registered_name(max)
     'max'
@@ -125,7 +125,7 @@ def get_registered_name(obj: Any) -> str:
 
 
 def is_registered(value: Any) -> bool:
-    """Returns whether a class or a function is registered, by whatever name."""
+    """Returns whether a class or a function is registered under any name."""
     return any(registered is value for registered in _registered.values())
 
 
@@ -135,9 +135,10 @@ def get_registered_object(
     """Returns the class or the function of a name, or None.
 
     Args:
-      name: the name, such as "my_project>Huber10".
-      custom_objects: further ones, which come first; then those of `custom_object_scope`, and what is registered.
-      module_objects: further ones, which come last.
+      name: The name, such as "my_project>Huber10".
+      custom_objects: Additional objects with the highest priority, followed by `custom_object_scope` and registered
+        objects.
+      module_objects: Additional objects with the lowest priority.
 
     >>> get_registered_object("largest", {"largest": max})
     <built-in function max>
@@ -150,7 +151,7 @@ def get_registered_object(
 def with_custom_objects(
     known: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns classes and functions by name: the user's, and `known` where theirs have not the same name."""
+    """Returns classes and functions by name: `known`, overridden by the user's objects."""
     return {**known, **_registered, **state.current().custom_objects, **(custom_objects or {})}
 
 
@@ -158,11 +159,11 @@ def to_config(value: Any, module: str) -> Config:
     """Returns an object or a function as plain data.
 
     Args:
-      value: an object with `get_config`, or a function with a name.
-      module: where its class is public, if it is one of this package, such as "losses".
+      value: An object with `get_config`, or a function with a name.
+      module: Public module of its class if it belongs to this package, such as "losses".
 
     Raises:
-      TypeError: for anything else.
+      TypeError: `value` is anything else.
 
     >>> to_config(max, "losses")["config"]
     'max'
@@ -179,7 +180,7 @@ def to_config(value: Any, module: str) -> Config:
 
 
 def is_of_the_user(config: Mapping[str, Any]) -> bool:
-    """Returns whether a configuration is that of a class which neither this package nor Keras has."""
+    """Returns whether a configuration is of a class outside of this package and Keras."""
     package = str(config.get("module")).partition(".")[0]
     return config.get("registered_name") is not None and package not in (_PACKAGE, "keras", "tf_keras", "builtins")
 

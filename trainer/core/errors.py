@@ -1,7 +1,7 @@
-"""Builders of error messages: what was received, what was expected, how to fix it.
+"""Builders of error messages, which state the received value, the expected values and a fix.
 
-Owns the wording that several modules share. Messages name shapes, dtypes and types, never contents, so that they
-stay short and do not print a user's data.
+Owns wording that several modules share. Messages contain shapes, dtypes and types, never contents, so they stay short
+and do not print a user's data.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-MAX_ITEMS = 8  # of a container, in a message
-_MAX_NEAR = 5  # names that could have been meant
+MAX_ITEMS = 8  # maximum number of listed items in a message
+_MAX_NEAR = 5  # maximum number of suggested names
 _NEAR = 0.6
 _WORDS = re.compile(r"[A-Z]*[a-z0-9]+|[A-Z]+")
 
 
 @contextlib.contextmanager
 def naming_file(path: str) -> Iterator[None]:
-    """Names a file in the errors of code that parses what the file says.
+    """Names a file in the errors of code that parses its content.
 
     Raises:
-      ValueError: in place of any error of what is malformed, unless it names the file already.
+      ValueError: Replaces any error about malformed content, unless the error already names the file.
 
     >>> with naming_file("state"):
     ...     {}["format_version"]
@@ -41,25 +41,25 @@ def naming_file(path: str) -> Iterator[None]:
 
 
 def near_names(received: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Returns the names in `known` that look like `received`, the nearest first."""
+    """Returns the names in `known` that are similar to `received`, the most similar first."""
     by_lowercase = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(received.lower(), by_lowercase, n=limit, cutoff=0.6)
     return [by_lowercase[match] for match in matches]
 
 
 def unknown_name(argument: str, received: str, known: Iterable[str]) -> ValueError:
-    """Returns the error for a name that is not among `known`, with the five nearest at most, or all of a few.
+    """Returns the error for a name that is not in `known`, with up to five similar names, or all names if they are few.
 
     Args:
-      argument: the argument that the name was given for, such as "optimizer".
-      received: the name as it was given.
-      known: every name that would have been accepted.
+      argument: Argument of the name, such as "optimizer".
+      received: The received name.
+      known: All accepted names.
     """
     return ValueError(f"Unknown {argument} {received!r}. {near_hint(received, known)}")
 
 
 def unknown_argument(owner: str, received: str, known: Iterable[str]) -> TypeError:
-    """Returns the error for a keyword that a class does not take; Python's own would not say which name was meant.
+    """Returns the error for an unknown keyword of a class, with similar names, which Python's own error lacks.
 
     >>> unknown_argument("Adam", "lr", ["self", "learning_rate", "beta_1"])
     TypeError("Adam has no argument 'lr'. Did you mean 'learning_rate'?")
@@ -69,15 +69,15 @@ def unknown_argument(owner: str, received: str, known: Iterable[str]) -> TypeErr
 
 
 def near_hint(received: str, known: Iterable[str]) -> str:
-    """Returns which names could have been meant by one that is not among `known`.
+    """Returns a hint with the names in `known` that are similar to an unknown name.
 
-    Spellings that differ in case and underscores are one name. A name is near if it contains the other, or abbreviates
-    it, as users know names from other libraries.
+    Case and underscores do not count. A name that contains the other name, or abbreviates it, is similar, because users
+    know names from other libraries.
 
     >>> near_hint("lr", ["learning_rate", "momentum", "name"])
     "Did you mean 'learning_rate'?"
     """
-    # Of several spellings, the one in the received name's case.
+    # Of several spellings, prefer the case of the received name.
     by_case = sorted(known, key=lambda name: (name.islower() == received.islower(), name))
     spellings = {_letters(name): name for name in by_case}
     nearness = {name: _nearness(received, name) for name in spellings.values()}
@@ -103,10 +103,10 @@ def _letters(name: str) -> str:
 
 
 def see(code: str) -> str:
-    """Returns the sentence that sends a reader to an entry of docs/errors.md.
+    """Returns the sentence that refers to an entry of docs/errors.md.
 
     Args:
-      code: the entry's heading.
+      code: Heading of the entry.
 
     >>> see("monitor")
     'See docs/errors.md#monitor.'
@@ -115,14 +115,12 @@ def see(code: str) -> str:
 
 
 def wrong_type(argument: str, received: Any, expected: str) -> TypeError:
-    """Returns the error for an argument of a type that cannot be used."""
+    """Returns the error for an argument of an unusable type."""
     return TypeError(f"`{argument}` must be {expected}. Received: a value of type {type(received).__name__}.")
 
 
 def listed(what: str, names: Sequence[str], others: Iterable[str] = ()) -> list[str]:
-    """Returns one line with a few of the names, each with the name among `others` that looks like it; no line for no
-    names.
-
+    """Returns a line with a few names, each with a similar name of `others`; an empty list for no names.
     >>> listed("missing", ["bias"], ["biases"])
     ['1 missing: bias (near: biases)']
     """
@@ -135,7 +133,7 @@ def listed(what: str, names: Sequence[str], others: Iterable[str] = ()) -> list[
 
 
 def describe(value: Any) -> str:
-    """Returns a value's shape and dtype, or its type, for an error message.
+    """Returns the shape and dtype of a value, or its type, for an error message.
 
     >>> describe(3)
     'int'

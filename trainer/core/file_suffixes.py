@@ -1,7 +1,6 @@
-"""What the suffix of a file's name promises.
+"""Checks of file suffixes.
 
-Owns the suffixes of formats that are not written here: a file with such a name would fail in the program that it is
-meant for.
+Owns the suffixes of other programs' formats: a file that is written under such a name would fail in these programs.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ _FORMATS = {
 
 
 def check_suffix(argument: str, path: str | os.PathLike[str], suffix: str, or_folder: bool = False) -> None:
-    """Raises ValueError for a name that promises a format of another program.
+    """Raises ValueError for a name with the suffix of another program's format.
 
     Args:
-      argument: the name of the argument, for the error.
-      path: the name of what is to be written.
-      suffix: the suffix to write instead.
-      or_folder: whether a name without a suffix, that of a folder, would do as well.
+      argument: Name of the argument, for the error.
+      path: Name of the file to write.
+      suffix: Suffix to use instead.
+      or_folder: Whether a name without a suffix, for a folder, is accepted too.
 
     >>> check_suffix("filepath", "digits.safetensors", ".safetensors")
     >>> check_suffix("filepath", "digits.weights.h5", ".safetensors")

@@ -1,4 +1,4 @@
-"""Comparing values that have no equality of their own: by what they are, or by how they were made."""
+"""Comparison of values without equality, by identity or by configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Identity:
-    """Equal to another that holds the very same object, which it keeps alive, so that nothing else takes its place.
+    """Equal to another `Identity` of the same object. It keeps the object alive, so that its `id` is not reused.
 
     >>> one, other = [0], [0]
     >>> Identity(one) == Identity(one), Identity(one) == Identity(other)
@@ -29,9 +29,9 @@ class Identity:
 def configuration_key(value: Any) -> Any:
     """Returns a hashable key that two values share only if they compute the same.
 
-    Functions share it that have the same code and globals and, recursively, the same defaults and captured values, as
-    two calls of `optax.adam(1e-3)` return them; numbers and strings that are equal, and of one type. Whatever else is
-    compared by identity.
+    Functions share a key if they have the same code and globals and, recursively, the same defaults and captured
+    values, as the results of two calls of `optax.adam(1e-3)`. Numbers and strings share a key if they are equal and of
+    the same type. All other values are compared by identity.
 
     >>> def scale_by(factor):
     ...     return lambda x: factor * x
@@ -47,7 +47,7 @@ def _key(value: Any, parents: frozenset[int]) -> Any:
     if value is None or type(value) in (bool, int, str, bytes):
         return type(value), value
     if type(value) in (float, complex):
-        return type(value), repr(value)  # tells 0.0 from -0.0, and a NaN is equal to itself
+        return type(value), repr(value)  # 0.0 differs from -0.0, and NaN equals itself
     if id(value) in parents:  # a function that captures itself
         return Identity(value)
     parents |= {id(value)}
@@ -68,14 +68,14 @@ def _key(value: Any, parents: frozenset[int]) -> Any:
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not assigned yet
+    except ValueError:  # not yet assigned
         return cell
 
 
 class ComparesByConfiguration:
-    """A base of objects that are equal if they are of one type and all their attributes have the same keys.
+    """Base class of objects that are equal if they have the same type and equal attribute keys.
 
-    Such an object can be a static part of a pytree: functions that were compiled for an object serve equal objects too.
+    Such an object can be a static part of a pytree: functions compiled for an object also serve equal objects.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -84,7 +84,7 @@ class ComparesByConfiguration:
         return type(self) is type(other) and self._attributes() == other._attributes()
 
     def __hash__(self) -> int:
-        return hash(type(self))  # attributes may be set, such as a learning rate: a hash may not change
+        return hash(type(self))  # attributes such as a learning rate may change, but a hash must not
 
     def _attributes(self: Any) -> dict[str, Any]:
         return {name: value if isinstance(value, ComparesByConfiguration) else configuration_key(value)

@@ -1,16 +1,16 @@
 """Dtype policies and dynamic loss scaling: training in float16 or bfloat16 with weights and losses in float32.
 
-Owns the boundary of a module: what is cast on the way in and out, how gradients are scaled while they are inside, and
-how the scale adapts. It must not know what kind of module it wraps, nor the loss: so it holds for every `compute_loss`
-and `train_step`, for several losses, and for gradients that pass through several modules.
+Owns the boundary of a module: the casts of inputs and outputs, the scale of gradients inside the module, and the
+updates of the scale. It knows neither the kind of the module nor the loss, so it works for every `compute_loss` and
+`train_step`, for several losses, and for gradients that pass through several modules.
 
-What the boundary cannot see keeps its dtype:
+Values that the boundary does not see keep their dtypes:
 
-- A layer with a `dtype` of its own computes in that, as `nn.Dense(10, dtype=jnp.float32)` does: the way to keep a part
-  of a model in float32.
-- A layer without a dtype computes in the widest dtype that it meets, and a float32 array that is neither parameter nor
-  input makes it float32: a constant table, say. Modules that receive a `compute_dtype` (see `modules`) give it to
-  their layers; operations outside of Flax's layers still promote.
+- A layer with a `dtype` of its own computes in it, such as `nn.Dense(10, dtype=jnp.float32)`. This keeps a part of a
+  model in float32.
+- A layer without a dtype computes in the widest dtype of its inputs and parameters, so a float32 array that is neither
+  parameter nor input, such as a constant table, makes it float32. Modules that receive a `compute_dtype` (see
+  `modules`) pass it to their layers; operations outside of Flax's layers still promote.
 
 Sources: Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740; the names of
 `keras.DTypePolicy` and the schedule of `keras.optimizers.LossScaleOptimizer`.
@@ -37,17 +37,17 @@ Apply = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Which dtypes a module stores, computes and answers in.
+    """The dtypes of a module's parameters, computations and outputs.
 
     Args:
-      name: what the policy is called.
-      param_dtype: the floating dtype that parameters are stored and updated in.
-      compute_dtype: the floating dtype that the module computes in.
-      output_dtype: the floating dtype of its outputs, which the loss and the metrics see.
-      scales_gradients: whether gradients need a loss scale, as float16's narrow range does.
+      name: Name of the policy.
+      param_dtype: Floating dtype of parameters in storage and updates.
+      compute_dtype: Floating dtype of the module's computations.
+      output_dtype: Floating dtype of the module's outputs, which the loss and the metrics receive.
+      scales_gradients: Whether gradients need a loss scale, because of float16's narrow range.
 
     Raises:
-      ValueError: if a dtype is not a floating-point dtype.
+      ValueError: A dtype is not a floating-point dtype.
 
     >>> get("mixed_float16").compute_dtype
     dtype('float16')
@@ -65,12 +65,12 @@ class Policy:
             if not jnp.issubdtype(dtype, jnp.floating):
                 raise ValueError(f"`{field}` of a policy must be a floating dtype, such as float32 or bfloat16. "
                                  f"Received: {dtype}.")
-            object.__setattr__(self, field, dtype)  # so that "float16" and jnp.float16 make equal policies
+            object.__setattr__(self, field, dtype)  # "float16" and jnp.float16 make equal policies
 
     def cast_params(self, params: PyTree) -> Any:
-        """Returns new parameters as the policy stores them: floating leaves in `param_dtype`, others as they are.
+        """Returns new parameters with floating leaves in `param_dtype`, and other leaves unchanged.
 
-        Leaves of a narrower dtype than `param_dtype` keep it: a layer's own `param_dtype` chose it.
+        Leaves with a narrower dtype than `param_dtype` keep it, because a layer's own `param_dtype` chose it.
 
         >>> get("bfloat16").cast_params({"kernel": jnp.ones((2, 3)), "ids": jnp.arange(3)})["kernel"].dtype
         dtype(bfloat16)
@@ -90,12 +90,12 @@ def get(precision: str | Policy | None) -> Policy | None:
     """Returns the policy of a name.
 
     Args:
-      precision: "float32", "bfloat16", "mixed_bfloat16" or "mixed_float16", as Keras names them; a `Policy`; or None,
-        which leaves all dtypes as the module and the data have them.
+      precision: "float32", "bfloat16", "mixed_bfloat16" or "mixed_float16", as in Keras; a `Policy`; or None, which
+        keeps all dtypes of the module and the data.
 
     Raises:
-      ValueError: if the name is unknown.
-      TypeError: if `precision` is none of these.
+      ValueError: The name is unknown.
+      TypeError: `precision` is none of these.
 
     >>> get("mixed_bfloat16").param_dtype
     dtype('float32')
@@ -113,17 +113,17 @@ MATMUL_PRECISIONS = ("default", "high", "highest")
 
 
 def check_matmul_precision(name: Any) -> str | None:
-    """Returns `name`, or raises ValueError if it is neither None nor one of `MATMUL_PRECISIONS`."""
+    """Returns `name`, or raises ValueError if it is neither None nor in `MATMUL_PRECISIONS`."""
     if name is not None and name not in MATMUL_PRECISIONS:
         raise errors.unknown_name("matmul_precision", str(name), MATMUL_PRECISIONS)
     return name
 
 
 def with_matmul_precision(name: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which float32 products that are traced have this precision, and so have their gradients.
+    """Returns a context that sets the precision of traced float32 products, and of their gradients.
 
     Args:
-      name: one of `MATMUL_PRECISIONS`, see `jax.lax.Precision`; None leaves it to `jax.default_matmul_precision`.
+      name: A name in `MATMUL_PRECISIONS`, see `jax.lax.Precision`; None leaves it to `jax.default_matmul_precision`.
 
     >>> with with_matmul_precision("highest"):
     ...     print(jax.make_jaxpr(jnp.dot)(jnp.ones(2), jnp.ones(2)).eqns[0].params["precision"][0].name)
@@ -133,16 +133,16 @@ def with_matmul_precision(name: str | None) -> contextlib.AbstractContextManager
 
 
 def multiplies_float32(platform: str, name: str | None) -> bool:
-    """Returns whether float32 numbers are multiplied as they are, and not rounded before, as to TF32 on GPUs.
+    """Returns whether float32 products use unrounded operands, unlike TF32 on GPUs.
 
     Args:
-      platform: of the devices, such as "cpu".
-      name: what `with_matmul_precision` was given.
+      platform: Platform of the devices, such as "cpu".
+      name: Argument of `with_matmul_precision`.
 
     >>> multiplies_float32("cpu", None), multiplies_float32("gpu", None), multiplies_float32("gpu", "highest")
     (True, False, True)
     """
-    config: Any = jax.config  # which declares its attributes at run time
+    config: Any = jax.config  # JAX declares its attributes at run time
     return platform == "cpu" or (name or config.jax_default_matmul_precision) in ("highest", "float32")
 
 
@@ -153,25 +153,26 @@ def apply_with_policy(
     policy: Policy | None, apply: Apply, params: PyTree, model_state: PyTree, inputs: PyTree,
     scale: jax.Array | None = None,
 ) -> tuple[Any, Any]:
-    """Returns the outputs and the new model state of a module that computes as the policy says.
+    """Returns the outputs and the new model state of a module that computes according to the policy.
 
-    Gradients with respect to `params`, `inputs` and `model_state` come in the dtypes of these. With a `scale`, those
-    inside of the module are `scale` times as large, and outside of it nothing tells: derivatives of any order and
-    through any number of modules are the true gradients. A scale that is too large makes them infinite or NaN.
+    Gradients with respect to `params`, `inputs` and `model_state` have the dtypes of these arguments. With a `scale`,
+    gradients inside of the module are `scale` times as large, and gradients outside of it are unchanged: derivatives of
+    any order and through any number of modules are the true gradients. A scale that is too large makes them infinite or
+    NaN.
 
     Args:
-      policy: the policy; None applies the module as it is.
-      apply: the module as a function.
-      params: its parameters. Floating leaves are computed with in `compute_dtype`, narrower leaves as they are.
-      model_state: its state, which is not cast: running averages need float32.
-      inputs: one batch. Floating leaves are cast like parameters. Give numbers that stand for things, such as tokens,
-        as integers: bfloat16 tells whole numbers apart only up to 256.
-      scale: the factor of gradients inside of the module, a float32 scalar; None to leave them.
+      policy: The policy; None applies the module unchanged.
+      apply: The module as a function.
+      params: Its parameters. Floating leaves are cast to `compute_dtype`, except for narrower leaves.
+      model_state: Its state, which is not cast: running averages need float32.
+      inputs: One batch. Floating leaves are cast like parameters. Pass numbers that stand for things, such as tokens,
+        as integers: bfloat16 represents whole numbers exactly only up to 256.
+      scale: Factor of gradients inside of the module, a float32 scalar; None for no scaling.
 
     Returns:
-      `(outputs, new_model_state)`: floating outputs in `output_dtype`; the state in the dtypes of `model_state`. With
-      a `scale`, a finite number of the state stays as it was where its next value is infinite or NaN: a step that
-      overflows is skipped, and must not leave running averages that no later step can repair.
+      `(outputs, new_model_state)`, with floating outputs in `output_dtype` and the state in the dtypes of
+      `model_state`. With a `scale`, a finite number of the state keeps its value if its next value is infinite or NaN:
+      a step that overflows is skipped, and must not spoil running averages that no later step can repair.
 
     >>> def dense(params, model_state, x):
     ...     return x @ params, model_state
@@ -182,12 +183,12 @@ def apply_with_policy(
     if policy is None:
         return apply(params, model_state, inputs)
     if scale is not None:
-        # Before the casts: going backward, these come first, and the division is in float32.
+        # Before the casts: in the backward pass the casts come first, and the division is in float32.
         params, model_state, inputs = _cotangents_times((params, model_state, inputs), 1 / scale)
     outputs, new_model_state = apply(
         _narrowed(params, policy.compute_dtype), model_state, _narrowed(inputs, policy.compute_dtype))
     outputs = jax.tree.map(lambda leaf: _cast(leaf, policy.output_dtype), outputs)
-    # A state of another structure is left for the step to report; what the module has sown is no state.
+    # The step reports a state of another structure; sown values are no state.
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(model_state)
     kept = restricted(new_model_state, model_state)
     if structure == jax.tree.structure(kept):
@@ -196,7 +197,7 @@ def apply_with_policy(
             kept = jax.tree.map(_kept_finite, kept, model_state)
         new_model_state = updated(new_model_state, kept)
     if scale is not None:
-        # After the casts: going backward, the product is taken in float32, before a small gradient can become zero.
+        # After the casts: the backward pass multiplies in float32, before a small gradient can become zero.
         outputs, new_model_state = _cotangents_times((outputs, new_model_state), scale)
     return outputs, new_model_state
 
@@ -214,21 +215,21 @@ def _kept_finite(new: Any, old: Any) -> Any:
 
 
 def _narrowed(tree: PyTree, dtype: Any) -> Any:
-    # Of equal width too: JAX would promote a float16 and a bfloat16 to float32.
+    # Also for equal widths: JAX would promote float16 and bfloat16 to float32.
     width = jnp.dtype(dtype).itemsize
     return jax.tree.map(
         lambda leaf: _cast(leaf, dtype) if _is_floating(leaf) and leaf.dtype.itemsize >= width else leaf, tree)
 
 
 def _cotangents_times(tree: PyTree, factor: jax.Array) -> Any:
-    """Returns `tree`; on the way back, the cotangents of its floating leaves are multiplied by `factor`."""
-    # Leaf by leaf, so that no cotangents are made for what is not differentiated.
+    """Returns `tree`; the backward pass multiplies the cotangents of its floating leaves by `factor`."""
+    # Leaf by leaf, so that undifferentiated leaves get no cotangents.
     return jax.tree.map(lambda leaf: _value(leaf, factor) if _is_floating(leaf) else leaf, tree)
 
 
-# A value that crosses the boundary is the same on both sides; its cotangent is `factor` times as large on the other.
-# Derivatives may be differentiated again, as gradient penalties do. So the rules are made of the same two functions:
-# what comes back for a cotangent crosses as a value does, or second derivatives would lack a factor.
+# A value is the same on both sides of the boundary; its cotangent is `factor` times as large on the other.
+# Derivatives may be differentiated again, as in gradient penalties. So the rules consist of the same two
+# functions: the cotangent of a cotangent crosses like a value, or second derivatives would lack a factor.
 
 
 @jax.custom_vjp
@@ -241,7 +242,7 @@ def _cotangent(cotangent: jax.Array, factor: jax.Array) -> jax.Array:
     return (cotangent.astype(jnp.float32) * factor).astype(cotangent.dtype)
 
 
-# None: nothing is differentiated with respect to the factor.
+# None: the factor is not differentiated.
 _value.defvjp(lambda value, factor: (_value(value, factor), factor),
               lambda factor, received: (_cotangent(received, factor), None))
 _cotangent.defvjp(lambda cotangent, factor: (_cotangent(cotangent, factor), factor),
@@ -254,15 +255,15 @@ INITIAL_SCALE = 2.0**15
 GROWTH_STEPS = 2000
 MIN_SCALE = 2.0**-15
 MAX_SCALE = 2.0**100
-"""The smallest float16, 2**-24, divided by it is still a normal float32."""
+"""The smallest float16, 2**-24, divided by this scale is still a normal float32."""
 
 
 class LossScale(NamedTuple):
     """The state of dynamic loss scaling.
 
     Attributes:
-      scale: the factor of gradients inside of modules, a float32 scalar and a power of two.
-      good_steps: steps with finite gradients since the scale last changed, an int32 scalar.
+      scale: Factor of gradients inside of modules, a float32 scalar and a power of two.
+      good_steps: Number of steps with finite gradients since the last change of the scale, an int32 scalar.
     """
 
     scale: jax.Array
@@ -270,7 +271,7 @@ class LossScale(NamedTuple):
 
 
 def initial_loss_scale(scale: float = INITIAL_SCALE) -> LossScale:
-    """Returns the loss scale before the first step: 2**15, Keras's, unless another is given.
+    """Returns the loss scale before the first step, by default Keras's 2**15.
 
     >>> float(initial_loss_scale().scale)
     32768.0
@@ -279,17 +280,18 @@ def initial_loss_scale(scale: float = INITIAL_SCALE) -> LossScale:
 
 
 def next_loss_scale(loss_scale: LossScale, is_finite: jax.Array, growth_steps: int = GROWTH_STEPS) -> LossScale:
-    """Returns the loss scale after a step: halved if gradients were not finite, doubled after 2000 steps that were.
+    """Returns the loss scale after a step.
 
-    This is the schedule of Keras's `LossScaleOptimizer`, within bounds that Keras lacks. Below 2**-15 nothing is left
-    to gain: a model whose gradients are NaN for another reason would come to a scale of zero, and never recover. Above
-    2**100 a model whose gradients are all zero would come to an infinite scale, and to NaN.
+    The scale is halved if gradients are not finite, and doubled after 2000 steps with finite gradients. This is the
+    schedule of Keras's `LossScaleOptimizer`, with bounds that Keras lacks. Without the lower bound, 2**-15, a model
+    whose gradients are NaN for another reason would reach a scale of zero, and never recover. Without the upper bound,
+    2**100, a model whose gradients are all zero would reach an infinite scale, and NaN.
 
     Args:
-      loss_scale: the loss scale of the step.
-      is_finite: whether all gradients of the step were finite, a boolean scalar that is equal on all replicas, as
-        `all_finite` of reduced gradients is.
-      growth_steps: after how many such steps the scale is doubled.
+      loss_scale: The loss scale of the step.
+      is_finite: Whether all gradients of the step are finite, a boolean scalar that is equal on all replicas, such as
+        `all_finite` of reduced gradients.
+      growth_steps: Number of such steps after which the scale is doubled.
 
     >>> float(next_loss_scale(initial_loss_scale(), jnp.array(False)).scale)
     16384.0
@@ -304,15 +306,15 @@ def next_loss_scale(loss_scale: LossScale, is_finite: jax.Array, growth_steps: i
     )
 
 
-# --- updates that are left out -------------------------------------------------------------------------------------
+# --- skipped updates -----------------------------------------------------------------------------------------------
 
 
 class SkippedUpdates(NamedTuple):
-    """How many updates were left out, as their gradients were not finite.
+    """Counts of updates that were skipped because of non-finite gradients.
 
     Attributes:
-      total: so far, an int32 scalar.
-      in_a_row: since the last update that was made, an int32 scalar.
+      total: Number of all skipped updates, an int32 scalar.
+      in_a_row: Number of skipped updates since the last update, an int32 scalar.
     """
 
     total: jax.Array
@@ -325,11 +327,11 @@ def no_skipped_updates() -> SkippedUpdates:
     >>> int(no_skipped_updates().total)
     0
     """
-    return SkippedUpdates(*jax.device_put((np.int32(0), np.int32(0))))  # between steps, too: an explicit transfer
+    return SkippedUpdates(*jax.device_put((np.int32(0), np.int32(0))))  # explicit transfer: allowed between steps
 
 
 def next_skipped_updates(skipped: SkippedUpdates, is_finite: jax.Array) -> SkippedUpdates:
-    """Returns the counts after an update, which was made if its gradients, as `is_finite` says, were finite.
+    """Returns the counts after an update, which is skipped unless `is_finite`.
 
     >>> skipped = next_skipped_updates(no_skipped_updates(), jnp.array(False))
     >>> [int(count) for count in next_skipped_updates(skipped, jnp.array(True))]
@@ -340,7 +342,7 @@ def next_skipped_updates(skipped: SkippedUpdates, is_finite: jax.Array) -> Skipp
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """Returns whether no number in a tree of arrays is infinite or NaN, a boolean scalar.
+    """Returns whether all numbers in a tree of arrays are finite, a boolean scalar.
 
     >>> bool(all_finite({"kernel": jnp.array([1.0, jnp.inf]), "count": jnp.array(3)}))
     False

@@ -1,7 +1,6 @@
-"""Texts of other processes, escaped where they come in, so that no message that names one needs care.
+"""Escapes texts of other processes on arrival, so that all messages can print them.
 
-Owns what may reach a terminal or a log of what others say: no control characters, by which a text could steer the
-terminal or look like a line of this process's own.
+Texts without control characters can neither steer the terminal nor look like a line of this process.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from typing import Any
 
 
 def printable(text: str, newlines: bool = False) -> str:
-    """Returns a text with what is not printable escaped, as in Python's string literals.
+    """Returns a text with non-printable characters escaped, as in Python's string literals.
 
     Args:
-      text: the text.
-      newlines: leave line feeds as they are, such as in the text of an error.
+      text: The text.
+      newlines: Whether to keep line feeds, such as in the text of an error.
 
     Example:
       >>> print(printable("a\\x1b[31mb\\nc"))
@@ -28,11 +27,11 @@ def printable(text: str, newlines: bool = False) -> str:
 
 
 def received(document: str | bytes) -> Any:
-    """Returns what a JSON document says, with all texts in it printable, each on one line.
+    """Returns the value of a JSON document, with all strings printable and on a single line.
 
     Raises:
-      ValueError: if it is not JSON.
-      RecursionError: if it is nested too deeply.
+      ValueError: The document is not JSON.
+      RecursionError: The document is nested too deeply.
 
     Example:
       >>> received('{"name": "worker\\\\u0007"}')

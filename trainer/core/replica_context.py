@@ -1,7 +1,7 @@
-"""Which replica the code being traced runs in, and how it talks to the others.
+"""The replica of the code being traced, and its reductions over all replicas.
 
-Owns the current replica context and the names of the reductions. It must not name a collective: those that run
-between devices live in `distribute/collectives.py`, behind the subclass that a compiled step enters.
+Owns the current replica context and the names of the reductions. It must not name a collective: collectives between
+devices live in `distribute/collectives.py`, behind the subclass that a compiled step enters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.core.ambient import state
 from trainer.core.rng import stream_key
 from trainer.core.types import PyTree
 
-#: What messages about padding advise.
+#: Advice in messages about padding.
 MEAN_OVER_ROWS = (
     "take a mean over rows as `(values * context.row_mask).sum() * context.num_replicas_in_sync / context."
     "global_rows`, with `context = trainer.distribute.get_replica_context()`. Or choose a batch size that leaves no "
@@ -27,7 +27,7 @@ MEAN_OVER_ROWS = (
 
 
 class ReduceOp(enum.Enum):
-    """How values from several replicas are combined."""
+    """Reductions of values from several replicas."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -43,7 +43,7 @@ class ReduceOp(enum.Enum):
 
 
 def divide_sum(total: jax.Array, divisor: jax.Array | int | None) -> jax.Array:
-    """Returns `total / divisor`: 0 where the divisor is 0, and `total` where it is None."""
+    """Returns `total / divisor`, or 0 where the divisor is 0, or `total` if the divisor is None."""
     if divisor is None:
         return total
     divisor = jnp.asarray(divisor, total.dtype)
@@ -51,29 +51,29 @@ def divide_sum(total: jax.Array, divisor: jax.Array | int | None) -> jax.Array:
 
 
 class _Untold(str):
-    """A string that is told from an equal one by its identity."""
+    """A string that differs from equal strings by identity."""
 
 
-#: How gradients are combined over replicas where a step does not say so.
+#: Reduction of gradients over replicas if a step does not set it.
 MEAN_BY_DEFAULT = _Untold(ReduceOp.MEAN.value)
 
 
 class ReplicaContext:
-    """One replica's view of a step: its number, its rows and the reductions over all replicas.
+    """A replica's view of a step: its number, its rows and the reductions over all replicas.
 
-    This base class is a group of one replica: every reduction returns its argument. It is the context of the steps of
-    `fit`, `evaluate` and `predict`, which see the whole batch, and of code outside of any step.
+    This base class is a group of a single replica: every reduction returns its argument. It is the context of the steps
+    of `fit`, `evaluate` and `predict`, which see the whole batch, and of code outside of any step.
 
     Attributes:
-      num_replicas_in_sync: how many replicas run this step together.
-      is_part: whether the rows are a microbatch, and not all that the replica has of the batch.
-      batch_norm_groups: how many replicas' rows the batch has, each of which BatchNorm normalizes by itself with
-        `batch_norm="per_replica"`.
-      has_whole_batch: whether it is the only replica to code of a step that several devices divide.
-      keys_differ: whether each replica has random keys of its own.
-      mask_reads: how often code has asked which rows are padding, so that code which did not can be told.
-      is_told_reduction: whether the last call of `apply_gradients` said how gradients are combined over the replicas.
-      untold_reductions: how many calls did not.
+      num_replicas_in_sync: Number of replicas that run this step together.
+      is_part: Whether the rows are a microbatch, and not all of the replica's rows of the batch.
+      batch_norm_groups: Number of replicas whose rows the batch holds; with `batch_norm="per_replica"`, BatchNorm
+        normalizes the rows of each replica on their own.
+      has_whole_batch: Whether code of a step that several devices divide sees a single replica.
+      keys_differ: Whether each replica has random keys of its own.
+      mask_reads: Number of times that code has read which rows are padding, to detect code that does not.
+      is_told_reduction: Whether the last call of `apply_gradients` set the reduction of gradients over the replicas.
+      untold_reductions: Number of calls that did not set it.
     """
 
     num_replicas_in_sync: int = 1
@@ -91,18 +91,18 @@ class ReplicaContext:
 
     @property
     def is_padded(self) -> bool:
-        """Whether some rows, of any replica, pad the batch."""
+        """Whether some rows, on any replica, pad the batch."""
         return self._row_mask is not None
 
     @property
     def padding_mask(self) -> jax.Array | None:
-        """`row_mask`, or None in a batch without padding, where nothing has to be left out."""
+        """`row_mask`, or None in a batch without padding."""
         self.mask_reads += 1
         return self._row_mask
 
     @property
     def replica_id_in_sync_group(self) -> int | jax.Array:
-        """This replica's number, an int32 scalar in `[0, num_replicas_in_sync)`."""
+        """Number of this replica, an int32 scalar in `[0, num_replicas_in_sync)`."""
         return 0
 
     def random_key(self, seed: int | jax.Array, stream: str, step: int | jax.Array) -> jax.Array:
@@ -122,8 +122,8 @@ class ReplicaContext:
 
     @property
     def global_rows(self) -> int | jax.Array:
-        """How many real rows the batch has over all replicas: an int, or a float32 scalar in a padded batch."""
-        if self._row_mask is not None:  # no read of the mask: a number alone leaves no row out
+        """Number of real rows of the batch over all replicas: an int, or a float32 scalar in a padded batch."""
+        if self._row_mask is not None:  # does not count as a read of the mask: a number alone masks no row
             return self.sum(self._row_mask.sum())
         if self.rows is None:
             raise RuntimeError("`global_rows` is only known inside a step.")
@@ -131,7 +131,7 @@ class ReplicaContext:
 
     @property
     def row_share(self) -> float | jax.Array:
-        """This replica's share of the real rows of the batch, which adds up to 1 over all replicas."""
+        """This replica's share of the real rows of the batch. The shares of all replicas add up to 1."""
         if self._row_mask is None:
             return 1.0 / self.num_replicas_in_sync
         return self._row_mask.sum() / self.global_rows
@@ -141,18 +141,18 @@ class ReplicaContext:
         return tree
 
     def share_of_mean(self, total: jax.Array, divisor: jax.Array | int) -> jax.Array:
-        """Returns this replica's share of a mean over the batch: the mean of the shares is that of the batch.
+        """Returns this replica's share of a mean over the batch. The mean of all shares is the mean over the batch.
 
         Args:
-          total: the sum over this replica's rows, a scalar.
-          divisor: what it is divided by, likewise of this replica: an int only if that is the number of its values.
+          total: Sum over this replica's rows, a scalar.
+          divisor: Divisor of this replica. Pass an int only if it is the number of its values.
         """
-        # A number of values is known without asking the others.
+        # The number of values needs no exchange with other replicas.
         whole = divisor * self.num_replicas_in_sync if isinstance(divisor, int) else self.sum(divisor)
         return divide_sum(total * self.num_replicas_in_sync, whole)
 
     def share_of_sum(self, total: jax.Array) -> jax.Array:
-        """Returns this replica's share of a sum over the batch, likewise, from the sum over its rows."""
+        """Returns this replica's share of a sum over the batch. The mean of all shares is the sum over the batch."""
         return total * self.num_replicas_in_sync
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: Any = None) -> Any:
@@ -160,58 +160,61 @@ class ReplicaContext:
 
         Args:
           reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
-          value: a tree of arrays of the same shapes on all replicas.
-          options: a `trainer.distribute.CommunicationOptions`, for this reduction only.
+          value: A tree of arrays with the same shapes on all replicas.
+          options: A `trainer.distribute.CommunicationOptions`, for this reduction only.
         """
         ReduceOp.of(reduce_op)
         return value
 
     def sum(self, value: PyTree) -> Any:
-        """Returns the sum of a tree of arrays over all replicas: for the step's own counts and statistics.
+        """Returns the sum of a tree of arrays over all replicas, for the step's own counts and statistics.
 
-        It need not be carried out by the strategy's `cross_device_ops`, which are made for gradients.
+        It need not use the strategy's `cross_device_ops`, which are meant for gradients.
         """
         return self.all_reduce(ReduceOp.SUM, value)
 
     def all_gather(self, value: PyTree, axis: int = 0) -> Any:
-        """Returns `value`, a tree of arrays, of all replicas concatenated along `axis`."""
+        """Returns `value`, a tree of arrays, of all replicas, concatenated along `axis`."""
         return value
 
     def from_first_replica(self, value: PyTree) -> Any:
-        """Returns `value`, a tree of arrays, as the first replica has it."""
+        """Returns the first replica's `value`, a tree of arrays."""
         is_first = self.replica_id_in_sync_group == 0
         return self.sum(jax.tree.map(lambda leaf: jnp.where(is_first, leaf, jnp.zeros_like(leaf)), value))
 
     def map_over_rows(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Returns what `function` returns for the rows of each replica, joined to those of the context.
+        """Returns the results of `function` for the rows of each replica, joined to the rows of the context.
 
-        This context has the rows of one replica already.
+        This context already has the rows of a single replica.
 
         Args:
-          function: see `trainer.distribute.on_each_replica`.
-          args: its arguments, in which arrays with the context's rows are split.
-          kwargs: its keyword arguments, which each replica gets whole.
+          function: See `trainer.distribute.on_each_replica`.
+          args: Positional arguments, in which arrays with the context's rows are split.
+          kwargs: Keyword arguments, which each replica receives whole.
         """
         return function(*args, **kwargs)
 
     # --- the state of training: see `distribute/replica/replicated_state.py` ---------------------------------------
 
     def gather_params(self, state: Any) -> Any:
-        """Returns a TrainState as code inside the step sees it, its parameters whole."""
+        """Returns a TrainState with whole parameters, for code inside the step."""
         return state
 
     def scatter_updates(self, before: Any, after: Any) -> Any:
-        """Returns what leaves the replica for `after`, a state that a step made of `before`."""
+        """Returns the form in which the state `after`, which a step made of `before`, leaves the replica."""
         return after
 
     def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
-        """Returns gradients reduced over the replicas, in the form that `update` takes; None: they are already."""
+        """Returns gradients reduced over the replicas, in the form for `update`.
+
+        If `reduce_op` is None, they are already reduced.
+        """
         return grads if reduce_op is None else self.all_reduce(reduce_op, grads)
 
     def reduce_loss(self, reduce_op: ReduceOp | str | None, loss: ArrayLike) -> jax.Array:
-        """Returns the loss of the whole batch from this replica's part of it, combined as gradients are."""
+        """Returns the loss of the whole batch from this replica's part, reduced like gradients."""
         if reduce_op is None:
             return jnp.asarray(loss)
         share = 1.0 / self.num_replicas_in_sync if ReduceOp.of(reduce_op) is ReduceOp.MEAN else 1.0
@@ -220,11 +223,11 @@ class ReplicaContext:
     def reduce_loss_fn(
         self, reduce_op: ReduceOp | str | None, loss_fn: Callable[[PyTree], jax.Array]
     ) -> Callable[[PyTree], jax.Array]:
-        """Returns the function of parameters that is the loss of the whole batch, with its gradients.
+        """Returns the loss of the whole batch as a function of the parameters, with its gradients.
 
         Args:
-          reduce_op: how gradients are combined over the replicas.
-          loss_fn: returns this replica's part of the loss.
+          reduce_op: Reduction of gradients over the replicas.
+          loss_fn: Returns this replica's part of the loss.
         """
         @jax.custom_vjp
         def whole(params: PyTree) -> jax.Array:
@@ -243,25 +246,25 @@ class ReplicaContext:
     def update(
         self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        """Returns the parameters and the optimizer's state after an update with reduced gradients.
+        """Returns the parameters and the optimizer state after an update with reduced gradients.
 
         Args:
-          rule: an `UpdateRule`, how gradients change parameters.
-          grads: what `reduce_gradients` returned.
-          opt_state: the optimizer's state, as `gather_params` returned it.
-          params: the parameters.
-          extra: what the optimizer may ask for besides: the loss of the whole batch, and functions of it.
+          rule: An `UpdateRule`, which applies gradients to parameters.
+          grads: Result of `reduce_gradients`.
+          opt_state: Optimizer state from `gather_params`.
+          params: The parameters.
+          extra: Additional arguments for the optimizer: the loss of the whole batch, and functions of it.
         """
         return rule.update(grads, opt_state, params, extra)
 
 
 def single_context(rows: int) -> ReplicaContext:
-    """Returns the context of a single replica, which has all rows of a batch: nothing pads it."""
+    """Returns the context of a single replica with all rows of a batch, without padding."""
     return ReplicaContext(rows)
 
 
 def context_outside(inputs: PyTree) -> ReplicaContext:
-    """Returns the context of a call outside of a step, which has all rows of its inputs, where these have any."""
+    """Returns the context of a call outside of a step, with all rows of its inputs if they have any."""
     return single_context(next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(inputs) if jnp.ndim(leaf)), 1))
 
 
@@ -269,7 +272,7 @@ _outside = ReplicaContext()
 
 
 def get_replica_context() -> ReplicaContext:
-    """Returns the context of the replica that is being traced; outside of a step, a group of one replica."""
+    """Returns the context of the replica being traced; outside of a step, a group of a single replica."""
     context: ReplicaContext | None = state.current().replica
     return _outside if context is None else context
 

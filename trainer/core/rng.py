@@ -1,4 +1,4 @@
-"""Random keys as a function of seed, stream and step, on replicas also of their number: nothing to store or restore."""
+"""Random keys as a function of seed, stream, step and replica, so that nothing needs to be stored or restored."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _default_seed = 0
 
 
 def set_default_seed(seed: int) -> None:
-    """Sets the seed of the models that will be made without one."""
+    """Sets the seed of models created later without a seed."""
     global _default_seed
     _default_seed = seed
 
 
 def default_seed() -> int:
-    """Returns the seed of a model that is made without one.
+    """Returns the seed of a model that is created without a seed.
 
     >>> default_seed()
     0
@@ -30,10 +30,10 @@ def stream_key(
     """Returns the key of a random stream.
 
     Args:
-      seed: the model's seed, an int or an integer scalar.
-      stream: the stream's name, such as "dropout".
-      step: the train step, so that each step draws other numbers.
-      replica: the number of a replica of `strategy.run`, or of a microbatch, so that each draws other numbers.
+      seed: The model's seed, an int or an integer scalar.
+      stream: Name of the stream, such as "dropout".
+      step: The train step; each step draws other numbers.
+      replica: Number of a replica of `strategy.run`, or of a microbatch; each draws other numbers.
 
     Returns:
       A typed PRNG key of shape `()`.

@@ -1,6 +1,7 @@
-"""Where the time of a run goes.
+"""Time measurements of a run.
 
-Owns the clock of `fit`, `evaluate` and `predict`, by what the host does or waits for. It must not know what runs.
+Owns the clock of `fit`, `evaluate` and `predict`, by the activity or wait of the host. It must not know the code that
+runs.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ CATEGORIES = ("data", "compile", "device", "callbacks", "checkpoint")
 
 
 class Timing:
-    """Measures, from its creation on, how many seconds of a run go to what.
+    """Measures the seconds of a run by category, from its creation on.
 
-    The time inside of a nested measurement counts for that measurement alone, so the categories add up to the whole:
-    what is left of it is "host", the loop itself.
+    Time inside of a nested measurement counts only for that measurement, so the categories add up to the total. The
+    rest is "host", the loop itself.
 
     Attributes:
-      rows: training rows of the run so far; counted by the loop.
-      steps: likewise all steps; see `begin_steps`.
-      on_phase: called with the category that time goes to from now on, or "host"; None for no call.
-      inner_secs: the seconds of other runs inside of this run, such as an `evaluate` that a callback calls; counted by
-        the outer run, and in some category too.
+      rows: Number of training rows of the run so far; counted by the loop.
+      steps: Number of all steps of the run so far; see `begin_steps`.
+      on_phase: Called with the category of the time from now on, or "host"; None for no call.
+      inner_secs: Seconds of other runs inside of this run, such as an `evaluate` in a callback; counted by the outer
+        run, and in some category too.
 
     Example:
       >>> timing = Timing()
@@ -35,7 +36,7 @@ class Timing:
     """
 
     def __init__(self) -> None:
-        self._now = time.perf_counter  # an iterator of predictions that is left open ends after this module
+        self._now = time.perf_counter  # an open iterator of predictions may end after this module
         self.rows = self.steps = 0
         self.on_phase: Callable[[str], None] | None = None
         self.inner_secs = 0.0
@@ -47,37 +48,37 @@ class Timing:
         self._end: float | None = None
 
     def begin_steps(self, count: int) -> None:
-        """Counts steps that are about to begin, and tells so who watches the run, as they may hang."""
+        """Counts steps that are about to begin, and reports them, because they may hang."""
         self.steps += count
         self.tell(self._open[-1] if self._open else "host")
 
     def tell(self, phase: str) -> None:
-        """Tells who watches the run what it does until the next measurement begins or ends."""
+        """Reports the activity of the run until the next measurement begins or ends."""
         if self.on_phase is not None:
             self.on_phase(phase)
 
     def measure(self, category: str) -> _Measurement:
-        """Returns a context manager whose block counts for `category`, one of `CATEGORIES`."""
+        """Returns a context manager whose block counts for `category`, a name in `CATEGORIES`."""
         return self._measurements[category]
 
     def seconds(self, category: str) -> float:
-        """Returns the seconds of a category so far, without a measurement that is still open."""
+        """Returns the seconds of a category so far, without an open measurement."""
         return self._secs[category]
 
     @property
     def is_running(self) -> bool:
-        """Whether the run goes on."""
+        """Whether the run has not ended."""
         return self._end is None
 
     def end(self) -> None:
-        """Stops the clock: the run is over, and what is measured later, such as reading logs, is not reported."""
+        """Stops the clock. Later measurements, such as reading logs, are not reported."""
         self.on_phase = None
         self._end = self._now()
 
     def report(self) -> dict[str, float]:
         """Returns the seconds so far by category, with "host" and "total", and the rate "rows_per_sec".
 
-        The rate is of training rows, over the total without what compiling took.
+        The rate is the number of training rows over the total time without compilation.
         """
         now = self._end or self._now()
         total = now - self._begin
@@ -90,7 +91,7 @@ class Timing:
 
 
 class _Measurement:
-    # A class, as generators make context managers several times slower, and the loop enters a few in each execution.
+    # A class, because generators make context managers several times slower, and the loop enters a few per execution.
     def __init__(self, timing: Timing, category: str):
         self._timing = timing
         self._category = category

@@ -1,8 +1,8 @@
-"""What a compiled function must not do: keep a traced array in something that outlives it, or use what changes outside.
+"""Checks that a compiled function neither keeps traced arrays in outer objects nor reads outer values that change.
 
-A compiled function runs once, to be traced; later calls run the program only. An array that it appended to a list of
-the code around it is a placeholder, of which JAX complains long after, where it is used. An array that it read from
-the code around it is a constant of the program: what becomes of it later is not seen, in silence.
+A compiled function runs once, to be traced; later calls only run the program. An array that it appends to an outer list
+is a placeholder, and JAX complains only later, when it is used. An array that it reads from outer code becomes a
+constant of the program: later changes are silently ignored.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _CONTAINERS = (list, tuple, set, dict)
 
 
 class Constants:
-    """What compiled code has read of objects that have a `version`, another one after each of their changes."""
+    """The versions of objects that compiled code has read; an object's `version` changes with each of its changes."""
 
     def __init__(self) -> None:
         self._versions: list[tuple[weakref.ref[Any], int]] = []
 
     def add(self, reader: Any) -> None:
-        """Notes the present version of an object, if it has one."""
+        """Records the current version of an object, if it has a version."""
         if isinstance(version := getattr(reader, "version", None), int):
             self._versions.append((weakref.ref(reader), version))
 
@@ -42,17 +42,17 @@ class Constants:
 
 @contextlib.contextmanager
 def noting(constants: Constants) -> Iterator[None]:
-    """Adds what `check_may_read` allows to be read in the block, which traces a function."""
+    """Records in `constants` the objects that `check_may_read` lets the block read, which traces a function."""
     with state.replaced(read_constants=constants):
         yield
 
 
 @contextlib.contextmanager
 def side_effects_rejected(function: Callable[..., Any]) -> Iterator[None]:
-    """Raises TypeError if `function`, traced in the block, keeps an array in something that it sees from outside.
+    """Raises TypeError if `function`, traced in the block, keeps an array in an outer object.
 
-    That is a captured or global variable, a container in such a variable, or an attribute of the variable or of the
-    method's own object. What the functions that it calls do is not seen.
+    An outer object is a captured or global variable, a container in such a variable, or an attribute of the variable or
+    of the method's own object. Functions called by `function` are not checked.
     """
     before = set(_kept(function))
     yield
@@ -65,30 +65,31 @@ def side_effects_rejected(function: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def given_its_state(function: Callable[..., Any], owner: Any = None) -> Iterator[None]:
-    """Makes `check_may_read` refuse in the block, which traces `function`, whose arguments are all that may change.
+    """Makes `check_may_read` refuse reads in the block, which traces `function`: only its arguments may change.
 
     Args:
-      function: see above.
-      owner: the object whose own values it must be given, and may read those of others; None if it may read none.
+      function: The traced function.
+      owner: The object whose own values must be arguments, while values of other objects may be read; None to refuse
+        all reads.
     """
     with state.replaced(traced_function=function, traced_owner=owner):
         yield
 
 
 def check_may_read(reader: Any, what: str, fix: str) -> None:
-    """Raises TypeError while a function is traced that must be given what it reads.
+    """Raises TypeError during the trace of a function that must receive its values as arguments.
 
     Args:
-      reader: what is about to read: an object, or an attribute of one.
-      what: what the caller is about to read, as a message names it.
-      fix: what to pass instead.
+      reader: The object that is about to read, possibly an attribute of another object.
+      what: Name of the values to read, for the message.
+      fix: The value to pass instead.
     """
     tracing = state.current()
     owner, constants = tracing.traced_owner, tracing.read_constants
     is_own = owner is None or reader is owner or any(reader is value for value in vars(owner).values())
     if tracing.traced_function is not None and is_own:
         name = _name(tracing.traced_function)
-        if owner is not None:  # whose class may have inherited it
+        if owner is not None:  # its class may inherit the function
             name = f"{type(owner).__name__}.{name.rpartition('.')[2]}"
         raise TypeError(f"`{name}` reads {what} from outside. It is compiled, and what it does not "
                         f"get as an argument is a constant of the program: later training would not be seen. {fix}")
@@ -97,11 +98,11 @@ def check_may_read(reader: Any, what: str, fix: str) -> None:
 
 
 def captured(function: Callable[..., Any], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    """Yields what the code of `function` uses from outside and `is_wanted`, with the name that it has there.
+    """Yields the names and values that the code of `function` uses from outside and for which `is_wanted` is true.
 
-    That is a captured or global variable, an item of a container in such a variable, an attribute of it or of the
-    method's own object, and an argument that a `functools.partial` has. Functions that it uses are looked into, if they
-    are of the same file.
+    These are captured and global variables, items of containers in such variables, attributes of these variables or of
+    the method's own object, and arguments of a `functools.partial`. Functions that it uses are searched too, if they
+    are in the same file.
     """
     waiting, file = [_as_method(function)], _file(_as_method(function))
     visited: set[Any] = set()
@@ -116,7 +117,7 @@ def captured(function: Callable[..., Any], is_wanted: Callable[[Any], bool]) -> 
                           for each, item in found.items()]
             for path, item in items:
                 yield from ((path, each) for each in _within(item, is_wanted))
-                key = _plain(item), id(getattr(item, "__self__", item))  # a method is another object each time
+                key = _plain(item), id(getattr(item, "__self__", item))  # each access to a method creates a new object
                 if not is_wanted(item) and file is not None and _file(item) is file and key not in visited:
                     visited.add(key)
                     waiting.append(item)
@@ -127,7 +128,7 @@ def _name(function: Any) -> str:
 
 
 def _kept(function: Any) -> dict[int, str]:
-    """Returns the name under which each traced array is kept, by the array's identity."""
+    """Returns the names under which traced arrays are kept, by the identities of the arrays."""
     kept: dict[int, str] = {}
     for name, value in _seen(_as_method(function)):
         kept.update(dict.fromkeys(map(id, _tracers(value)), name))
@@ -138,12 +139,12 @@ def _kept(function: Any) -> dict[int, str]:
 
 
 def _has_state(value: Any) -> bool:
-    """Returns whether a value's attributes are its own, and not those of a file, a class or a function."""
+    """Returns whether a value has attributes of its own, unlike a file, a class or a function."""
     return not (inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value))
 
 
 def _seen(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the variables that a function sees from outside, by name."""
+    """Yields the outer variables of a function, by name."""
     if isinstance(function, functools.partial):
         yield from ((f"args[{index}]", value) for index, value in enumerate(function.args))
         yield from function.keywords.items()
@@ -157,9 +158,9 @@ def _seen(function: Any) -> Iterator[tuple[str, Any]]:
     if hasattr(plain, "__wrapped__"):
         yield "__wrapped__", plain.__wrapped__
     for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not assigned yet
+        with contextlib.suppress(ValueError):  # not yet assigned
             yield name, cell.cell_contents
-    # Not `co_names` alone, which has the names of attributes too.
+    # `co_names` also has the names of attributes.
     named = {each.argval for code in _codes(function) for each in dis.get_instructions(code)
              if each.opname.endswith("_GLOBAL")}
     for name in sorted(named & plain.__globals__.keys()):
@@ -167,13 +168,13 @@ def _seen(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _as_method(function: Any) -> Any:
-    """Returns the method that a call of `function` runs, where that is a user's object."""
+    """Returns the `__call__` method if `function` is a user's object, else `function`."""
     call = inspect.getattr_static(type(function), "__call__", None)
     return types.MethodType(call, function) if _plain(function) is None and inspect.isfunction(call) else function
 
 
 def _plain(function: Any) -> types.FunctionType | None:
-    """Returns the Python function in a method, a partial or a compiled function; None where there is none."""
+    """Returns the Python function in a method, a partial or a compiled function, or None."""
     if isinstance(function, functools.partial):
         return _plain(function.func)
     function = getattr(function, "__func__", function)
@@ -183,13 +184,13 @@ def _plain(function: Any) -> types.FunctionType | None:
 
 
 def _file(function: Any) -> dict[str, Any] | None:
-    """Returns the globals of the file that a function is written in, also if a library wraps it."""
+    """Returns the globals of a function's file, also if a library wraps the function."""
     plain = _plain(function)
     return None if plain is None else getattr(inspect.unwrap(plain), "__globals__", None)
 
 
 def _codes(function: Any) -> Iterator[types.CodeType]:
-    """Yields the code of a function, and of those that are defined in it."""
+    """Yields the code of a function, and of functions defined in it."""
     plain = _plain(function)
     waiting = [] if plain is None else [plain.__code__]
     while waiting:
@@ -199,7 +200,7 @@ def _codes(function: Any) -> Iterator[types.CodeType]:
 
 
 def has_tracers(value: Any) -> bool:
-    """Returns whether a value is a traced array, or a container that holds one."""
+    """Returns whether a value is a traced array, or a container with a traced array."""
     return any(True for _ in _tracers(value))
 
 
@@ -208,8 +209,8 @@ def _tracers(value: Any) -> Iterator[Any]:
 
 
 def _within(value: Any, is_wanted: Callable[[Any], bool], depth: int = 2) -> Iterator[Any]:
-    """Yields a value, or what containers in it hold, where it is wanted."""
-    if callable(getattr(type(value), "__jax_array__", None)):  # it stands for an array, as a metric's variables do
+    """Yields a value if it is wanted, else the wanted items of its containers."""
+    if callable(getattr(type(value), "__jax_array__", None)):  # an array-like object, such as a metric's variable
         value = value.__jax_array__()
     if is_wanted(value):
         yield value

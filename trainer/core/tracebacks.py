@@ -1,7 +1,7 @@
-"""Tracebacks and warnings that show the user's lines: the frames of the trainer, JAX and Flax are left out.
+"""Tracebacks and warnings that show the user's lines, without frames of the trainer, JAX and Flax.
 
-Owns which frames are shown, and what an error says where the devices' memory ran out. JAX's own option decides whether
-frames are left out: `JAX_TRACEBACK_FILTERING=off`, or `jax.config.update("jax_traceback_filtering", "off")`, shows all.
+Owns the choice of the frames, and the advice in out-of-memory errors. JAX's option controls the filter:
+`JAX_TRACEBACK_FILTERING=off`, or `jax.config.update("jax_traceback_filtering", "off")`, shows all frames.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import jax
 
-_config: Any = jax.config  # whose attributes JAX declares at run time
-_REMOVING = ("auto", "quiet_remove_frames")  # JAX's other options keep all frames, here or in another error
-_MEMORY_IS_OUT = ("RESOURCE_EXHAUSTED", "Out of memory")  # of accelerators; of a CPU device
+_config: Any = jax.config  # JAX declares its attributes at run time
+_REMOVING = ("auto", "quiet_remove_frames")  # JAX's other modes keep all frames, here or in another error
+_MEMORY_IS_OUT = ("RESOURCE_EXHAUSTED", "Out of memory")  # on accelerators; on CPU devices
 _OUT_OF_MEMORY = (
     "What a step needs grows with `batch_size`. `compile(microbatches=...)` computes a batch in parts, with the same "
     "numbers; `compile(remat=True)` computes activations again instead of keeping them, and "
@@ -30,9 +30,9 @@ _OUT_OF_MEMORY = (
 
 
 class shortened:
-    """Leaves the frames that are not the user's out of the tracebacks of a block's errors and of their causes.
+    """Removes frames outside of the user's code from the tracebacks of errors in the block, and of their causes.
 
-    The trainer's frame that raised an error stays. Errors of memory that ran out say what there is to do.
+    The trainer's frame that raised an error stays. Out-of-memory errors get advice.
     """
 
     def __enter__(self) -> None:
@@ -50,12 +50,12 @@ class shortened:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that the memory of a device ran out."""
+    """Returns whether an error reports that a device is out of memory."""
     return isinstance(error, jax.errors.JaxRuntimeError) and any(text in str(error) for text in _MEMORY_IS_OUT)
 
 
 def user_stacklevel() -> int:
-    """Returns the `stacklevel` at which the caller's `warnings.warn` names the user's line."""
+    """Returns the `stacklevel` with which the caller's `warnings.warn` names the user's line."""
     level, frame = 0, inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_hidden()):
         level, frame = level + 1, frame.f_back
@@ -63,7 +63,7 @@ def user_stacklevel() -> int:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error and all that Python prints above it."""
+    """Yields an error and its causes and contexts, which Python prints above it."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -75,7 +75,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _shown(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """Returns a traceback without the frames that are left out; None if none remains."""
+    """Returns a traceback without hidden frames; None if none remains."""
     frames = []
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
@@ -95,7 +95,7 @@ def _ours() -> str:
 
 @functools.cache
 def _hidden() -> tuple[str, ...]:
-    """Returns with what the names of files begin whose frames are left out."""
+    """Returns the path prefixes of files with hidden frames."""
     specs = (importlib.util.find_spec(name) for name in ("jax", "jaxlib", "flax"))
     folders = [folder for spec in specs if spec for folder in spec.submodule_search_locations or ()]
     return (_ours(), *(os.path.join(folder, "") for folder in folders), contextlib.__file__)

@@ -1,4 +1,4 @@
-"""TrainState: everything that a train step reads and replaces, as one frozen pytree."""
+"""TrainState: all values that a train step reads and replaces, as a frozen pytree."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class TrainState:
     """The state of training after `step` steps.
 
     Attributes:
-      step: train steps done, an int32 scalar. It advances once per train step, however often gradients are applied.
-      params: the trainable arrays, a nested dict; for a dict of modules, one entry per module.
-      model_state: every other collection of the model, such as BatchNorm's running averages.
-      opt_state: the optimizer's state; for a dict of optimizers, one entry per optimizer. None without an optimizer.
-      seed: what all random streams derive from, a uint32 scalar.
-      layouts: how the module's annotations split parameters: pairs of a path and a layout. Not part of the pytree's
-        leaves.
-      optimizer: the `UpdateRule` that gradients are applied by, or a mapping of them by module name. Not part of the
+      step: Number of completed train steps, an int32 scalar. It advances once per train step, however often gradients
+        are applied.
+      params: Trainable arrays, a nested dict; for a dict of modules, with an entry per module.
+      model_state: All other collections of the model, such as BatchNorm's running averages.
+      opt_state: Optimizer state; for a dict of optimizers, with an entry per optimizer. None without an optimizer.
+      seed: Seed of all random streams, a uint32 scalar.
+      layouts: Sharding annotations of the parameters, as pairs of a path and a layout. Not part of the pytree's leaves.
+      optimizer: The `UpdateRule` that applies gradients, or a mapping of module names to rules. Not part of the
         pytree's leaves.
     """
 
@@ -48,19 +48,19 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
     def trainable(self, tree: PyTree) -> Any:
-        """Returns the part of a tree like `params` that gradients are applied to: all that is not frozen."""
+        """Returns the trained part of a tree like `params`, without frozen leaves."""
         if isinstance(self.optimizer, Mapping):
             return {name: rule.trainable(tree[name]) for name, rule in self.optimizer.items()}
         return {} if self.optimizer is None else self.optimizer.trainable(tree)
 
     @property
     def loss_scale(self) -> jax.Array | None:
-        """The present factor of gradients inside of the model, a float32 scalar; None without a loss scale."""
+        """Current factor of gradients inside of the model, a float32 scalar; None without a loss scale."""
         scales = [part.loss_scale.scale for part in self._opt_states() if part.loss_scale is not None]
         return functools.reduce(jnp.minimum, scales) if scales else None
 
     def with_one_loss_scale(self) -> TrainState:
-        """Returns the state with the least loss scale of several optimizers in all of them: that scale is in use."""
+        """Returns the state with the least loss scale of several optimizers, which is in use, in all of them."""
         if self.loss_scale is None or not isinstance(self.optimizer, Mapping):
             return self
         opt_state = {name: part._replace(loss_scale=part.loss_scale._replace(scale=self.loss_scale))
@@ -69,7 +69,7 @@ class TrainState:
 
     @property
     def skipped_updates(self) -> Any:
-        """A `precision.SkippedUpdates` of all optimizers, the largest count in a row; None where all are made."""
+        """A `precision.SkippedUpdates` of all optimizers, with the largest count in a row; None if never skipped."""
         skipped = [part.skipped for part in self._opt_states() if part.skipped is not None]
         if not skipped:
             return None
@@ -78,19 +78,19 @@ class TrainState:
 
     @property
     def skips_non_finite(self) -> bool:
-        """Whether updates are skipped whose gradients are not finite, and not only for the sake of a loss scale."""
+        """Whether updates with non-finite gradients are skipped also without a loss scale."""
         rules = self.optimizer.values() if isinstance(self.optimizer, Mapping) else [self.optimizer]
         return any(rule is not None and rule.skips_non_finite for rule in rules)
 
     @property
     def keeps_averages(self) -> bool:
-        """Whether `averaged` has other parameters: moving averages are kept, or the optimizer averages."""
+        """Whether `averaged` has other parameters, because moving averages are kept or the optimizer averages."""
         if isinstance(self.optimizer, Mapping):
             return any(rule.keeps_averages(self.opt_state[name]) for name, rule in self.optimizer.items())
         return self.optimizer is not None and self.optimizer.keeps_averages(self.opt_state)
 
     def averaged(self) -> TrainState:
-        """Returns the state to evaluate with: with averages of the parameters, where they are kept."""
+        """Returns the state for evaluation, with averages of the parameters if they are kept."""
         if self.optimizer is None:
             return self
         if isinstance(self.optimizer, Mapping):
@@ -100,7 +100,7 @@ class TrainState:
         return self.replace(params=self.optimizer.averaged(self.opt_state, self.params))
 
     def with_averages_adopted(self) -> TrainState:
-        """Returns the state whose parameters are the averages, from which an averaging optimizer starts again."""
+        """Returns the state with the averages as parameters, from which an averaging optimizer restarts."""
         state = self.averaged()
         if isinstance(self.optimizer, Mapping):
             return state.replace(opt_state={name: rule.restarted(self.opt_state[name], state.params[name])
@@ -122,25 +122,25 @@ class TrainState:
         value_fn: Callable[[PyTree], jax.Array] | None = None,
         **named_grads: Any,
     ) -> TrainState:
-        """Returns the state after one optimizer update.
+        """Returns the state after an optimizer update.
 
         Args:
-          grads: a tree like `params`: the gradients; in `strategy.run`, this replica's.
-          model_state: the model state to keep, as `Model.apply` returned it; None leaves it as it is.
-          reduce: how gradients are combined over the replicas of `strategy.run`. "mean", the default, suits losses from
-            `Model.compute_loss`; "sum" suits a loss divided by the global batch; None takes them as they are. The first
-            run of a function of `strategy.run` that does not say it is compared with one device.
-          value: the loss, for transformations that ask for it, such as `optax.contrib.reduce_on_plateau`. In
-            `strategy.run` it is this replica's, which is combined as the gradients are.
-          value_fn: returns the loss for other parameters, a tree like `params`, for line searches. It is not handed
-            over with several optimizers, nor by replicas of a strategy that splits the state.
-          **named_grads: gradients of single modules by name, when the model is a dict of modules. Modules that are
-            not named keep their parameters.
+          grads: Gradients, a tree like `params`; in `strategy.run`, this replica's gradients.
+          model_state: New model state, as returned by `Model.apply`; None leaves it unchanged.
+          reduce: Reduction of gradients over the replicas of `strategy.run`. "mean", the default, suits losses from
+            `Model.compute_loss`; "sum" suits a loss divided by the global batch; None leaves them unreduced. If a
+            function for `strategy.run` does not set it, its first run is compared with a single device.
+          value: The loss, for transformations that need it, such as `optax.contrib.reduce_on_plateau`. In
+            `strategy.run` it is this replica's loss, which is reduced like gradients.
+          value_fn: Returns the loss for other parameters, a tree like `params`, for line searches. It is ignored with
+            several optimizers, and on replicas of a strategy that splits the state.
+          **named_grads: Gradients of single modules by name, if the model is a dict of modules. Other modules keep
+            their parameters.
 
         Raises:
-          ValueError: if there is no optimizer, a name is not one of the optimizers', or gradients are missing; in
-            `strategy.run`, without `reduce`, for gradients that are scaled for a sum.
-          TypeError: if neither or both of `grads` and `named_grads` are given.
+          ValueError: There is no optimizer, a name has no optimizer, or gradients are missing; in `strategy.run`,
+            without `reduce`, the gradients are scaled for a sum.
+          TypeError: Neither or both of `grads` and `named_grads` are given.
 
         Example:
           >>> state = state.apply_gradients(grads, model_state=model_state)  # doctest: +SKIP
@@ -177,7 +177,7 @@ class TrainState:
             step=self.step + 1,
             params=params,
             opt_state=opt_state,
-            # Without what the module has sown, such as losses: that is no state.
+            # Without sown values such as losses, which are no state.
             model_state=self.model_state if model_state is None else restricted(model_state, self.model_state),
         )
 
@@ -190,7 +190,7 @@ class TrainState:
                 raise errors.unknown_name("module for gradients", name, self.optimizer)
         trained = {name: self.optimizer[name].trainable(tree) for name, tree in grads.items()}
         _check_gradients(trained, {name: self.optimizer[name].trainable(self.params[name]) for name in grads})
-        reduced = context.reduce_gradients(reduce, trained)  # in one, as each is a rendezvous of all replicas
+        reduced = context.reduce_gradients(reduce, trained)  # in one call: each is a rendezvous of all replicas
         params, opt_state = dict(self.params), dict(self.opt_state)
         for name, tree in reduced.items():
             params[name], opt_state[name] = context.update(
@@ -227,7 +227,7 @@ def initial_state(
 
 
 def initial_opt_state(optimizer: Any, params: PyTree) -> Any:
-    """Returns the optimizer's state for `params`; None without an optimizer."""
+    """Returns the optimizer state for `params`; None without an optimizer."""
     if optimizer is None:
         return None
     if isinstance(optimizer, Mapping):
@@ -241,7 +241,7 @@ def shapes_of(tree: PyTree) -> Any:
 
 
 def check_same_structure(function: str, before: TrainState, after: TrainState) -> None:
-    """Raises TypeError if `function` made of a state one of another structure, shapes or dtypes."""
+    """Raises TypeError if `function` changed the structure, shapes or dtypes of a state."""
     old, new = _described(before), _described(after)
     if old != new:
         path = next(path for path in [*old, *new] if old.get(path) != new.get(path))

@@ -1,6 +1,6 @@
-"""The names of a tree's leaves, such as "block/up/kernel", and patterns over them.
+"""Names of a tree's leaves, such as "block/up/kernel", and patterns over them.
 
-Owns what a path looks like and what a pattern matches, the same wherever parameters are picked by name.
+Owns the form of a path and the rules of patterns, for all selections of parameters by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def path_name(key_path: Sequence[Any]) -> str:
     """Returns the name of a leaf: the keys, indices and attributes that lead to it, joined by "/".
 
     Args:
-      key_path: the path as `jax.tree_util` gives it; empty for a tree that is itself a leaf.
+      key_path: The path from `jax.tree_util`; empty for a tree that is itself a leaf.
 
     >>> path_name((jax.tree_util.DictKey("up"), jax.tree_util.SequenceKey(0), jax.tree_util.GetAttrKey("mu")))
     'up/0/mu'
@@ -49,7 +49,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     """Returns the leaves of a tree by their names, in the tree's order.
 
     Raises:
-      ValueError: if two leaves have one name, as those of `{"a/b": x, "a": {"b": y}}`.
+      ValueError: Two leaves have the same name, as in `{"a/b": x, "a": {"b": y}}`.
 
     >>> named_leaves({"up": {"kernel": 1, "bias": 2}})
     {'up/bias': 2, 'up/kernel': 1}
@@ -65,7 +65,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def with_leaves(tree: PyTree, leaves: Mapping[str, Any]) -> Any:
-    """Returns the tree with other leaves, given by the names of those that it has.
+    """Returns the tree with new leaves, given by the names of the old leaves.
 
     >>> with_leaves({"up": {"kernel": 1, "bias": 2}}, {"up/bias": 4, "up/kernel": 3})
     {'up': {'bias': 4, 'kernel': 3}}
@@ -74,17 +74,17 @@ def with_leaves(tree: PyTree, leaves: Mapping[str, Any]) -> Any:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Tells whether a pattern matches a path.
+    """Returns whether a pattern matches a path.
 
-    A pattern is a regular expression. It matches a path if it matches one or more consecutive whole segments of it, a
-    segment being what stands between slashes: "encoder" matches everything below "encoder", and "up/kernel" matches
-    "block/up/kernel" but not "group/kernel". "^" and "$" stand for the path's own ends. A pattern that is equal to the
-    path matches it, whatever its characters mean in a regular expression. As in file names, a segment "*" stands for
-    any segment, and "**" for any number of them.
+    A pattern is a regular expression. It matches a path if it matches one or more consecutive whole segments of it,
+    separated by slashes: "encoder" matches everything below "encoder", and "up/kernel" matches "block/up/kernel" but
+    not "group/kernel". "^" and "$" stand for the ends of the path. A pattern that equals the path matches it, even with
+    special characters of regular expressions. As in file names, a segment "*" stands for any segment, and "**" for any
+    number of segments.
 
     Args:
-      pattern: a valid regular expression.
-      path: names joined by "/".
+      pattern: A valid regular expression.
+      path: Names joined by "/".
 
     >>> matches("bias", "bias"), matches(".*/bias", "bias"), matches(".*/bias", "block/up/bias")
     (True, False, True)
@@ -106,7 +106,7 @@ def restricted(tree: PyTree, like: PyTree) -> Any:
 
 
 def kept(tree: PyTree, keeps: Callable[[str], bool], prefix: str = "") -> Any:
-    """Returns the part of nested dicts whose leaves have paths that are kept, without dicts that become empty.
+    """Returns the part of nested dicts whose paths are kept, without empty dicts.
 
     >>> kept({"up": {"kernel": 1, "bias": 2}, "down": {"bias": 3}}, lambda path: path == "up/bias")
     {'up': {'bias': 2}}
@@ -124,7 +124,7 @@ def kept(tree: PyTree, keeps: Callable[[str], bool], prefix: str = "") -> Any:
 
 
 def updated(tree: PyTree, part: PyTree) -> Any:
-    """Returns nested dicts with the leaves of others, which have some of their keys, in the place of their own.
+    """Returns nested dicts with leaves replaced by the leaves of `part`, which has some of their keys.
 
     >>> updated({"mean": 1, "losses": {"l2": 2}}, {"mean": 3})
     {'mean': 3, 'losses': {'l2': 2}}
@@ -135,7 +135,7 @@ def updated(tree: PyTree, part: PyTree) -> Any:
 
 
 def matches_any(patterns: Sequence[str], path: str) -> bool:
-    """Returns whether one of some patterns matches a path; see `matches`."""
+    """Returns whether any of the patterns matches a path; see `matches`."""
     return any(matches(pattern, path) for pattern in patterns)
 
 
@@ -143,12 +143,12 @@ def check_pattern(argument: str, pattern: Any) -> None:
     """Checks that a pattern is a regular expression.
 
     Args:
-      argument: the argument that the pattern was given for, such as "freeze".
-      pattern: the pattern.
+      argument: Argument of the pattern, such as "freeze".
+      pattern: The pattern.
 
     Raises:
-      TypeError: if it is not a string.
-      ValueError: if it is not a valid regular expression.
+      TypeError: `pattern` is not a string.
+      ValueError: `pattern` is not a valid regular expression.
     """
     if not isinstance(pattern, str):
         raise errors.wrong_type(argument, pattern, "a path pattern, a string such as 'encoder' or 'up/kernel'")
@@ -164,13 +164,13 @@ def check_patterns(argument: str, patterns: Iterable[str], paths: Iterable[str])
     """Checks that each pattern is a regular expression and matches a path.
 
     Args:
-      argument: the argument that the patterns were given for, such as "freeze".
-      patterns: the patterns, as `matches` takes them.
-      paths: every path that there is.
+      argument: Argument of the patterns, such as "freeze".
+      patterns: Patterns for `matches`.
+      paths: All existing paths.
 
     Raises:
-      TypeError: if `patterns` is one string instead of several, or has anything but strings.
-      ValueError: if a pattern is not a valid regular expression or matches no path.
+      TypeError: `patterns` is a single string, or has an item that is no string.
+      ValueError: A pattern is not a valid regular expression or matches no path.
 
     >>> check_patterns("freeze", ["upp/kernel"], ["block/up/bias", "block/up/kernel"])
     Traceback (most recent call last):
@@ -194,7 +194,7 @@ def _whole_segments(pattern: str) -> re.Pattern[str]:
     pattern = re.sub(r"(^|/)\*\*/", r"\1(?:.*/)?", pattern)
     pattern = re.sub(r"(^|/)\*\*$", r"\1.*", pattern)
     pattern = re.sub(r"(^|/)\*(?=/|$)", r"\1[^/]+", pattern)
-    flags = re.compile(pattern).flags  # on its own first: "a)|(b" is an error that the parentheses below would hide
+    flags = re.compile(pattern).flags  # alone first: the parentheses below would hide the error in "a)|(b"
     body = re.sub(r"^\(\?[aiLmsux]+\)", "", pattern)  # flags such as "(?i)" may only stand at the very start
     return re.compile(rf"(?:^|(?<={SEPARATOR}))(?:{body})(?={SEPARATOR}|$)", flags)
 
@@ -210,7 +210,7 @@ def _near_or_known(pattern: str, paths: Sequence[str]) -> str:
 
 
 def _near_runs(pattern: str, paths: Sequence[str]) -> list[str]:
-    """Returns runs of segments that look like the pattern, as long as it; else segments that look like one of its."""
+    """Returns runs of segments that are similar to the pattern, or else similar single segments."""
     segments = [path.split(SEPARATOR) for path in paths]
     length = pattern.count(SEPARATOR) + 1
     runs = list(dict.fromkeys(SEPARATOR.join(path[start:start + length])
@@ -218,7 +218,7 @@ def _near_runs(pattern: str, paths: Sequence[str]) -> list[str]:
     near = errors.near_names(pattern, runs)
     if near:
         return near
-    # A part of a name, which the regular expressions of other libraries would have found.
+    # A part of a name, which the regular expressions of other libraries would match.
     containing = [run for run in runs if pattern and pattern in run]
     if containing:
         return containing[:3]

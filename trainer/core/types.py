@@ -1,6 +1,6 @@
-"""Types of what users pass as data.
+"""Types of users' data.
 
-They are wide on purpose: what fits together is checked when it is used, with a message that names the argument.
+They are wide on purpose: data are checked when they are used, with a message that names the argument.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 
 
 class SupportsArray(Protocol):
-    """What numpy makes an array of: a tensor of torch or TensorFlow, a column of pandas..."""
+    """An object that numpy converts to an array: a tensor of torch or TensorFlow, a column of pandas..."""
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the values."""
 
 
 class SupportsBatches(Protocol):
-    """What yields a batch for each number below its length, such as a `keras.utils.PyDataset`."""
+    """An object with a batch for each number below its length, such as a `keras.utils.PyDataset`."""
 
     def __len__(self) -> int:
-        """Returns how many batches there are."""
+        """Returns the number of batches."""
 
     def __getitem__(self, index: int, /) -> Any:
         """Returns a batch."""
@@ -39,7 +39,7 @@ PyTree: TypeAlias = Any
 """A tree of arrays, such as parameters: any nesting of containers that `jax.tree` knows."""
 
 Layout: TypeAlias = tuple[str | tuple[str, ...] | None, ...]
-"""How an array is split: for each dimension the mesh axis that splits it, several in a tuple, or None."""
+"""Sharding of an array: for each dimension the mesh axis that splits it, a tuple of several axes, or None."""
 
 Data: TypeAlias = ArrayTree | Iterable[Any] | SupportsBatches
 """Arrays; or a `trainer.data.Dataset`, a generator, a Grain dataset, a `tf.data.Dataset`, a torch `DataLoader`, or
@@ -50,4 +50,4 @@ Verbose: TypeAlias = int | Literal["auto"]
 """0, 1, 2 or "auto"."""
 
 Phase: TypeAlias = Literal["train", "test", "predict"]
-"""What a step does."""
+"""Kind of a step."""

@@ -1,4 +1,4 @@
-"""Numbers and bytes as texts, in the units that suit them, and texts in columns."""
+"""Numbers and bytes as texts with suitable units, and texts in columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def readable_bytes(size: float) -> str:
 
 
 def columns(lines: Sequence[Sequence[str]], right_aligned: Iterable[int]) -> list[str]:
-    """Returns lines whose cells stand in columns.
+    """Returns lines with cells aligned in columns.
 
     >>> columns([("Name", "Size"), ("kernel", "8"), ("bias", "16")], right_aligned=(1,))
     ['Name    Size', 'kernel     8', 'bias      16']
@@ -41,7 +41,7 @@ def columns(lines: Sequence[Sequence[str]], right_aligned: Iterable[int]) -> lis
 
 
 def _scaled(number: float, base: int, powers: int) -> tuple[float, int]:
-    """Returns a number over the power of `base` that leaves less than `base`, and that power."""
+    """Returns a number over the power of `base` that makes it less than `base`, and that power."""
     power = 0
     while round(number, 1) >= base and power < powers - 1:
         number, power = number / base, power + 1

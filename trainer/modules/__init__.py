@@ -1,6 +1,6 @@
 """One functional interface for Linen modules, NNX modules, stacks of layers and dicts of named modules.
 
-Nothing outside of this package needs to know which kind of module it was given.
+Code outside of this package does not depend on the kind of a module.
 """
 
 from trainer.core.public_names import attach_stub

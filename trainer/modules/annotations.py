@@ -1,7 +1,7 @@
-"""What a module's own annotations say about how its parameters are split: Flax's boxes, and metadata of NNX variables.
+"""Sharding annotations of a module's parameters: Flax's boxes, and metadata of NNX variables.
 
-Owns their names of axes, once the rules for logical names in force are applied. Which of them a mesh has is not known
-here.
+Owns their axis names, after the logical axis rules in force are applied. The mesh, and so which of these axes exist, is
+unknown here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trainer.core.types import Layout, PyTree
 
 
 def layouts_of_boxes(variables: PyTree) -> dict[str, Layout]:
-    """Returns the layouts that boxes (`nn.Partitioned`) in a tree name, by the paths of their arrays."""
+    """Returns the layouts named by the boxes (`nn.Partitioned`) in a tree, by the paths of their arrays."""
     leaves = jax.tree_util.tree_leaves_with_path(variables, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
     return _known((path_name(path), _spec_of_box(box)) for path, box in leaves if isinstance(box, nn.Partitioned))
 
 
 def layouts_of_metadata(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Layout]:
-    """Returns the layouts that metadata of NNX variables name, by the paths of the variables."""
+    """Returns the layouts named by the metadata of NNX variables, by the paths of the variables."""
     return _known((path, get_pspec(_spec(values["out_sharding"]), values.get("sharding_rules")))
                   for path, values in metadata.items() if values.get("out_sharding"))
 

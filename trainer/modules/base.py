@@ -1,6 +1,6 @@
-"""What every adapter offers.
+"""The interface of every adapter.
 
-Owns the functional interface. It must not know Linen or NNX.
+It must not know Linen or NNX.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from trainer.modules.calling.call_arguments import MakeKey
 from trainer.modules.summary import CallObserver, CallRecorder, LayerRow, ModuleLayer
 
 IsFrozen = Callable[[str], bool]
-"""Tells by its path, such as "encoder/Dense_0/kernel", whether a parameter stays as it is."""
+"""Whether the parameter of a path, such as "encoder/Dense_0/kernel", is frozen."""
 
 LOSSES, INTERMEDIATES = "losses", "intermediates"
-"""Collections that begin empty in each call: terms of the loss, as Keras's `add_loss` has them, and other values."""
+"""Collections that begin empty in each call: terms of the loss, as in Keras's `add_loss`, and other values."""
 
 
 class FunctionalModule(abc.ABC):
@@ -29,8 +29,8 @@ class FunctionalModule(abc.ABC):
     Parameters and state are nested dicts with string keys and arrays as leaves.
 
     Attributes:
-      name: what the module is called in messages and tables.
-      names: the names of the modules in a dict of them; empty for a single module.
+      name: Name of the module in messages and tables.
+      names: Names of the modules in a dict of modules; empty for a single module.
     """
 
     name: str
@@ -39,23 +39,23 @@ class FunctionalModule(abc.ABC):
 
     @property
     def initial_values(self) -> Any:
-        """A tree of the arrays that the user's own objects hold already; empty for modules that hold none.
+        """A tree of the arrays that the user's own objects already hold; empty for modules that hold none.
 
-        Give it to `init` as an argument of the compiled function, so that the values are not compiled in as constants.
+        Pass it to `init` as an argument of the compiled function, so that the values do not become constants.
         """
         return ()
 
     @abc.abstractmethod
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
-        """Returns new parameters, new state and the outputs for `inputs`; pure, and can be compiled.
+        """Returns new parameters, new state and the outputs for `inputs`. Pure, and can be compiled.
 
         Args:
-          key: a typed PRNG key of shape `()`.
-          inputs: one batch, as `apply` takes it.
-          initial_values: what `self.initial_values` gave; by default it is read now.
+          key: A typed PRNG key of shape `()`.
+          inputs: One batch, as `apply` takes it.
+          initial_values: Value of `self.initial_values`; read at the call by default.
 
         Returns:
-          `(params, model_state, outputs)`. No array aliases one of `initial_values`.
+          `(params, model_state, outputs)`. No array aliases an array of `initial_values`.
         """
 
     @abc.abstractmethod
@@ -65,89 +65,91 @@ class FunctionalModule(abc.ABC):
         """Returns the outputs and the new state.
 
         Args:
-          params: parameters, structured as `init` returned them.
-          model_state: state, structured as `init` returned it.
-          inputs: one batch: an array, a tuple of arguments or a dict of keyword arguments.
-          training: whether dropout drops and batch statistics are used and recorded.
-          make_key: gives the key of a random stream; only called for streams that the module asks for
-            (Linen) or holds (NNX).
-          batch_norm: "global" for statistics over the whole batch, "per_replica" over the rows of each replica.
-          remat: in training, whether gradients are computed with less memory and a second forward pass; see `remat.py`
-            for which layers. Outputs, state and gradients are the same.
-          compute_dtype: the dtype of layers that have none of their own; None to leave it to the values they meet.
-          is_frozen: which parameters stay as they are. BatchNorm layers with no others normalize by their running
-            averages in training too, and leave them as they are. None if all parameters are trained.
+          params: Parameters, structured as in the result of `init`.
+          model_state: State, structured as in the result of `init`.
+          inputs: One batch: an array, a tuple of arguments or a dict of keyword arguments.
+          training: Whether dropout is active, and batch statistics are used and recorded.
+          make_key: Returns the key of a random stream. Called only for streams that the module asks for (Linen) or
+            holds (NNX).
+          batch_norm: "global" for statistics over the whole batch, "per_replica" for statistics over the rows of each
+            replica.
+          remat: Whether gradients in training use less memory and a second forward pass; `remat.py` says for which
+            layers. Outputs, state and gradients are the same.
+          compute_dtype: Dtype of layers without a dtype of their own; None to infer it from the values.
+          is_frozen: Whether a parameter is frozen. BatchNorm layers with only frozen parameters normalize by their
+            running averages in training too, and do not update them. None if all parameters are trained.
 
         Returns:
-          `(outputs, model_state)`; when not training, the state is returned as it was given. Beside the state stands
-          what the module has sown in this call, by collection: "losses", "intermediates" and others.
+          `(outputs, model_state)`. The state is unchanged outside of training. Collections sown in this call ("losses",
+          "intermediates" and others) are added to it.
         """
 
     def is_batch_statistic(self, path: str) -> bool:
-        """Returns whether the state of a path is BatchNorm's running averages, or what modules keep along with them."""
+        """Returns whether a path of the state is a running average of BatchNorm, or is kept along with the averages."""
         return False
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """How annotations of the module split parameters, by their paths; known once it is initialised."""
+        """Layouts of the parameters with sharding annotations, by path; known after initialization."""
         return {}
 
     @property
     def embeddings(self) -> frozenset[str]:
-        """The paths of the tables of Linen's `nn.Embed` layers; known once the module is initialised."""
+        """Paths of the tables of Linen's `nn.Embed` layers; known after initialization."""
         return frozenset()
 
     @property
     def sows_losses(self) -> bool:
-        """Whether the module was seen to sow into "losses", since it was initialised."""
+        """Whether the module has sown into "losses" since its initialization."""
         return False
 
     def sown_losses(self, model_state: dict) -> list[jax.Array]:
-        """Returns the losses that the module has sown, from the state that `apply` returned."""
+        """Returns the losses that the module has sown, from the state returned by `apply`."""
         return jax.tree.leaves(model_state.get(LOSSES, {}))
 
     @abc.abstractmethod
     def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
-        """Calls the module without computing or allocating anything, and tells an observer of each layer's call.
+        """Calls the module without computing or allocating anything, and notifies an observer of each layer's call.
 
         Args:
-          inputs: one batch, or the same structure of `jax.ShapeDtypeStruct`.
-          observer: receives the calls.
+          inputs: One batch, or the same structure of `jax.ShapeDtypeStruct`.
+          observer: Receives the calls.
 
         Returns:
-          The shapes of the parameters, and those of the values that are not trained, in dicts of the same structure.
+          The shapes of the parameters and the shapes of the non-trainable values, in dicts of the same structure.
         """
 
     def summary_rows(self, inputs: PyTree) -> list[LayerRow]:
         """Returns a row per layer, in the order of the calls, without computing or allocating anything.
 
         Args:
-          inputs: as in `observe_calls`.
+          inputs: As in `observe_calls`.
         """
         recorder = CallRecorder(inputs)
         return recorder.rows(*self.observe_calls(inputs, recorder))
 
     def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
-        """Returns the module itself and all layers in it, outer layers before the layers in them, as they are called.
+        """Returns the module itself and all layers in it in the order of the calls, outer layers before inner layers.
 
         Args:
-          inputs: as in `summary_rows`. None for what is known without a call: of a Linen module the layers of a stack.
+          inputs: As in `summary_rows`. None returns the layers that are known without a call; for a Linen module, only
+            the layers of a stack.
 
         Raises:
-          RuntimeError: without `inputs`, if nothing is known.
+          RuntimeError: `inputs` is None, and no layers are known.
         """
         leaves, structure = jax.tree.flatten(inputs)
         key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        if self._known_layers is None or self._known_layers[0] != key:  # a call of a large module takes long to trace
+        if self._known_layers is None or self._known_layers[0] != key:  # tracing a large module is slow
             self._known_layers = key, self.find_layers(inputs)
         return self._known_layers[1]
 
     @abc.abstractmethod
     def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
-        """Returns what `layers` does."""
+        """Returns the layers as `layers` does, without its cache."""
 
     def layer_path(self, path: str) -> str:
-        """Returns the path of a leaf of the state as its layer has it: without a collection, as parameters are named.
+        """Returns the path of a leaf of the state within its layer: without a collection, like parameter paths.
 
         >>> from flax import linen as nn
         >>> from trainer.modules import as_functional
@@ -161,10 +163,10 @@ class FunctionalModule(abc.ABC):
         """Writes copies of the values into the user's own module, if that holds values: NNX does, Linen does not."""
 
     def variable_identities(self) -> Iterable[int]:
-        """Yields the `id` of each variable that the user's own module holds; none for modules that hold none."""
+        """Yields the `id` of each variable that the user's own module holds; nothing for modules that hold none."""
         return ()
 
 
 def key_for(key: jax.Array, name: str) -> jax.Array:
-    """Returns a key that depends on `key` and on `name`, but not on the order of any names."""
+    """Returns a key that depends on `key` and on `name`, but not on the order of names."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)

@@ -1,9 +1,9 @@
 """Batch normalization over the rows of the whole batch.
 
-Where a step sees the whole batch, the layers of Flax compute it themselves. Owns what is needed elsewhere: statistics
-over the rows of several replicas, without padding, and of single replicas; and how they get into Linen's layers.
-`nnx_batch_norm.py` has NNX's. The layers' own `axis_name` is ignored, unless the module maps over that axis: the
-replica context knows which replicas there are. It must not know NNX.
+Flax's own layers compute the statistics in steps that see the whole batch. This file owns all other cases: statistics
+over the rows of several replicas, without padding, or of single replicas, and how Linen's layers use them.
+`nnx_batch_norm.py` covers NNX's layers. The `axis_name` of a layer is ignored, unless the module maps over that axis:
+the replica context knows the replicas. It must not know NNX.
 
 Statistics follow Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, as Flax computes them.
 """
@@ -26,10 +26,10 @@ from trainer.core.replica_context import get_replica_context
 from trainer.modules.base import IsFrozen
 
 STATISTICS_NAME = "batch_statistics"
-"""The name that `jax.checkpoint` policies know the sums over the batch by."""
+"""Name of the sums over the batch in `jax.checkpoint` policies."""
 
 POLICIES = ("global", "per_replica")
-"""Whose rows batch statistics are taken over."""
+"""Batch statistics over the rows of all replicas, or of each replica."""
 
 _LINEN_CALL = inspect.unwrap(nn.BatchNorm.__call__)
 
@@ -39,15 +39,16 @@ def batch_statistics(x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use
     """Returns mean and variance over the real rows of a batch.
 
     Args:
-      x: this replica's batch; axis 0 is the rows, or each row's items one after another.
-      axis: the feature axis or axes, which are kept.
-      dtype: what the sums are computed in, and the dtype of the result.
-      use_fast_variance: `E[x^2] - E[x]^2`, in one exchange between replicas, instead of `E[(x - E[x])^2]`, in two.
-      mask: true where `x` counts, broadcastable to `x`; None if all of it does.
-      policy: "global" or "per_replica". A replica without real rows uses its padding in the latter.
+      x: This replica's batch. Axis 0 is the rows, or the items of each row in sequence.
+      axis: The feature axis or axes, which are kept.
+      dtype: Dtype of the sums and of the result.
+      use_fast_variance: Whether to compute `E[x^2] - E[x]^2`, with one exchange between replicas, instead of
+        `E[(x - E[x])^2]`, with two.
+      mask: True where `x` counts, broadcastable to `x`; None if all of it counts.
+      policy: "global" or "per_replica". With "per_replica", a replica without real rows uses its padding.
 
     Raises:
-      ValueError: `policy` is unknown, or the batch is padded and the rows of `x` cannot be told.
+      ValueError: `policy` is unknown, or the batch is padded and the layer's input does not have its rows along axis 0.
     """
     if policy not in POLICIES:
         raise unknown_name("batch_norm", policy, POLICIES)
@@ -63,7 +64,7 @@ def batch_statistics(x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use
         return list(checkpoint_name(context.sum(packed) if policy == "global" else packed, STATISTICS_NAME))
 
     def means(*values: jax.Array) -> list[jax.Array]:
-        if counted is None:  # as many values on each replica
+        if counted is None:  # equal counts on all replicas
             count: Any = math.prod(x.shape[index] for index in reduced)
             count *= context.num_replicas_in_sync if policy == "global" else 1
             sums = over_replicas(*(each.sum(reduced) for each in values))
@@ -81,7 +82,7 @@ def batch_statistics(x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use
 
 
 def feature_axes(axis: int | Sequence[int], ndim: int) -> set[int]:
-    """Returns the axes that are kept, counted from the first."""
+    """Returns the feature axes as non-negative indices."""
     return {index % ndim for index in (axis if isinstance(axis, Sequence) else (axis,))}
 
 
@@ -103,12 +104,12 @@ def _counted(x: jax.Array, features: set[int], mask: jax.Array | None, policy: s
 
 
 def is_layer_frozen(path: str, params: Iterable[str], is_frozen: IsFrozen | None) -> bool:
-    """Returns whether a layer is frozen: all of its parameters are; without parameters, whatever has its path would be.
+    """Returns whether all parameters of a layer are frozen, or its path if it has no parameters.
 
     Args:
-      path: the path of the layer, such as "encoder/BatchNorm_0".
-      params: the paths of its parameters.
-      is_frozen: which parameters are frozen; None if none is.
+      path: Path of the layer, such as "encoder/BatchNorm_0".
+      params: Paths of its parameters.
+      is_frozen: Whether a path is frozen; None if no path is.
 
     >>> is_layer_frozen("norm", ["norm/bias", "norm/scale"], lambda path: path.endswith("bias"))
     False
@@ -117,27 +118,27 @@ def is_layer_frozen(path: str, params: Iterable[str], is_frozen: IsFrozen | None
 
 
 def is_linen_batch_norm(context: nn.module.InterceptorContext) -> bool:
-    """Returns whether a Linen interceptor sees the call that normalizes, also when a subclass makes it."""
+    """Returns whether a Linen interceptor sees `nn.BatchNorm`'s own `__call__`, also through a subclass."""
     return getattr(context.orig_method, "func", None) is _LINEN_CALL
 
 
 def needs_replicas(policy: str) -> bool:
-    """Returns whether batch statistics are others than those of the rows that a layer is given."""
+    """Returns whether batch statistics differ from the plain statistics of the rows that a layer receives."""
     context = get_replica_context()
     return (context.num_replicas_in_sync > 1 or context.is_padded
             or (policy == "per_replica" and context.batch_norm_groups > 1))
 
 
 def mapped_axis(axis_name: str | None) -> str | None:
-    """Returns the name of an axis that the module maps over itself, as by `nn.vmap`; None for any other name."""
+    """Returns the name of an axis that the module itself maps over, as with `nn.vmap`; None for any other name."""
     try:
         return None if axis_name is None or jax.lax.axis_size(axis_name) < 1 else axis_name
-    except NameError:  # it is one of replicas, as other loops name them
+    except NameError:  # an axis of replicas, as other loops name them
         return None
 
 
 def refuse_mapped_axis(axis_name: str | None) -> None:
-    """Raises ValueError for a layer that takes its statistics over an axis of the module's own, on replicas."""
+    """Raises ValueError, on replicas, for a layer with statistics over an axis that the module maps over."""
     if axis_name is not None:
         raise ValueError(f"BatchNorm takes its statistics over the axis {axis_name!r}, which the module maps over. "
                          "Where replicas have parts of the batch, it cannot: use it in a step of `fit`, with "
@@ -149,10 +150,10 @@ def call_linen_batch_norm(layer: nn.BatchNorm, call: Callable[..., jax.Array], x
     """Normalizes `x` in training, and writes the layer's running averages.
 
     Args:
-      layer: the bound layer.
-      call: its own `__call__`.
-      x: this replica's batch.
-      mask: the `mask` that the caller gave to the layer.
+      layer: The bound layer.
+      call: Its own `__call__`.
+      x: This replica's batch.
+      mask: The `mask` argument of the layer's call.
       policy: "global" or "per_replica".
     """
     axis_name = mapped_axis(layer.axis_name)
@@ -165,7 +166,7 @@ def call_linen_batch_norm(layer: nn.BatchNorm, call: Callable[..., jax.Array], x
         x, layer.axis, dtype=jnp.promote_types(layer.dtype or x.dtype, wide),
         use_fast_variance=layer.use_fast_variance, mask=mask, policy=policy, epsilon=layer.epsilon)
     running: dict[str, jax.Array] = {name: layer.get_variable("batch_stats", name) for name in ("mean", "var")}
-    # It normalizes by the statistics as if they were running averages.
+    # The layer normalizes by the statistics as if they were running averages.
     for name, value in zip(("mean", "var"), used, strict=True):
         layer.put_variable("batch_stats", name, value)
     outputs = call_with_running_averages(layer, call, x)
@@ -178,14 +179,14 @@ def statistics_and_input(
     x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use_fast_variance: bool, mask: jax.Array | None,
     policy: str, epsilon: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
-    """Returns `(x, mean, var, used)`: normalizing `x` by `used`, a mean and a variance, is what the layer does.
+    """Returns `(x, mean, var, used)`. The layer normalizes `x` by `used`, a pair of mean and variance.
 
-    The statistics of the running averages are `mean` and `var`. With those of several replicas in one batch, `x` is
-    normalized by its own already.
+    `mean` and `var` update the running averages. If the batch holds the rows of several replicas, `x` is already
+    normalized by the statistics of each replica.
 
     Args:
-      epsilon: what the layer adds to the variance.
-      **others: see `batch_statistics`.
+      epsilon: The layer's `epsilon`, added to the variance.
+      **others: See `batch_statistics`.
     """
     groups = get_replica_context().batch_norm_groups if policy == "per_replica" else 1
     if groups == 1:
@@ -214,8 +215,8 @@ def statistics_and_input(
 
 @contextlib.contextmanager
 def _attributes(layer: nn.BatchNorm, **values: Any) -> Iterator[None]:
-    # Flags go by attributes, as Flax refuses them as arguments if the attribute is set. This is the clone that Flax
-    # bound for this call, never the user's object.
+    # Flags are set as attributes, because Flax refuses them as arguments if the attribute is set. The layer is the
+    # clone that Flax bound for this call, never the user's object.
     given = {name: getattr(layer, name) for name in values}
     for name, value in values.items():
         object.__setattr__(layer, name, value)
@@ -233,5 +234,5 @@ def call_with_running_averages(layer: nn.BatchNorm, call: Callable[..., jax.Arra
 
 
 def moved_average(average: jax.Array, value: jax.Array, momentum: float) -> jax.Array:
-    """Returns a running average that has seen one more value."""
+    """Returns a running average updated with one value."""
     return momentum * average + (1 - momentum) * value

@@ -1,12 +1,12 @@
-"""The dtype that layers compute in that name none of their own.
+"""The compute dtype of layers without a dtype of their own.
 
-Flax's layers without a `dtype` compute in the widest dtype that they meet. So one float32 array on the way makes all
-that follows float32: a constant table, the initial carry of a recurrent cell, the running averages of `nnx.BatchNorm`.
-Keras's layers cast what they are given; so do Flax's, once they have a dtype.
+Flax's layers without a `dtype` compute in the widest dtype of their inputs and parameters. So a single float32 array
+makes all later layers float32: a constant table, the initial carry of a recurrent cell, the running averages of
+`nnx.BatchNorm`. Keras's layers cast their inputs, and so do Flax's layers with a dtype.
 
-Owns which layers receive a dtype, and how Linen's do; `nnx_compute_dtype.py` has NNX's. A recurrent cell needs more:
-its new carry gets the dtypes of the old carry, as a loop requires. So an LSTM's memory stays float32. It must not know
-NNX.
+Owns the choice of the layers that receive a dtype, and how Linen's layers receive it; `nnx_compute_dtype.py` covers
+NNX's. The new carry of a recurrent cell also gets the dtypes of the old carry, because a loop requires it. So an LSTM's
+memory stays float32. It must not know NNX.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from flax import linen as nn
 
 def call_linen_layer(layer: nn.Module, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any],
                      dtype: Any) -> Any:
-    """Returns what a method of a bound Linen layer returns, where `dtype` takes the place of a `dtype` of None.
+    """Calls a method of a bound Linen layer, with `dtype` in place of a `dtype` of None, and returns its result.
 
     Args:
-      layer: the bound layer, which Flax made for this call; it keeps the dtype.
-      call: the method, as an interceptor is given it.
-      args: the method's arguments.
-      kwargs: its keyword arguments.
-      dtype: the dtype to compute in; None leaves the layer as it is.
+      layer: The bound layer, which Flax made for this call. It keeps the dtype.
+      call: The method, as an interceptor receives it.
+      args: Positional arguments of the method.
+      kwargs: Keyword arguments of the method.
+      dtype: The compute dtype; None leaves the layer as it is.
     """
     if dtype is not None and takes_dtype(layer) and not any(map(jnp.iscomplexobj, jax.tree.leaves((args, kwargs)))):
         object.__setattr__(layer, "dtype", dtype)
@@ -39,11 +39,11 @@ def call_linen_layer(layer: nn.Module, call: Callable[..., Any], args: tuple, kw
 
 
 def takes_dtype(layer: Any) -> bool:
-    """Returns whether a layer has a `dtype` and was given none; complex layers keep theirs."""
+    """Returns whether a layer has a `dtype` that is unset. Complex layers keep their dtype."""
     return (getattr(layer, "dtype", "absent") is None
             and not jnp.issubdtype(getattr(layer, "param_dtype", jnp.float32), jnp.complexfloating))
 
 
 def with_dtypes_of(old: Any, new: Any) -> Any:
-    """Returns the arrays of `new` in the dtypes of those of `old`, a tree of the same structure."""
+    """Returns the arrays of `new`, cast to the dtypes of `old`, a tree of the same structure."""
     return jax.tree.map(lambda old_leaf, new_leaf: new_leaf.astype(old_leaf.dtype), old, new)

@@ -1,7 +1,7 @@
-"""From a user's module to its functional form.
+"""Converts a user's module to its functional form.
 
-Owns the choice of the adapter, and of the stack that a list of layers becomes. What needs NNX is imported where an NNX
-module was given: `flax.nnx` is a large part of the time that importing the trainer would take.
+Owns the choice of the adapter, and the stack for a list of layers. Code for NNX is imported only for NNX modules:
+`flax.nnx` would take a large part of the trainer's import time.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def as_functional(module: Any, call_kwargs: CallKwargs = _NO_KWARGS, eval_module
     """Returns the functional form of a module.
 
     Args:
-      module: a Linen module, an NNX module, a list of layers to apply one after another, a plain function of the
-        inputs, or a dict of names to any of these.
-      call_kwargs: keyword arguments of its calls; for a dict of modules, dicts of these by name.
-      eval_module: another module, with the same parameters, for all calls that are not part of training; for a dict of
-        modules a dict of those that have one.
+      module: A Linen module, an NNX module, a list of layers to apply in sequence, a plain function of the inputs, or a
+        dict of names to any of these.
+      call_kwargs: Keyword arguments of its calls; for a dict of modules, dicts of these by name.
+      eval_module: Another module with the same parameters, for all calls outside of training; for a dict of modules, a
+        dict of such modules by name, which may omit names.
 
     Returns:
-      A `NamedFunctional` for a dict, whose parameters are kept per name; otherwise a module without names.
+      A `NamedFunctional` for a dict, with parameters by name; otherwise a module without names.
 
     Raises:
-      TypeError: `module` is none of these, or a list or dict has an item that is none of these, such as a callable
-        object that holds arrays.
-      ValueError: a list or dict is empty, or `call_kwargs` has names that the module's call does not.
+      TypeError: `module`, or an item of a list or dict, is of another kind, such as a callable object that holds
+        arrays.
+      ValueError: A list or dict is empty, or `call_kwargs` has names that are no parameters of the module's call.
 
     >>> import jax, jax.numpy as jnp
     >>> functional = as_functional(nn.Dense(2))
@@ -80,7 +80,7 @@ def as_functional(module: Any, call_kwargs: CallKwargs = _NO_KWARGS, eval_module
 
 
 def _by_name(argument: str, value: Any, modules: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns what an argument gives for each of several named modules, or raises."""
+    """Returns the values of an argument by module name, or raises."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -92,7 +92,7 @@ def _by_name(argument: str, value: Any, modules: Mapping[str, Any]) -> Mapping[s
 
 
 def _stack(layers: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    """Returns an NNX module of NNX layers, else a Linen module."""
+    """Returns an NNX module for NNX layers, else a Linen module."""
     if not layers:
         raise ValueError("A stack needs at least one layer. Received: an empty list.")
     for index, layer in enumerate(layers):

@@ -1,6 +1,6 @@
-"""Two modules with the same parameters: one is trained, the other evaluates.
+"""Two modules with the same parameters: one for training, one for evaluation.
 
-Owns the choice between them. What either computes belongs to its own adapter.
+Owns the choice between them; their adapters own the computation.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from trainer.modules.summary import CallObserver, ModuleLayer
 
 
 class TwoPhaseFunctional(FunctionalModule):
-    """A module that is trained, and another that takes its parameters and its state in all other calls.
+    """A module for training, and another module for all other calls, with the parameters and state of the first.
 
     Args:
-      trained: the module whose parameters these are.
-      evaluated: the other; values that it holds itself are not used.
+      trained: The module for training, which owns the parameters.
+      evaluated: The module for all other calls. Values that it holds itself are not used.
     """
 
     def __init__(self, trained: FunctionalModule, evaluated: FunctionalModule):
@@ -32,37 +32,32 @@ class TwoPhaseFunctional(FunctionalModule):
 
     @property
     def initial_values(self) -> Any:
-        """See the base class."""
         return self._trained.initial_values
 
     def is_batch_statistic(self, path: str) -> bool:
-        """See the base class."""
         return self._trained.is_batch_statistic(path)
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """See the base class."""
         return self._trained.layouts
 
     @property
     def embeddings(self) -> frozenset[str]:
-        """See the base class."""
         return self._trained.embeddings
 
     @property
     def sows_losses(self) -> bool:
-        """See the base class."""
         return self._trained.sows_losses
 
     def sown_losses(self, model_state: dict) -> list[jax.Array]:
-        """See the base class."""
         return self._trained.sown_losses(model_state)
 
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
         """See the base class.
 
         Raises:
-          ValueError: the modules have other parameters, or the one that evaluates has state that the other has not.
+          ValueError: The modules have different parameters, or the module for evaluation has state that the other
+            lacks.
         """
         params, model_state, outputs = self._trained.init(key, inputs, initial_values)
         other_params, other_state, _ = jax.eval_shape(lambda: self._evaluated.init(key, inputs))
@@ -77,35 +72,30 @@ class TwoPhaseFunctional(FunctionalModule):
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
-        """See the base class."""
         module = self._trained if training else self._evaluated
         return module.apply(params, model_state, inputs, training=training, make_key=make_key, batch_norm=batch_norm,
                             remat=remat, compute_dtype=compute_dtype, is_frozen=is_frozen)
 
     def absorb(self, params: dict, model_state: dict) -> None:
-        """See the base class; into both modules."""
+        """Writes copies of the values into both modules."""
         self._trained.absorb(params, model_state)
         self._evaluated.absorb(params, model_state)
 
     def variable_identities(self) -> Iterable[int]:
-        """See the base class."""
         return self._trained.variable_identities()
 
     def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
-        """See the base class."""
         return self._trained.observe_calls(inputs, observer)
 
     def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
-        """See the base class."""
         return self._trained.layers(inputs)
 
     def layer_path(self, path: str) -> str:
-        """See the base class."""
         return self._trained.layer_path(path)
 
 
 def _differing(these: PyTree, others: PyTree) -> list[str]:
-    """Returns the names of the leaves that another tree has not, or with another shape or dtype."""
+    """Returns the names of the leaves that another tree lacks, or has with another shape or dtype."""
     known = named_leaves(others)
     return [name for name, leaf in named_leaves(these).items()
             if name not in known or (known[name].shape, known[name].dtype) != (leaf.shape, leaf.dtype)]

@@ -1,7 +1,7 @@
 """A Linen module as pure functions.
 
-Owns collections and random streams of Linen. It leaves the user's module untouched: all that differs from a plain
-`module.apply` happens in a method interceptor; see `linen_calls.py`.
+Owns collections and random streams of Linen. The user's module stays unchanged: a method interceptor makes all
+differences to a plain `module.apply`; see `linen_calls.py`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _NO_KWARGS = CallKwargs()
 class LinenFunctional(FunctionalModule):
     """The functional form of a Linen module.
 
-    The collection "params" is the parameters. Each other collection that `init` creates is state, except for "losses",
-    "intermediates" and those whose structure changes when the module is applied, as `sow` makes it. What is sown begins
-    empty in each call. State keeps the dtypes that it is created in, as float32 averages do of float64 data.
+    The collection "params" holds the parameters. Each other collection created by `init` is state, except for "losses",
+    "intermediates" and collections whose structure changes in `apply`, as with `sow`. Sown collections begin empty in
+    each call. State keeps its initial dtypes, such as float32 averages of float64 data.
 
-    What `nn.jit` has traced before, in the same process, stays as it was traced: it does not see other options of
+    Functions that `nn.jit` has already traced in the same process keep their trace: they ignore other options of
     `apply`, such as `is_frozen`.
 
     Args:
-      module: an unbound Linen module.
-      call_kwargs: what the user gives to each call.
+      module: An unbound Linen module.
+      call_kwargs: Keyword arguments that the user sets for each call.
     """
 
     def __init__(self, module: nn.Module, call_kwargs: CallKwargs = _NO_KWARGS):
@@ -55,7 +55,7 @@ class LinenFunctional(FunctionalModule):
         self._call_kwargs = call_kwargs
         self._is_checked = {True: call_kwargs.train is None and not holds_configured_batch_norm(module),
                             False: call_kwargs.eval is None}
-        # The streams that the module was seen to ask for: by `training`, and when it is created.
+        # The random streams that the module has asked for: by `training`, and in `init`.
         self._streams: dict[bool, list[str]] = {True: [], False: []}
         self._streams_of_init: list[str] = []
         self._rematerialisation = Rematerialisation()
@@ -65,29 +65,25 @@ class LinenFunctional(FunctionalModule):
         self._embeddings: set[str] = set()
 
     def is_batch_statistic(self, path: str) -> bool:
-        """See the base class."""
         return path.startswith(f"batch_stats{SEPARATOR}")
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """See the base class."""
         return self._layouts
 
     @property
     def embeddings(self) -> frozenset[str]:
-        """See the base class."""
         return frozenset(self._embeddings)
 
     @property
     def sows_losses(self) -> bool:
-        """See the base class."""
         return self._sows_losses
 
     @on_mesh_of_strategy()
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
-        """See the base class; `initial_values` is not used, as Linen modules hold no values."""
+        """See the base class. `initial_values` is unused, because Linen modules hold no values."""
         params, collections, outputs = self._create(key, inputs)
-        # The abstract step also finds the random streams, before a step is traced for good.
+        # The abstract step also finds the random streams before the first real trace.
         after_step = jax.eval_shape(lambda: self._apply(
             params, collections, inputs, DenyList("params"), training=True,
             make_key=lambda name: key_for(key, name))[1])
@@ -102,7 +98,6 @@ class LinenFunctional(FunctionalModule):
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
-        """See the base class."""
         state = {name: values for name, values in model_state.items() if name not in self._sown}
         check = ModeCheck(training) if self._is_checked[training] else None
         outputs, updates = self._apply(
@@ -119,7 +114,7 @@ class LinenFunctional(FunctionalModule):
         batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None, is_frozen: IsFrozen | None = None,
         check: ModeCheck | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns the outputs and all collections that may change."""
+        """Returns the outputs and all mutable collections."""
         variables = {"params": params, **state}
         calls = LinenCalls(training, batch_norm, compute_dtype, is_frozen, check, self._streams[training])
 
@@ -138,8 +133,6 @@ class LinenFunctional(FunctionalModule):
 
     @on_mesh_of_strategy()
     def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
-        """See the base class."""
-
         def record(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
             if context.method_name != "__call__":
                 return next_call(*args, **kwargs)
@@ -159,10 +152,10 @@ class LinenFunctional(FunctionalModule):
 
     @on_mesh_of_strategy()
     def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
-        """See the base class. What has no weights is there too, and so are the functions of a stack."""
+        """See the base class. Layers without weights and the functions of a stack are included."""
         module, found = self._module, {"": self._module}
         if isinstance(module, LinenStack):
-            # The names by which Flax keeps them; one that is there twice has one name.
+            # Flax's names of the layers; a layer that occurs twice has a single name.
             owners = {id(layer): name for name, layer in reversed(list(zip(module.names, module.layers, strict=True)))}
             found |= {owners[id(layer)]: layer for layer in module.layers}
         elif inputs is None:
@@ -173,7 +166,7 @@ class LinenFunctional(FunctionalModule):
 
         def record(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
             layer, path = context.module, context.module.path
-            for end in range(1, len(path) + 1):  # a layer whose `__call__` is not called may hold others that are
+            for end in range(1, len(path) + 1):  # includes layers whose own `__call__` is not called
                 if (name := SEPARATOR.join(path[:end])) not in found:
                     found[name] = _ancestor(layer, len(path) - end).unbind()[0]
             return next_call(*args, **kwargs)
@@ -183,7 +176,6 @@ class LinenFunctional(FunctionalModule):
         return list(starmap(ModuleLayer, found.items()))
 
     def layer_path(self, path: str) -> str:
-        """See the base class."""
         return path.partition(SEPARATOR)[2]
 
     def _create(self, key: jax.Array, inputs: PyTree) -> tuple[dict, dict, Any]:
@@ -209,18 +201,15 @@ class LinenFunctional(FunctionalModule):
 
 
 def _ancestor(layer: Any, levels: int) -> nn.Module:
-    """Returns the module that a bound layer is in, so many levels up."""
+    """Returns the ancestor of a bound layer, `levels` levels up."""
     for _ in range(levels):
         layer = layer.parent
     return layer
 
 
 def _with_streams(streams: list[str], call: Callable[[list[str]], Any]) -> Any:
-    """Returns `call(streams)`, after adding to `streams` whatever else the module asks for.
-
-    Flax tells which random streams a module uses only by asking for a missing stream; `has_rng`, which does not, raises
-    `StreamWanted`.
-    """
+    """Returns `call(streams)`, after adding all other random streams of the module to `streams`."""
+    # Flax names a module's random streams only in errors about missing streams; `has_rng` raises `StreamWanted`.
     while True:
         try:
             return call(streams)
@@ -238,12 +227,12 @@ def _keys(streams: list[str], make_key: MakeKey) -> dict[str, jax.Array]:
 
 
 def _plain(variables: Any) -> dict[str, Any]:
-    """Returns nested dicts of arrays, without Flax's boxes for metadata."""
+    """Returns nested dicts of arrays, without Flax's metadata boxes."""
     return unfreeze(nn.meta.unbox(variables))
 
 
 def _in_dtypes_of(stored: Any, updated: Any) -> Any:
-    """Returns `updated` in the dtypes of `stored`, in which a compiled step takes it; as it is if they do not fit."""
+    """Returns `updated` cast to the dtypes of `stored`, which a compiled step expects, where the two match."""
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(stored)
     if structure != jax.tree.structure(updated):
         return updated
@@ -257,7 +246,7 @@ def _same_kind(*arrays: Any) -> bool:
 
 
 def _is_sown(collection: Any) -> bool:
-    """Returns whether all values of a collection are in tuples, as `sow` keeps them: others need to be stored."""
+    """Returns whether all values of a collection are in tuples, as `sow` stores them; other collections are state."""
     leaves = jax.tree.leaves(collection, is_leaf=lambda value: isinstance(value, tuple))
     return all(isinstance(leaf, tuple) for leaf in leaves)
 

@@ -1,7 +1,7 @@
-"""What a Linen module's layers receive in a phase: flags, global batch statistics, a dtype, rematerialisation.
+"""Passes flags, BatchNorm policy, compute dtype and rematerialization to a Linen module's layers.
 
-Owns the method interceptor that gives it to them, and what makes `has_rng` ask. Modules that `nnx.bridge.ToNNX` wraps
-go through it too. It must not know NNX, except for what `nnx.bridge.ToLinen` makes of its classes.
+Owns the method interceptor, and the replacement of `has_rng` that requests streams. It also covers modules that
+`nnx.bridge.ToNNX` wraps. It must not know NNX, except for the modules that `nnx.bridge.ToLinen` makes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _NESTED_FLAGS = ("deterministic", "use_running_average")
 
 
 class StreamWanted(Exception):
-    """A module asks by `has_rng` for a random stream that it was not given.
+    """A module asks with `has_rng` for a random stream that it lacks.
 
     Attributes:
-      name: the stream's.
+      name: Name of the stream.
     """
 
     def __init__(self, name: str):
@@ -50,12 +50,12 @@ class LinenCalls:
     """Intercepts the calls of a Linen module's layers.
 
     Attributes:
-      training: whether they are part of training.
-      batch_norm: as in `FunctionalModule.apply`; so are the next two.
-      compute_dtype: see `batch_norm`.
-      is_frozen: see `batch_norm`.
-      check: looks for layers that do not know in which phase they are; None to let them be.
-      streams: the random streams that are given; None where those that `has_rng` asks for cannot be.
+      training: Whether the calls are part of training.
+      batch_norm: As in `FunctionalModule.apply`.
+      compute_dtype: As in `FunctionalModule.apply`.
+      is_frozen: As in `FunctionalModule.apply`.
+      check: Checks for layers in the wrong phase; None to skip the checks.
+      streams: Names of the available random streams; None if `has_rng` cannot request more.
     """
 
     training: bool
@@ -66,10 +66,10 @@ class LinenCalls:
     streams: Sequence[str] | None = None
 
     def intercept(self, next_call: Callable, args: tuple, kwargs: dict, context: Context) -> Any:
-        """See `nn.intercept_methods`."""
+        """The interceptor for `nn.intercept_methods`."""
         module = context.module
         if module.scope is not None:
-            # An attribute of the clone that Flax has bound for this call, as `has_rng` cannot be intercepted.
+            # `has_rng` cannot be intercepted: it becomes an attribute of the clone that Flax bound for this call.
             object.__setattr__(module, "has_rng", functools.partial(self._has_rng, module))
         call = functools.partial(self._call_or_rematerialise, next_call, context)
         with self._wrapped_nnx(module):
@@ -123,14 +123,14 @@ class LinenCalls:
 
     @contextlib.contextmanager
     def _wrapped_nnx(self, module: nn.Module) -> Iterator[None]:
-        """Gives an `nnx.bridge.ToLinen` a stream for its `nnx.Rngs`, and its NNX module what NNX's layers receive."""
+        """Gives an `nnx.bridge.ToLinen` a stream for its `nnx.Rngs`, and prepares the NNX module that it makes."""
         nnx_class = vars(module).get("nnx_class")
         if nnx_class is None or module.scope is None:
             yield
             return
         if self.streams is not None and "default" not in self.streams and not module.skip_rng:
             raise StreamWanted("default")
-        # Not at the top: it imports `flax.nnx`, a large part of the time that importing the trainer would take.
+        # Not at the top: `flax.nnx` would take a large part of the trainer's import time.
         from trainer.modules.nnx_batch_norm import params_of_nnx_batch_norms, replace_nnx_batch_norms, set_nnx_policy
 
         def make(*args: Any, **kwargs: Any) -> Any:
@@ -146,7 +146,7 @@ class LinenCalls:
         def joined(path: tuple[Any, ...]) -> str:
             return SEPARATOR.join((*module.path, *map(str, path)))
 
-        # Of the clone that Flax has bound, and only for the call: methods of the class are looked up there too.
+        # On the clone that Flax bound, and only for the call: Flax also looks up methods of the class there.
         object.__setattr__(module, "nnx_class", make)
         try:
             yield
@@ -155,7 +155,7 @@ class LinenCalls:
 
 
 def holds_configured_batch_norm(module: Any) -> bool:
-    """Returns whether the user has made a BatchNorm layer, as a field or in one, that uses running averages."""
+    """Returns whether a field of the module, also a nested field, is a BatchNorm layer that uses running averages."""
     if isinstance(module, (list, tuple)):
         return any(map(holds_configured_batch_norm, module))
     if isinstance(module, dict):
@@ -180,12 +180,12 @@ def _is_frozen(layer: nn.Module, is_frozen: IsFrozen | None) -> bool:
 
 
 def _rematerialised(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-    # Flax has to see what is bound to variables. All else stays what it is: flags, strings, None.
+    # Flax must see values that are bound to variables. All other values stay as they are: flags, strings, None.
     bound, put_back = take_out((args, kwargs), lambda leaf: (isinstance(leaf, (nn.Module, nn.Variable))
                                                              and leaf.scope is not None))
 
     def call_again(module: nn.Module, *bound: Any) -> Any:
         args, kwargs = put_back(*bound)
-        return module(*args, **kwargs)  # Gets back to the interceptor, which now makes a plain call.
+        return module(*args, **kwargs)  # returns to the interceptor, which now makes a plain call
 
     return rematerialise(nn.remat, call_again, module, *bound)

@@ -1,6 +1,6 @@
-"""Several named modules as one: generator and discriminator, teacher and student.
+"""Several named modules as a single module: generator and discriminator, teacher and student.
 
-Owns the dicts by name around parameters and state. What a name holds belongs to its own adapter.
+Owns the dicts by name around parameters and state; each module's adapter owns the values.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from trainer.modules.summary import CallObserver, LayerRow, ModuleLayer, Path
 
 
 class UnnamedModuleError(ValueError):
-    """None of several modules was named where one is applied."""
+    """`apply` needs the name of a module."""
 
 
 class NamedFunctional(FunctionalModule):
     """The functional form of a dict of modules.
 
-    Parameters and state are dicts with a module's name at the top level.
+    Parameters and state are dicts with the names of the modules at the top level.
 
     Args:
-      parts: the modules by name.
+      parts: The modules by name.
 
     Attributes:
-      parts: the modules by name.
+      parts: The modules by name.
 
     Raises:
-      ValueError: there are no parts, or two NNX modules share a variable, of which each would train a copy.
-      TypeError: a name is not a string.
+      ValueError: There are no parts, or two NNX modules share a variable, of which each would train a copy.
+      TypeError: A name is not a string.
     """
 
     def __init__(self, parts: Mapping[str, FunctionalModule]):
@@ -51,7 +51,7 @@ class NamedFunctional(FunctionalModule):
 
     @property
     def initial_values(self) -> dict[str, Any]:
-        """The arrays that the user's own objects hold already, by name."""
+        """The arrays that the user's own objects already hold, by name."""
         return {name: part.initial_values for name, part in self.parts.items()}
 
     def init(self, key: jax.Array, inputs: Mapping[str, Any],
@@ -59,12 +59,12 @@ class NamedFunctional(FunctionalModule):
         """Returns parameters, state and outputs, each by name.
 
         Args:
-          key: a typed PRNG key of shape `()`.
-          inputs: one batch for each module, by name.
-          initial_values: what `self.initial_values` gave; by default it is read now.
+          key: A typed PRNG key of shape `()`.
+          inputs: One batch for each module, by name.
+          initial_values: Value of `self.initial_values`; read at the call by default.
 
         Raises:
-          ValueError: the names of `inputs` are not those of the modules.
+          ValueError: The names of `inputs` differ from the names of the modules.
         """
         self._check_names(inputs)
         values = self.initial_values if initial_values is None else initial_values
@@ -76,19 +76,19 @@ class NamedFunctional(FunctionalModule):
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None, module: str | None = None) -> tuple[Any, dict]:
-        """Returns one module's outputs, and the state of all modules.
+        """Returns the outputs of a single module, and the state of all modules.
 
         Args:
-          params: the parameters of that module alone.
-          model_state: the state of all modules, by name.
-          inputs: one batch for that module.
-          training: as in the base class.
-          make_key: as in the base class; the name of a stream begins with the module's name.
-          batch_norm: as in the base class.
-          remat: as in the base class.
-          compute_dtype: as in the base class.
-          is_frozen: as in the base class; paths begin with the module's name.
-          module: the name of the module to apply.
+          params: Parameters of that module alone.
+          model_state: State of all modules, by name.
+          inputs: One batch for that module.
+          training: As in the base class.
+          make_key: As in the base class. Names of streams begin with the module's name.
+          batch_norm: As in the base class.
+          remat: As in the base class.
+          compute_dtype: As in the base class.
+          is_frozen: As in the base class. Paths begin with the module's name.
+          module: Name of the module to apply.
 
         Raises:
           UnnamedModuleError: `module` is missing.
@@ -110,42 +110,36 @@ class NamedFunctional(FunctionalModule):
         return outputs, model_state if new_state is model_state[module] else {**model_state, module: new_state}
 
     def is_batch_statistic(self, path: str) -> bool:
-        """See the base class."""
         name, _, rest = path.partition(SEPARATOR)
         return self.parts[name].is_batch_statistic(rest)
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """See the base class; those of all modules."""
         return {f"{name}{SEPARATOR}{path}": layout for name, part in self.parts.items()
                 for path, layout in part.layouts.items()}
 
     @property
     def embeddings(self) -> frozenset[str]:
-        """See the base class; those of all modules."""
         return frozenset(f"{name}{SEPARATOR}{path}" for name, part in self.parts.items() for path in part.embeddings)
 
     @property
     def sows_losses(self) -> bool:
-        """See the base class."""
         return any(part.sows_losses for part in self.parts.values())
 
     def sown_losses(self, model_state: dict) -> list[jax.Array]:
-        """See the base class; those of all modules."""
         return [loss for name, part in self.parts.items() for loss in part.sown_losses(model_state[name])]
 
     def absorb(self, params: dict, model_state: dict) -> None:
-        """Writes copies of the values into those of the user's modules that hold values."""
+        """Writes copies of the values into the user's modules that hold values."""
         for name, part in self.parts.items():
             part.absorb(params[name], model_state[name])
 
     def variable_identities(self) -> Iterable[int]:
-        """See the base class; those of all modules."""
         for part in self.parts.values():
             yield from part.variable_identities()
 
     def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
-        """See the base class; the paths of a module's layers begin with its name."""
+        """See the base class. Paths of layers begin with the module's name."""
         self._check_names(inputs)
         params, states = {}, []
         for name, part in self.parts.items():
@@ -154,18 +148,17 @@ class NamedFunctional(FunctionalModule):
         return params, states
 
     def summary_rows(self, inputs: Mapping[str, Any]) -> list[LayerRow]:
-        """Returns the rows of each module in turn; `inputs` has one batch for each, by name."""
+        """Returns the rows of each module in turn. `inputs` has one batch for each module, by name."""
         self._check_names(inputs)
         return [row._replace(path="/".join(filter(None, (name, row.path))))
                 for name, part in self.parts.items() for row in part.summary_rows(inputs[name])]
 
     def find_layers(self, inputs: Mapping[str, Any] | None) -> list[ModuleLayer]:
-        """Returns each module, and the layers in it; there is no module around them."""
+        """Returns each module and its layers. No module encloses them."""
         return [layer._replace(path=SEPARATOR.join(filter(None, (name, layer.path))))
                 for name, part in self.parts.items() for layer in part.layers(None if inputs is None else inputs[name])]
 
     def layer_path(self, path: str) -> str:
-        """See the base class."""
         name, _, rest = path.partition(SEPARATOR)
         return f"{name}{SEPARATOR}{self.parts[name].layer_path(rest)}"
 
@@ -183,7 +176,7 @@ class NamedFunctional(FunctionalModule):
 
 
 class _PartObserver:
-    """Tells an observer of the calls of one of several modules, with its name at the beginning of paths."""
+    """Notifies an observer of the calls of a named module, with its name in front of the paths."""
 
     def __init__(self, observer: CallObserver, name: str):
         self._observer, self._name = observer, name

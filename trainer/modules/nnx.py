@@ -1,7 +1,7 @@
 """An NNX module as pure functions.
 
-Owns the split of an NNX object into parameters, state and random streams. Everything but `absorb` works on a private
-clone, so that the user's object, its mode and its class never change.
+Owns the split of an NNX object into parameters, state and random streams. All methods but `absorb` work on a private
+clone, so the user's object, its mode and its class never change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Path = tuple[Any, ...]
 
 
 class _Variant(NamedTuple):
-    """What the layers of a private clone receive; `frozen` has the paths of the BatchNorm layers that are."""
+    """Options of a private clone's layers; `frozen` holds the paths of frozen BatchNorm layers."""
 
     training: bool
     batch_norm: str = "global"
@@ -53,12 +53,7 @@ class _Variant(NamedTuple):
 
 
 class _Suspicion(NamedTuple):
-    """What a call may have done; a look at it tells.
-
-    Attributes:
-      is_in_other_mode: a layer may have done what belongs to the other phase.
-      writes_params: the call may have written to parameters.
-    """
+    """Possible faults of a call, to be checked: layers in the wrong phase, and writes to parameters."""
 
     is_in_other_mode: bool
     writes_params: bool
@@ -70,19 +65,19 @@ _NO_KWARGS = CallKwargs()
 class NNXFunctional(FunctionalModule):
     """The functional form of an NNX module.
 
-    `nnx.Param` variables are the parameters. Keys and counts of random streams are made again in each call, from the
-    path of the stream, and belong to no state. What a call sows, and variables of a type named "Loss", are no state
-    either: they begin empty, or as zeros, in each call. All else is state.
+    `nnx.Param` variables are the parameters. Each call derives keys and counts of random streams from the paths of the
+    streams, so they are no state. Sown values, and variables of a type named "Loss", are no state either: they begin
+    empty, or as zeros, in each call. All other variables are state.
 
     Args:
-      module: an NNX module; its values are where training starts.
-      call_kwargs: what the user gives to each call.
+      module: An NNX module. Training starts from its values.
+      call_kwargs: Keyword arguments that the user sets for each call.
 
     Raises:
-      TypeError: for a module without `nnx.Param`s that holds arrays of its own.
+      TypeError: The module holds arrays of its own, but no `nnx.Param`.
 
     Attributes:
-      module: the user's module.
+      module: The user's module.
     """
 
     def __init__(self, module: nnx.Module, call_kwargs: CallKwargs = _NO_KWARGS):
@@ -111,41 +106,38 @@ class NNXFunctional(FunctionalModule):
 
     @property
     def initial_values(self) -> tuple[dict, dict]:
-        """`(params, model_state)` with the arrays that the user's module holds now."""
+        """`(params, model_state)` with the current arrays of the user's module."""
         return self._values(self.module)
 
     @on_mesh_of_strategy()
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
-        """See the base class; parameters and state are copies of `initial_values`."""
+        """See the base class. Parameters and state are copies of `initial_values`."""
         params, model_state = jax.tree.map(jnp.copy, self.initial_values if initial_values is None else initial_values)
         make_key = functools.partial(key_for, key)
         (outputs, after), _ = self._apply(params, model_state, inputs, _Variant(training=False), make_key)
         self._sows_losses |= LOSSES in after
-        if not self._sows_losses:  # it may in training alone
+        if not self._sows_losses:  # it may sow in training only
             self._sows_losses = LOSSES in jax.eval_shape(
                 lambda: self._apply(params, model_state, inputs, _Variant(training=True), make_key)[0][1])
         return params, model_state, outputs
 
     def is_batch_statistic(self, path: str) -> bool:
-        """See the base class."""
         return path in self._batch_statistics
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """See the base class."""
         params = {_joined(path): variable.get_metadata() for path, variable in self._params.items()}
         return layouts_of_metadata(params)
 
     @property
     def sows_losses(self) -> bool:
-        """See the base class."""
         return self._sows_losses
 
     @on_mesh_of_strategy()
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
-        """See the base class; a stream's name is its path, such as "dropout/rngs"."""
+        """See the base class. The name of a random stream is its path, such as "dropout/rngs"."""
         variant = _Variant(training, batch_norm, compute_dtype, self._frozen(is_frozen) if training else frozenset())
         check = ModeCheck(training) if self._call_kwargs.of(training) is None else None
         linen_calls = LinenCalls(training, batch_norm, compute_dtype, self._is_frozen_in_linen(is_frozen), check)
@@ -160,7 +152,7 @@ class NNXFunctional(FunctionalModule):
         return returned
 
     def _check_weights_are_params(self, variables: Mapping[Path, Any]) -> None:
-        """Raises TypeError for a module all of whose weights are bare arrays, which NNX does not train either."""
+        """Raises TypeError for a module whose weights are all bare arrays, which NNX does not train either."""
         arrays = [_joined(path) for path, value in variables.items()
                   if not isinstance(value, nnx.Variable) and jnp.issubdtype(value.dtype, jnp.inexact)]
         if arrays and not self._params:
@@ -171,7 +163,7 @@ class NNXFunctional(FunctionalModule):
 
     def _apply(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant, make_key: MakeKey,
                linen_calls: LinenCalls | None = None, remat: bool = False) -> tuple[tuple[Any, dict], _Suspicion]:
-        """Returns what `apply` does, and what has to be looked at once more."""
+        """Returns the result of `apply`, and possible faults of the call."""
         linen_calls, is_suspect, writes = linen_calls or LinenCalls(variant.training), remat, False
 
         def outputs_and_state(make_key: MakeKey) -> tuple[Any, dict]:
@@ -200,7 +192,7 @@ class NNXFunctional(FunctionalModule):
 
     def _refuse_writes(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant,
                        make_key: MakeKey) -> None:
-        """Raises ValueError if a call in training writes to parameters; NNX's transformations only seem to."""
+        """Raises ValueError if a call in training changes parameters, as NNX's transformations only appear to do."""
         def after_a_call(values: dict[Path, Any]) -> dict[Path, Any]:
             named = unflatten_dict({_names(path): value for path, value in values.items()})
             module = self._merge(named, model_state, make_key, variant)
@@ -224,19 +216,19 @@ class NNXFunctional(FunctionalModule):
     def _arguments(self, module: Any, inputs: PyTree, training: bool,
                    make_key: MakeKey) -> tuple[tuple, dict[str, Any]]:
         args, kwargs = call_arguments(module, inputs, training, make_key, self._call_kwargs.of(training))
-        if isinstance(module, nnx.bridge.ToNNX):  # which changes nothing unless its arguments say so
+        if isinstance(module, nnx.bridge.ToNNX):  # which changes no variables by default
             kwargs = {"mutable": DenyList(("params", INTERMEDIATES)), **kwargs}
         return args, kwargs
 
     def _changing(self, module: nnx.Module) -> dict[Path, Any]:
-        """Returns the values that BatchNorm and draws of random numbers change: averages, and counts of streams."""
+        """Returns the values that BatchNorm and random draws change: running means, and counts of random streams."""
         means = {(*layer, "mean") for layer in self._params_of_batch_norms}
         return {path: value.get_value() for path, value in nnx.to_flat_state(nnx.state(module))
                 if path in means or isinstance(value, nnx.RngCount)}
 
     def _look(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant, make_key: MakeKey,
               check: ModeCheck) -> None:
-        """Calls the module once more, for a check to see which layer does what."""
+        """Calls the module once more, so that `check` sees each of its layers."""
         batch_norms = set(map(_names, self._params_of_batch_norms))
 
         def record(layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -261,7 +253,7 @@ class NNXFunctional(FunctionalModule):
             module(*args, **kwargs)
 
     def _is_frozen_in_linen(self, is_frozen: IsFrozen | None) -> IsFrozen | None:
-        """Returns `is_frozen` for the paths in modules that `nnx.bridge.ToNNX` wraps."""
+        """Returns `is_frozen` for paths in modules that `nnx.bridge.ToNNX` wraps."""
         if is_frozen is None or not self._bridges:
             return None
 
@@ -275,21 +267,21 @@ class NNXFunctional(FunctionalModule):
         return is_frozen_in_linen
 
     def absorb(self, params: dict, model_state: dict) -> None:
-        """Writes copies of the values into the user's module, whose random streams and mode stay as they are."""
+        """Writes copies of the values into the user's module; its random streams and mode do not change."""
         values = {**_pick(params, self._param_paths), **_pick(model_state, self._state_paths)}
         nnx.update(self.module, nnx.from_flat_state({
             path: jax.device_put(value, may_alias=False) for path, value in values.items()}))
 
     def variable_identities(self) -> Iterable[int]:
-        """See the base class; random streams are no state, so sharing them splits nothing."""
+        """See the base class. Random streams are no state, so modules may share them."""
         return (id(node) for _, node in nnx.iter_graph(self.module)
                 if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState))
 
     def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
-        """See the base class. Lists and dicts of layers are none, and what is not called comes last."""
+        """See the base class. Lists and dicts of layers are left out, and uncalled layers come last."""
         held: dict[str, Any] = {_joined(path): layer for path, layer in nnx.iter_modules(self.module)
                                 if not isinstance(layer, (nnx.List, nnx.Dict))}
-        if isinstance(self.module, NNXStack):  # whose functions are layers, too
+        if isinstance(self.module, NNXStack):  # its functions are layers too
             held |= {f"layers/{index}": layer for index, layer in enumerate(self.module.layers)
                      if id(layer) not in map(id, held.values())}
             first = sorted((path for path in held if path.count(SEPARATOR) == 1), key=lambda path: int(path[7:]))
@@ -306,8 +298,6 @@ class NNXFunctional(FunctionalModule):
 
     @on_mesh_of_strategy()
     def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
-        """See the base class."""
-
         def record_call(layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
             args, kwargs = observer.begin(layer.to_nnx__path, type(layer).__name__, (args, kwargs))
             return observer.end(layer.to_nnx__path, call(layer, *args, **kwargs))
@@ -324,7 +314,7 @@ class NNXFunctional(FunctionalModule):
         return params, [model_state]
 
     def _frozen(self, is_frozen: IsFrozen | None) -> frozenset[Path]:
-        """Returns the paths of the BatchNorm layers that are frozen."""
+        """Returns the paths of the frozen BatchNorm layers."""
         return frozenset(layer for layer, params in self._params_of_batch_norms.items()
                          if is_layer_frozen(_joined(layer), params, is_frozen))
 
@@ -337,7 +327,7 @@ class NNXFunctional(FunctionalModule):
 
     def _graphdef(self, variant: _Variant) -> nnx.GraphDef:
         if variant not in self._graphdefs:
-            # NNX only lets objects be changed at the trace level where they were made, and this may run in any.
+            # NNX allows changes of an object only at the trace level of its creation, and this may run at any level.
             module = nnx.clone(self._template)
             if variant.training:
                 module.train()
@@ -350,7 +340,7 @@ class NNXFunctional(FunctionalModule):
         return self._graphdefs[variant]
 
     def _sown(self, module: nnx.Module) -> dict[str, dict]:
-        """Returns what a call has sown, by collection."""
+        """Returns the values sown in a call, by collection."""
         sown: dict[str, dict] = {}
         for path, value in dict(nnx.to_flat_state(nnx.state(module))).items():
             if _is_loss(value) or isinstance(value, nnx.Intermediate):
@@ -358,7 +348,7 @@ class NNXFunctional(FunctionalModule):
         return {name: unflatten_dict(values) for name, values in sown.items()}
 
     def _values(self, module: nnx.Module) -> tuple[dict, dict]:
-        """Returns `(params, model_state)` of a module that has the variables of this module, and maybe more."""
+        """Returns `(params, model_state)` of a module with at least the variables of this module."""
         variables = dict(nnx.to_flat_state(nnx.state(module)))
         params, model_state = ({_names(path): _value(variables[path]) for path in paths}
                                for paths in (self._param_paths, self._state_paths))
@@ -366,7 +356,7 @@ class NNXFunctional(FunctionalModule):
 
 
 def _abstract_clone(module: nnx.Module) -> nnx.Module:
-    """Returns a clone with shapes for values: it neither keeps the user's arrays alive nor needs them to live."""
+    """Returns a clone with shapes for values, which neither keeps the user's arrays alive nor needs them."""
     graphdef, state = nnx.split(module)
     shapes = jax.eval_shape(lambda: state)
     clone = nnx.merge(graphdef, jax.tree.map(_without_memory, shapes,
@@ -378,7 +368,7 @@ def _abstract_clone(module: nnx.Module) -> nnx.Module:
 
 
 def _without_memory(leaf: Any) -> Any:
-    """Returns a variable as it is; for the shape of an array an array, as NNX finds no shapes in dicts and lists."""
+    """Returns a variable unchanged, and a shape as an array without memory, as NNX finds no shapes in containers."""
     if isinstance(leaf, nnx.Variable) or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         return leaf
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
@@ -386,14 +376,14 @@ def _without_memory(leaf: Any) -> Any:
 
 @contextlib.contextmanager
 def _may_sow() -> Iterator[None]:
-    """Lets a module sow as it likes: `nnx.capture` wants to know types, which are the module's own business."""
+    """Silences NNX's warning about `sow` outside of `nnx.capture`, which would need the types of the sown values."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Using 'Module.sow\(\)' outside", DeprecationWarning)
         yield
 
 
 def _is_loss(value: Any) -> bool:
-    # `self.sow("losses", ...)` makes a type of that name.
+    # `self.sow("losses", ...)` creates a type of that name.
     return isinstance(value, nnx.Variable) and any(
         base.__name__.lower() in ("loss", "losses") for base in type(value).__mro__)
 
@@ -401,7 +391,7 @@ def _is_loss(value: Any) -> bool:
 def _fresh(path: Path, variable: nnx.RngState, make_key: MakeKey) -> jax.Array:
     value = variable.get_value()
     if isinstance(variable, nnx.RngKey):
-        # The last part of the path only says that this is the key of the stream.
+        # The last part of the path only marks the key of the stream.
         key = make_key("/".join(_names(path[:-1])))
         return jax.random.split(key, value.shape) if value.shape else key
     return jnp.zeros(value.shape, value.dtype)
@@ -431,8 +421,8 @@ def _hook_calls(module: nnx.Module, hook: Callable[..., Any]) -> None:
 
 
 def _hook_call(layer: Any, path: tuple[str, ...], hook: Callable[..., Any]) -> None:
-    # As attributes, these also reach the copies that NNX makes of a layer inside of its transformations. So named, as
-    # `nnx.bridge.ToNNX` takes all others for variables.
+    # Attributes also reach the copies that NNX makes of a layer inside of its transformations. The prefix is needed:
+    # `nnx.bridge.ToNNX` treats all other attributes as variables.
     layer.to_nnx__path = path
     layer.to_nnx__hook = hook
     object.__setattr__(layer, "__class__", _hooked_class(layer.__class__))
@@ -449,7 +439,7 @@ def _hooked_class(layer_class: type[nnx.Module]) -> type[nnx.Module]:
 
 def _call_or_rematerialise(layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     def rematerialised() -> Any:
-        # NNX has to see its own objects. All else stays what it is: flags, strings, None.
+        # NNX must see its own objects. All other values stay as they are: flags, strings, None.
         objects, put_back = take_out((args, kwargs), lambda leaf: isinstance(leaf, (nnx.Pytree, nnx.Variable)))
 
         def call_again(layer: Any, *objects: Any) -> Any:

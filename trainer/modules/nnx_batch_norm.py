@@ -1,6 +1,6 @@
-"""NNX's layers of batch normalization, made to take their statistics over the whole batch, or each replica's rows.
+"""NNX's BatchNorm layers with statistics over the whole batch, or over each replica's rows.
 
-Owns how the statistics of `batch_norm.py` get into the layers.
+Owns how the layers use the statistics of `batch_norm.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.modules.batch_norm import (
 
 
 class _ReplicaBatchNorm(nnx.BatchNorm):
-    """Takes the place of `nnx.BatchNorm` in private clones; the attributes are set on each instance."""
+    """Replaces `nnx.BatchNorm` in private clones; the attributes are set on each instance."""
 
     policy: str
     is_frozen: bool
@@ -65,9 +65,9 @@ class _ReplicaBatchNorm(nnx.BatchNorm):
 
 
 def replace_nnx_batch_norms(module: nnx.Module) -> None:
-    """Makes each `nnx.BatchNorm` in a private clone take its statistics by a policy to be set.
+    """Replaces the classes of all `nnx.BatchNorm` layers in a private clone, so that `set_nnx_policy` applies to them.
 
-    A subclass that overrides `__call__` keeps it: what it reaches by `super()` is replaced.
+    A subclass that overrides `__call__` keeps its override; `super()` leads to the replacement.
     """
     for _, layer in list(nnx.iter_modules(module)):
         if isinstance(layer, nnx.BatchNorm):
@@ -82,12 +82,12 @@ def params_of_nnx_batch_norms(module: nnx.Module) -> dict[tuple[Any, ...], list[
 
 
 def set_nnx_policy(module: nnx.Module, policy: str, frozen: Container[tuple[Any, ...]]) -> None:
-    """Sets what the layers replaced by `replace_nnx_batch_norms` normalize by in training.
+    """Sets the statistics for training in the layers replaced by `replace_nnx_batch_norms`.
 
     Args:
-      module: a private clone.
-      policy: whose rows they take their statistics over.
-      frozen: the paths of those that use their running averages instead, and leave them as they are.
+      module: A private clone.
+      policy: "global" or "per_replica", the rows of the statistics.
+      frozen: Paths of layers that use their running averages instead, and do not update them.
     """
     for path, layer in list(nnx.iter_modules(module)):
         if isinstance(layer, _ReplicaBatchNorm):
@@ -110,6 +110,6 @@ def _replaced_by(replica_class: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
 
 @functools.cache
 def _replica_class(layer_class: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
-    # One class per class: NNX compares graph definitions by it.
+    # A single replacement per class: NNX compares graph definitions by class.
     bases = (_ReplicaBatchNorm,) if layer_class is nnx.BatchNorm else (layer_class, _ReplicaBatchNorm)
     return types.new_class(layer_class.__name__, bases)

@@ -1,7 +1,7 @@
-"""The dtype that NNX's layers compute in that name none of their own.
+"""The compute dtype of NNX layers without a dtype of their own.
 
-Owns what the layers need that `compute_dtype.py` chooses. Two kinds need more than being told: a recurrent cell, and
-`nnx.BatchNorm`, which normalizes in float32, by averages that are not rounded, and has its outputs cast.
+Applies the choices of `compute_dtype.py`. Two kinds of layers need more than a dtype: recurrent cells, and
+`nnx.BatchNorm`, which normalizes in float32, by unrounded averages, before its outputs are cast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.modules.compute_dtype import takes_dtype, with_dtypes_of
 
 
 def set_nnx_compute_dtype(module: nnx.Module, dtype: Any) -> None:
-    """Makes the layers of a private clone compute in `dtype`, except for those with a `dtype` of their own."""
+    """Makes the layers of a private clone compute in `dtype`, except for layers with a `dtype` of their own."""
     layers: list[tuple[Any, Any]] = list(nnx.iter_modules(module))
     for _, layer in layers:
         if not takes_dtype(layer):
@@ -32,7 +32,7 @@ def set_nnx_compute_dtype(module: nnx.Module, dtype: Any) -> None:
                 object.__setattr__(layer, "__class__", _carry_keeping_class(type(layer)))
 
 
-# One class per class: NNX compares graph definitions by it.
+# A single replacement per class: NNX compares graph definitions by class.
 
 
 @functools.cache
@@ -53,6 +53,6 @@ def _carry_keeping_class(cell_class: type[nnx.RNNCellBase]) -> type[nnx.RNNCellB
 
 
 def _with_call(layer_class: type[Any], call: Callable[..., Any]) -> type[Any]:
-    # The signature too, by which flags are passed.
+    # Keeps the signature, which decides the flags to pass.
     call = functools.wraps(layer_class.__call__)(call)
     return types.new_class(layer_class.__name__, (layer_class,), exec_body=lambda body: body.update(__call__=call))

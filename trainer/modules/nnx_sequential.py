@@ -1,6 +1,6 @@
-"""A list of NNX layers and plain functions as one module.
+"""A list of NNX layers and plain functions as a single module.
 
-Owns the stack that holds the layers; `sequential.py` has how they are called.
+Owns the stack of layers; `sequential.py` owns their calls.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from trainer.modules.sequential import call_in_turn
 
 
 def nnx_stack(layers: Sequence[Callable[..., Any]]) -> nnx.Module:
-    """Returns an NNX module that holds `layers` and applies them one after another."""
+    """Returns an NNX module that holds `layers` and applies them in sequence."""
     return NNXStack(layers)
 
 
 class NNXStack(nnx.Module):
-    """What `nnx_stack` returns."""
+    """The module returned by `nnx_stack`."""
 
     def __init__(self, layers: Sequence[Callable[..., Any]]):
         self.layers = nnx.List(layers)

@@ -1,24 +1,24 @@
-"""Rematerialisation: layers whose inner activations the backward pass computes again instead of keeping them.
+"""Rematerialization: the backward pass recomputes the inner activations of chosen layers instead of keeping them.
 
-Owns which layers those are, and how a call is made so. It must not know Linen or NNX: adapters tell it which layer is
-being called. Of a rematerialised layer only the inputs and outputs are kept. Its inner activations exist again while
-its own gradient is computed, at the price of a second forward pass. See Chen et al., https://arxiv.org/abs/1604.06174,
-and `jax.checkpoint`.
+Owns the choice of these layers, and their calls. It must not know Linen or NNX: adapters report the layer calls. Only
+the inputs and outputs of a rematerialized layer are kept. Its inner activations exist again while its own gradient is
+computed, at the cost of a second forward pass. See Chen et al., https://arxiv.org/abs/1604.06174, and `jax.checkpoint`.
 
-Which layers: those that the module itself calls, and in place of each that holds too much the layers that it calls. A
-layer holds too much if its inner activations exceed a limit, and that limit is taken for which the outputs of all
-chosen layers and the inner activations of the largest of them are the fewest bytes together: what the backward pass
-needs at its peak. Thus of a stack of blocks each block is chosen; a wrapper around a backbone saves what the backbone
-alone would, whether or not a head stands next to it; and an encoder and a decoder are not computed again as a whole.
+The choice starts with the layers that the module itself calls; a layer that holds too much is replaced by the layers
+that it calls. A layer holds too much if its inner activations exceed a limit. The limit minimizes the peak memory of
+the backward pass: the bytes of the outputs of all chosen layers plus the inner activations of the largest chosen layer.
+So each block of a stack of blocks is chosen; a wrapper around a backbone saves as much as the backbone alone, with or
+without a head next to it; and an encoder and a decoder are not recomputed as a whole.
 
-What a layer holds is estimated by the outputs of the layers that it calls when it is executed once. A layer in the body
-of a scan is executed many times: of a scan over blocks it is the block that is computed again, and not the scan.
+The inner activations of a layer are estimated as the outputs of the layers that it calls in a single execution. A layer
+in the body of a scan is executed many times: in a scan over blocks, the block is recomputed, and not the scan.
 
-Only calls by `__call__` count as layers. A layer's other methods, and what it computes itself, belong to that layer; in
-a module that is split they are kept as usual. So is what `nn.jit` has compiled before, which calls no layers.
+Only calls of `__call__` count as layers. Other methods of a layer, and its own computation, belong to that layer; in a
+layer that is split they are kept as usual. Functions that `nn.jit` has already compiled call no layers, so they are
+kept too.
 
-Outputs, gradients, random numbers and state are those of a plain call. The statistics of BatchNorm are always kept, so
-that replicas exchange nothing twice. On CPU, XLA of jax 0.10 undoes every rematerialisation outside of scans.
+Outputs, gradients, random numbers and state equal the results of a plain call. BatchNorm statistics are always kept, so
+replicas exchange nothing twice. On CPU, XLA of jax 0.10 undoes every rematerialization outside of scans.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ from trainer.modules.calling.call_arguments import MakeKey
 
 Call = Callable[[], Any]
 Plan = dict[Hashable, "Plan | None"]
-"""What to do with the layers that a layer calls, by name: None to rematerialise a layer, else the plan for its
-layers."""
+"""Plan for the layers that a layer calls, by name: None rematerializes a layer, else the plan for its layers."""
 
 _NUMBERS = itertools.count()
 
@@ -51,20 +50,20 @@ _POLICY = jax.checkpoint_policies.save_only_these_names(STATISTICS_NAME)
 
 
 class Rematerialisation:
-    """Runs one module with rematerialisation, and remembers which of its layers are chosen."""
+    """Runs a module with rematerialization, and remembers the choice of its layers."""
 
     def __init__(self) -> None:
         self._plans: dict[Any, Plan] = {}
 
     def run(self, apply: Callable[[MakeKey], Any], make_key: MakeKey, inputs: PyTree) -> Any:
-        """Returns `apply(make_key)`, with the chosen layers rematerialised.
+        """Returns `apply(make_key)`, with the chosen layers rematerialized.
 
-        Layers are chosen from an abstract run, once for each structure and shapes of the inputs.
+        An abstract run chooses the layers, once for each structure and shapes of the inputs.
 
         Args:
-          apply: applies the module, so that each layer is called by `call_layer`.
-          make_key: gives the key of a random stream.
-          inputs: the batch that the module is applied to.
+          apply: Applies the module; each layer is called by `call_layer`.
+          make_key: Returns the key of a random stream.
+          inputs: The batch.
         """
         leaves, structure = jax.tree.flatten(inputs)
         spec = structure, tuple((jnp.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
@@ -75,19 +74,19 @@ class Rematerialisation:
 
 
 def call_layer(path: Hashable, call: Call, rematerialised: Call) -> Any:
-    """Returns what a layer returns, by a plain call unless it is chosen for rematerialisation.
+    """Returns the outputs of a layer, from a plain call unless it is chosen for rematerialization.
 
     Args:
-      path: a name that is unique among the layers of the caller.
-      call: calls the layer.
-      rematerialised: calls it by `rematerialise`.
+      path: A name that is unique among the layers of the caller.
+      call: Calls the layer.
+      rematerialised: Calls the layer by `rematerialise`.
     """
     observer: _Observer | None = state.current().layer_observer
     return call() if observer is None else observer.call_layer(path, call, rematerialised)
 
 
 def call_function(name: str, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Returns `function(*args, **kwargs)`, where a function without parameters is a layer of that name."""
+    """Returns `function(*args, **kwargs)`. The function counts as a layer of that name, without parameters."""
     def call() -> Any:
         return function(*args, **kwargs)
 
@@ -95,12 +94,12 @@ def call_function(name: str, function: Callable[..., Any], args: tuple, kwargs: 
 
 
 def rematerialise(transform: Callable[..., Any], call: Callable[..., Any], *objects: Any) -> Any:
-    """Returns `call(*objects)` under rematerialisation. Its outputs may have leaves of any type.
+    """Returns `call(*objects)` with rematerialization. The outputs may have leaves of any type.
 
     Args:
-      transform: `jax.checkpoint`, or a form of it that takes other objects than arrays as arguments.
-      call: may also use arrays of the scope around it.
-      objects: what must be passed through the transformation.
+      transform: `jax.checkpoint`, or a form of it that takes objects other than arrays as arguments.
+      call: A function that may also use arrays of the scope around it.
+      objects: The objects to pass through the transformation.
     """
     structure: Any = None
     constants: dict[int, Any] = {}
@@ -111,15 +110,15 @@ def rematerialise(transform: Callable[..., Any], call: Callable[..., Any], *obje
         constants.update({index: leaf for index, leaf in enumerate(leaves) if not isinstance(leaf, jax.Array)})
         return [leaf for index, leaf in enumerate(leaves) if index not in constants]
 
-    # Both passes of a step are in one program, also in a loop over steps. Unless prevented, XLA would find that they
-    # compute the same, and keep it.
+    # Both passes of a step are in one program, also in a loop over steps. Unless prevented, XLA would merge their equal
+    # computations and keep the results.
     arrays = iter(transform(arrays_of_call, prevent_cse=True, policy=_POLICY)(*objects))
     return jax.tree.unflatten(structure, [constants[index] if index in constants else next(arrays)
                                           for index in range(structure.num_leaves)])
 
 
 def take_out(tree: PyTree, is_taken: Callable[[Any], bool]) -> tuple[list[Any], Callable[..., Any]]:
-    """Returns the leaves of a tree that are to be taken, and the function that puts others in their places.
+    """Returns the chosen leaves of a tree, and a function that puts other leaves in their places.
 
     >>> taken, put_back = take_out({"x": 1, "name": "mean"}, lambda leaf: isinstance(leaf, int))
     >>> taken, put_back(5)
@@ -171,7 +170,7 @@ class _Rematerialiser:
 
 @dataclasses.dataclass
 class _Layer:
-    """What one layer's calls of another were seen to do."""
+    """Record of a layer's calls by its caller."""
 
     executions: float = 0.0
     output_bytes: float = 0.0
@@ -179,7 +178,7 @@ class _Layer:
 
     @functools.cached_property
     def inner_bytes(self) -> float:
-        """What the layers that it calls return in one execution; to be read when all calls are recorded."""
+        """Bytes of the outputs of the called layers in a single execution; final once all calls are recorded."""
         return sum(layer.output_bytes + layer.executions * layer.inner_bytes
                    for layer in self.layers.values()) / max(self.executions, 1)
 
@@ -195,7 +194,7 @@ class _Layer:
 
 
 class _Recorder:
-    """Records which layer calls which, and chooses."""
+    """Records the calls of layers, and makes the plan."""
 
     def __init__(self) -> None:
         self._module_path: Hashable = None
@@ -206,7 +205,7 @@ class _Recorder:
     def call_layer(self, path: Hashable, call: Call, rematerialised: Call) -> Any:
         outer = self._caller
         if outer is None:
-            # The module itself. It is called once more if it asked for a random stream that was not there.
+            # The module itself. It is called again if it asks for a missing random stream.
             layer = self._module = _Layer()
             self._module_path = path
         else:
@@ -216,7 +215,7 @@ class _Recorder:
             outputs = call()
         finally:
             self._caller = outer
-        # The program that is traced tells by this mark how often the call is executed, and the size of what it returns.
+        # This name marks the outputs in the traced program, to find the number of executions and the output bytes.
         name = f"call {next(_NUMBERS)}"
         self._called[name] = layer
         return jax.tree.map(lambda leaf: checkpoint_name(leaf, name) if isinstance(leaf, jax.Array) else leaf, outputs)
@@ -229,7 +228,7 @@ class _Recorder:
             chosen = self._module.chosen(limit)
             return sum(layer.output_bytes for layer in chosen) + max((layer.inner_bytes for layer in chosen), default=0)
 
-        # From the largest: of equally good limits, that which takes the fewest layers apart.
+        # From the largest: of equally good limits, the largest splits the fewest layers.
         limit = min(sorted(self._module.limits(), reverse=True), key=bytes_at_peak)
         return {self._module_path: self._module.plan(limit)}
 

@@ -1,7 +1,7 @@
-"""A list of layers and plain functions as one module.
+"""A list of layers and plain functions as a single module.
 
-Owns the calls one after another, and the stack of Linen layers; `nnx_sequential.py` has the one of NNX layers. Unlike
-Flax's own `Sequential`, a stack tells each layer that has a flag for it whether it is being trained.
+Owns the sequence of calls and the stack of Linen layers; `nnx_sequential.py` owns the stack of NNX layers. Unlike
+Flax's `Sequential`, a stack passes a training flag to each layer that has a parameter for it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from trainer.modules.summary import CallObserver, ModuleLayer
 
 
 def call_in_turn(layers: Sequence[Callable[..., Any]], inputs: PyTree, training: bool, make_key: MakeKey) -> Any:
-    """Returns what the last layer returns, where each is called on what the layer before it returned.
+    """Returns the output of the last layer. Each layer is called on the output of the layer before it.
 
     Args:
-      layers: bound Linen layers or NNX layers, and plain functions between them.
-      inputs: one batch.
-      training: whether the call is part of training.
-      make_key: gives a key for each name that a layer's signature asks for.
+      layers: Bound Linen layers or NNX layers, and plain functions between them.
+      inputs: One batch.
+      training: Whether the call is part of training.
+      make_key: Returns a key for each name that a layer's signature asks for.
     """
     for index, layer in enumerate(layers):
         args, kwargs = call_arguments(layer, inputs, training, functools.partial(_key, make_key, index))
@@ -44,19 +44,19 @@ def _key(make_key: MakeKey, index: int, name: str) -> jax.Array:
 
 
 def linen_stack(layers: Sequence[Callable[..., Any]]) -> nn.Module:
-    """Returns a Linen module that applies `layers` one after another.
+    """Returns a Linen module that applies `layers` in sequence.
 
-    Its parameters are named as in `nn.Sequential` ("layers_0"), or by a layer's own name, if any.
+    Its parameters have the names of `nn.Sequential` ("layers_0"), or a layer's own name, if any.
     """
     return LinenStack(tuple(layers))
 
 
 class LinenStack(nn.Module):
-    """What `linen_stack` returns."""
+    """The module returned by `linen_stack`."""
 
     layers: tuple[Callable[..., Any], ...]
 
-    # Read by Flax: a layer keeps the name it was given.
+    # Read by Flax: a layer keeps its own name.
     preserve_adopted_names = True
 
     @nn.compact
@@ -65,13 +65,13 @@ class LinenStack(nn.Module):
 
     @property
     def names(self) -> list[str]:
-        """The name of each layer."""
+        """Names of the layers."""
         return [(isinstance(layer, nn.Module) and layer.name) or f"layers_{index}"
                 for index, layer in enumerate(self.layers)]
 
 
 class EmptyStack(FunctionalModule):
-    """A stack that has no layers yet: it can be asked for them, and nothing else."""
+    """A stack without layers. Only its list of layers can be used."""
 
     name = "sequential"
 
@@ -84,11 +84,9 @@ class EmptyStack(FunctionalModule):
         self.init(jax.random.key(0), inputs)
 
     def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
-        """See the base class."""
         return {}, []
 
     def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
-        """See the base class."""
         return []
 
     def absorb(self, params: dict, model_state: dict) -> None:

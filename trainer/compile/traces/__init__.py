@@ -1,1 +1,1 @@
-"""Traced programs: what is proved of them, and what is rewritten in them before XLA compiles them."""
+"""Traced programs: proofs about them, and rewrites of them before XLA compiles them."""

@@ -1,7 +1,7 @@
 """Convolutions in the layout that XLA computes fast on CPUs, also in loops.
 
-Owns the rewriting of a traced program: XLA transposes the arrays of other convolutions too, but not in a loop. There it
-computes them element by element, up to nine times as slowly, and a group of fused steps is a loop.
+Owns the rewrite of a traced program. XLA itself transposes the arrays of other layouts, but not in a loop, such as a
+group of fused steps: there it computes element by element, up to nine times slower.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from trainer.compile.traces.equations import called, rewritten
 
 
 def with_fast_convolutions(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of the same value, with convolutions of rows, positions, channels only.
+    """Returns an equal function whose convolutions all have the layout rows, positions, channels.
 
-    JAX computes the gradients of a convolution by others, in another layout. Their arrays are transposed before and
-    after.
+    The gradients of a convolution are convolutions in other layouts. Their arrays are transposed before and after.
 
     Args:
-      function: compiled; a pure function of trees of arrays. It is traced when the returned function is called.
+      function: A compiled, pure function of trees of arrays. It is traced when the returned function is called.
 
     Example:
       >>> import jax.numpy as jnp
@@ -44,12 +43,12 @@ def _fast(equation: Any, _: Sequence[Any]) -> Any:
 
 def _fast_layout(rank: int) -> jax.lax.ConvDimensionNumbers:
     rows_positions_channels = (0, rank - 1, *range(1, rank - 1))
-    positions_channels = (rank - 1, rank - 2, *range(rank - 2))  # those of the output come last
+    positions_channels = (rank - 1, rank - 2, *range(rank - 2))  # output channels come last
     return jax.lax.ConvDimensionNumbers(rows_positions_channels, positions_channels, rows_positions_channels)
 
 
 def _transposed(convolution: Any) -> Any:
-    """Returns an equation that calls the convolution in the fast layout, of transposed arrays."""
+    """Returns an equation that calls the convolution in the fast layout, on transposed arrays."""
     def call(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
         numbers = convolution.params["dimension_numbers"]
         fast = _fast_layout(inputs.ndim)
@@ -62,6 +61,6 @@ def _transposed(convolution: Any) -> Any:
 
 
 def _moved(array: jax.Array, axes: Sequence[int], to: Sequence[int]) -> jax.Array:
-    """Returns an array transposed, so that what was axis `axes[i]` is axis `to[i]`."""
+    """Returns an array transposed, so that axis `axes[i]` becomes axis `to[i]`."""
     order = dict(zip(to, axes, strict=True))
     return jax.lax.transpose(array, [order[axis] for axis in range(array.ndim)])

@@ -1,4 +1,4 @@
-"""Equations of traced programs, read and run again: what differs from one version of JAX to the next."""
+"""Equations of traced programs: access and evaluation across JAX versions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ REMATERIALISED = ("checkpoint", "remat2", "remat")
 
 
 def program_of(equation: Any) -> Any:
-    """Returns the program of a call or of a loop, a `ClosedJaxpr` or what has its attributes."""
+    """Returns the program of a call or of a loop, a `ClosedJaxpr` or an object with its attributes."""
     found = equation.params["jaxpr"] if "jaxpr" in equation.params else equation.params["call_jaxpr"]
     return found if hasattr(found, "consts") else ClosedJaxpr(found, ())
 
 
 def jaxpr_of(program: Any) -> Any:
-    """Returns the `Jaxpr` of a program; later versions of JAX have one class for both."""
+    """Returns the `Jaxpr` of a program; later versions of JAX have a single class for both."""
     return getattr(program, "jaxpr", program)
 
 
 def scan_counts(equation: Any) -> tuple[int, int]:
-    """Returns how many arguments of a `scan` are constant, and how many are carried: a slice has an axis less."""
+    """Returns the numbers of constant and carried arguments of a `scan`. A slice has an axis less than its argument."""
     turn = jaxpr_of(program_of(equation))
     unsliced, carried = (
         sum(outer.aval.ndim == inner.aval.ndim for outer, inner in zip(outside, inside, strict=True))
@@ -36,30 +36,30 @@ def scan_counts(equation: Any) -> tuple[int, int]:
 
 
 def run(equation: Any, values: Sequence[Any], **changes: Any) -> list[Any]:
-    """Returns what an equation's operation gives for some values.
+    """Returns the results of an equation's operation for other operands.
 
     Args:
-      equation: of a traced program.
-      values: in the place of its operands.
-      **changes: parameters in the place of its own.
+      equation: An equation of a traced program.
+      values: The operands.
+      **changes: Parameters to change.
     """
     params = equation.primitive.get_bind_params({**equation.params, **changes})
-    functions, params = params if isinstance(params, tuple) else ((), params)  # as some versions of JAX have it
+    functions, params = params if isinstance(params, tuple) else ((), params)  # depends on the version of JAX
     with equation.ctx.manager:
         found = equation.primitive.bind(*functions, *values, **params)
     return list(found) if equation.primitive.multiple_results else [found]
 
 
 Change = Callable[[Any, Sequence[Any]], Any]
-"""Returns the equation that takes an equation's place, or that very equation; the second are all of its program's."""
+"""Returns the replacement of an equation, or the same equation; its second argument is all equations of the program."""
 
 
 def rewritten(function: Callable[..., Any], change: Change, skipped: Collection[str] = ()) -> Callable[..., Any]:
-    """Returns a function with other equations in its trace, which is made when the function is called.
+    """Returns a function with changed equations in its trace, which is made at each call.
 
     Args:
-      function: compiled; a pure function of trees of arrays. Where nothing is changed, it is called as it is.
-      change, skipped: as of `with_equations`.
+      function: A compiled, pure function of trees of arrays. It is called directly if no equation changes.
+      change, skipped: As in `with_equations`.
     """
 
     def call(*args: Any) -> Any:
@@ -73,21 +73,21 @@ def rewritten(function: Callable[..., Any], change: Change, skipped: Collection[
 
 
 def evaluated(program: ClosedJaxpr, args: Any, outputs: Any) -> Any:
-    """Returns the results of a program for a tree of arguments, as a tree of the structure of `outputs`."""
+    """Returns the results of a program for a tree of arguments, as a tree with the structure of `outputs`."""
     return jax.tree.unflatten(jax.tree.structure(outputs), jaxpr_as_fun(program)(*jax.tree.leaves(args)))
 
 
 def with_equations(
     program: Any, change: Change, known: dict[int, Any] | None = None, skipped: Collection[str] = ()
 ) -> Any:
-    """Returns a program with other equations, also in its loops, branches and calls; the very program if none is.
+    """Returns a program with changed equations, also in its loops, branches and calls; the same object if none changes.
 
     Args:
-      program: a `ClosedJaxpr` or `Jaxpr`.
-      change: called in the order of the program, after what is inside of an equation.
-      known: the results so far, by the identity of the program, for a `change` that does not depend on the place: what
-        several equations call stays one program. None rewrites it for each of them.
-      skipped: the names of primitives whose programs stay as they are.
+      program: A `ClosedJaxpr` or `Jaxpr`.
+      change: Called in the order of the program, for inner equations before the outer equation.
+      known: Results so far, by the identity of the program, for a `change` that does not depend on the place: a program
+        that several equations call stays a single program. None rewrites it for each of them.
+      skipped: Names of primitives whose programs stay as they are.
     """
     if known is not None and id(program) in known:
         return known[id(program)]
@@ -120,7 +120,7 @@ def _with_params(equation: Any, param: Callable[[Any], Any]) -> Any:
 
 
 def called(function: Callable[..., Any], equation: Any) -> Any:
-    """Returns an equation that calls a function of an equation's operands in its place."""
+    """Returns an equation that replaces an equation by a call of a function of its operands."""
     shapes = (jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype) for operand in equation.invars)
     call, = jax.make_jaxpr(compiled(function))(*shapes).eqns
     return call.replace(invars=equation.invars, outvars=equation.outvars, source_info=equation.source_info)

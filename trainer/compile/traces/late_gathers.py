@@ -1,10 +1,9 @@
-"""Parameters that are gathered again for each use, so that no device has all of them at once.
+"""Parameters that are gathered again for each use, so that no device holds all of them at once.
 
-Owns the rewriting of a traced step that gathers split parameters at its beginning: a gathered array would live until
-its last use, in the backward pass. In the rewritten program each operation that uses it gathers it for itself, no
-sooner than a few uses before have begun. What is computed stays the same, for any code of a step. PyTorch's FSDP frees
-whole parameters after each use likewise (Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
-Parallel", 2023).
+Owns the rewrite of a traced step that gathers split parameters at its start: a gathered array would live until its last
+use, in the backward pass. In the rewritten program each operation gathers its own operands, at most a few uses ahead.
+The results stay the same, for any code of a step. PyTorch's FSDP also frees whole parameters after each use (Zhao et
+al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", 2023).
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from jax.extend.core import Literal
 
 from trainer.compile.traces.equations import CALLS, REMATERIALISED, jaxpr_of, program_of, run, scan_counts
 
-# Smaller arrays are gathered at the beginning, many in one collective, and stay: all together they are few bytes.
+# Smaller arrays are gathered at the start, many in one collective, and stay: together they have few bytes.
 LEAST_BYTES = 2**20
-# How many uses earlier than its own a gathering may begin, to run beside their arithmetic.
+# Number of uses ahead of its own that a gather may begin, to overlap with their arithmetic.
 USES_AHEAD = 2
-_MUCH_LARGER = 8  # as gradients of a language model's logits are
+_MUCH_LARGER = 8  # such as gradients of a language model's logits
 _ELEMENTWISE = ("convert_element_type", "copy")
 _OF_THE_SAME_VALUES = (*_ELEMENTWISE, "reshape", "transpose", "squeeze", "broadcast_in_dim", "expand_dims")
 
 
 def with_late_gathers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of the same value that gathers parts again wherever their whole is used.
+    """Returns an equal function that gathers shards again for each use of the whole array.
 
     Args:
-      function: a pure function of trees of arrays, that gathers some arrays of the first tree by a tiled
+      function: A pure function of trees of arrays, which gathers arrays of the first tree by a tiled
         `jax.lax.all_gather`. It is traced when the returned function is called.
     """
 
@@ -51,14 +50,7 @@ def with_late_gathers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Late:
-    """An array that is gathered where it is used.
-
-    Attributes:
-      part: this replica's part of it.
-      gathering: the equation that gathers it.
-      axis: the axis along which it does.
-      then: equations of one array each that follow.
-    """
+    """An array that is gathered where it is used, followed by the equations `then`; `part` is this replica's shard."""
 
     part: Any
     gathering: Any
@@ -73,7 +65,7 @@ class _Late:
         return value
 
     def followed_by(self, equation: Any) -> _Late:
-        """Returns what an equation makes of the array."""
+        """Returns the result of an equation on the array."""
         return dataclasses.replace(self, then=(*self.then, equation))
 
     @property
@@ -82,23 +74,19 @@ class _Late:
         return self.axis > 0 and all(equation.primitive.name in _ELEMENTWISE for equation in self.then)
 
     def of_slice(self, part: Any) -> _Late:
-        """Returns what a slice along the first axis is, from that of the part."""
+        """Returns a slice along the first axis, from the slice of the shard."""
         return dataclasses.replace(self, part=part, axis=self.axis - 1)
 
 
 class _Rewriter:
-    """Runs a program in a trace, but for its gatherings, which it puts off.
-
-    Args:
-      parts: the arrays whose gathering is put off.
-    """
+    """Runs a program in a trace, and defers the gathers of `parts`."""
 
     def __init__(self, parts: Sequence[Any] = ()):
         self._parts = {id(part): part for part in parts}
-        self._uses: collections.deque[Any] = collections.deque(maxlen=USES_AHEAD)  # of each of the last, an array
+        self._uses: collections.deque[Any] = collections.deque(maxlen=USES_AHEAD)  # an array for each of the last uses
 
     def run(self, program: Any, args: Sequence[Any]) -> list[Any]:
-        """Returns what a `ClosedJaxpr` returns, of arrays and of `_Late` ones."""
+        """Returns the results of a `ClosedJaxpr` for arrays and `_Late` arrays."""
         jaxpr = jaxpr_of(program)
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
         values.update(zip(jaxpr.invars, args, strict=True))
@@ -131,7 +119,7 @@ class _Rewriter:
         return found
 
     def _rematerialised(self, equation: Any, read: list[Any]) -> Sequence[Any]:
-        """Runs what a backward pass computes again, after all that it computes it from, as JAX does."""
+        """Runs the recomputation of a backward pass, after all of its inputs, as JAX does."""
         if equation.params["differentiated"] and equation.params["prevent_cse"]:
             held = lax.optimization_barrier([value.part if isinstance(value, _Late) else value for value in read])
             read = [dataclasses.replace(value, part=new) if isinstance(value, _Late) else new
@@ -139,13 +127,13 @@ class _Rewriter:
         return self.run(program_of(equation), read)
 
     def _scanned(self, equation: Any, read: list[Any]) -> Sequence[Any]:
-        """Runs a loop, of whose stacked arrays each turn gathers its own."""
+        """Runs a loop in which each iteration gathers its slices of the stacked arrays."""
         consts, carried = scan_counts(equation)
         first = consts + carried
         sliced = {index: value for index, value in enumerate(read)
                   if index >= first and isinstance(value, _Late) and value.can_be_sliced}
         whole = [value.part if index in sliced else self.whole(value) for index, value in enumerate(read)]
-        same: dict[int, _Late] = {}  # outputs that are stacks which came in, as a backward pass needs them
+        same: dict[int, _Late] = {}  # outputs that are unchanged input stacks, as a backward pass needs them
 
         def turn(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
             args = [*whole[:consts], *carry, *slices]
@@ -168,7 +156,7 @@ class _Rewriter:
         return found
 
     def whole(self, value: Any) -> Any:
-        """Returns an array for an operation that needs all of it."""
+        """Returns the whole array, for an operation that needs it."""
         if not isinstance(value, _Late):
             return value
         if len(self._uses) < USES_AHEAD:
@@ -176,7 +164,7 @@ class _Rewriter:
         return value.made(_after(self._uses[0], value.part))
 
     def _note_use(self, read: Sequence[Any], found: Sequence[Any]) -> None:
-        """Notes an array that shows that a use has begun, or ended: what comes after it keeps it in memory."""
+        """Records an array that marks the begin or end of a use; later operations keep it in memory."""
         begun, ended = map(_smallest_of_floats, (read, found))
         if begun is not None and (ended is None or begun.size <= _MUCH_LARGER * ended.size):
             self._uses.append(begun)
@@ -191,11 +179,9 @@ def _smallest_of_floats(values: Sequence[Any]) -> Any:
 
 
 def _after(earlier: jax.Array, part: jax.Array) -> jax.Array:
-    """Returns `part`, to the bit, in a way that the compiler cannot do without `earlier`.
-
-    It takes an `optimization_barrier` out before it looks for equal operations the last time, finds the array gathered
-    before, and keeps that (seen with jax 0.10 and 0.12, on CPUs and GPUs).
-    """
+    """Returns `part`, to the bit, in a form that the compiler cannot compute without `earlier`."""
+    # XLA removes an `optimization_barrier` before its last search for equal operations; then it finds the array that
+    # was gathered before, and keeps it (seen with jax 0.10 and 0.12, on CPUs and GPUs).
     number = lax.slice(earlier.ravel(), (0,), (1,))[0]
     never = (number != number) & (number == number)
     return jnp.where(never, jnp.zeros_like(part), part)
@@ -207,5 +193,5 @@ def _nbytes(shape: Any) -> int:
 
 def _run(equation: Any, values: Sequence[Any], **changes: Any) -> list[Any]:
     if equation.primitive.name in _ELEMENTWISE and "sharding" in equation.params:
-        changes["sharding"] = None  # of another shape, maybe
+        changes["sharding"] = None  # the shape may differ
     return run(equation, values, **changes)

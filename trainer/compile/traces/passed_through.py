@@ -1,7 +1,4 @@
-"""Which results of a function are its arguments, as they were.
-
-Owns how that is read from the function's trace.
-"""
+"""Finds the results of a function that are unchanged arguments, from its trace."""
 
 from __future__ import annotations
 
@@ -10,15 +7,15 @@ from typing import Any
 
 import jax
 
-_COPIES = ("device_put", "sharding_constraint")  # primitives whose results are their arguments, maybe elsewhere
+_COPIES = ("device_put", "sharding_constraint")  # primitives that return their arguments, maybe on other devices
 
 
 def is_passed_through(function: Callable[[dict[Any, Any]], dict[Any, Any]], values: dict[Any, Any]) -> dict[Any, bool]:
-    """Returns, for each key, whether `function(values)[key]` is `values[key]`, also by way of inner compiled functions.
+    """Returns, for each key, whether `function(values)[key]` is `values[key]`, also through inner compiled functions.
 
     Args:
-      function: takes and returns a dict of arrays by the same keys.
-      values: what it is traced with.
+      function: A function from a dict of arrays to a dict with the same keys.
+      values: Arguments for the trace.
 
     >>> is_passed_through(lambda x: {"a": jax.jit(lambda a: a)(x["a"]), "b": x["b"] + 1}, {"a": 1.0, "b": 1.0})
     {'a': True, 'b': False}
@@ -33,8 +30,8 @@ def first_passed_through(jaxpr: Any, count: int) -> list[bool]:
     """Returns, for each of the first results of a traced function, whether it is the argument in the same place.
 
     Args:
-      jaxpr: a `ClosedJaxpr`.
-      count: how many results, which have as many arguments before all others.
+      jaxpr: A `ClosedJaxpr`.
+      count: Number of results, and of first arguments.
     """
     results, arguments = jaxpr.jaxpr.outvars[:count], jaxpr.jaxpr.invars[:count]
     return [_origin(jaxpr.jaxpr, result) is argument for result, argument in zip(results, arguments, strict=True)]

@@ -1,7 +1,7 @@
-"""Random bits for a replica's rows, equal to those that one device draws for the rows of all.
+"""Random bits for a replica's rows, equal to the bits that a single device draws for all rows.
 
-Owns the rewriting of a traced program. With `jax_threefry_partitionable`, JAX's default, a number depends on the key
-and on its place in the array alone: a replica draws what stands in the places of its rows.
+Owns the rewrite of a traced program. With `jax_threefry_partitionable`, JAX's default, a random number depends only on
+the key and on its position in the array: a replica draws the numbers at the positions of its rows.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from trainer.compile.traces.equations import called, evaluated, with_equations
 
 
 class UnlikeDraws(Exception):
-    """What is drawn for some rows is not what is drawn for other numbers of them."""
+    """The random draws depend on the number of rows."""
 
 
 def can_draw_rows(equation: Any) -> bool:
-    """Returns whether a `random_bits` equation may draw the bits of some rows of a larger array: rows come first."""
+    """Returns whether a `random_bits` equation can draw bits for some rows of a larger array, rows first."""
     key, params = equation.invars[0].aval, equation.params
     is_partitionable = bool(getattr(jax.config, "jax_threefry_partitionable", True))
     return (str(key.dtype) == "key<fry>" and key.shape == () and params["bit_width"] <= 32
@@ -32,17 +32,17 @@ def can_draw_rows(equation: Any) -> bool:
 
 
 def with_bits_of_rows(function: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
-    """Returns a function of a replica's rows that draws for them what one device draws for the rows of all.
+    """Returns a function of a replica's rows with the random draws of a single device for all rows.
 
     Args:
-      function: compiled; a pure function of trees of arrays, the last of them the rows. Bits that it draws for them
-        have rows first. It is traced when the returned function is called; where it draws, also on twice the rows,
-        which tells what is drawn for rows from what is not.
-      axis_name: that of the replicas' axis, as of `jax.lax.axis_index`.
+      function: A compiled, pure function of trees of arrays, of which the last tree holds the rows. Rows are the first
+        axis of the bits drawn for them. The function is traced when the returned function is called; if it draws bits,
+        also on twice the rows, to find the draws for rows.
+      axis_name: Name of the replica axis, as for `jax.lax.axis_index`.
 
     Raises:
-      UnlikeDraws: from the function, if it draws in another way for twice the rows, as code may that looks at their
-        number.
+      UnlikeDraws: Raised by the returned function, if draws differ in another way for twice the rows, as in code that
+        depends on the number of rows.
 
     Example:
       >>> import jax.numpy as jnp
@@ -71,7 +71,7 @@ def with_bits_of_rows(function: Callable[..., Any], axis_name: str) -> Callable[
 
 
 def _drawn(program: Any) -> list[tuple[int, ...]]:
-    """Returns the shapes that a program draws bits of, one after another."""
+    """Returns the shapes of a program's random bits, in order."""
     shapes = []
 
     def note(equation: Any, _: Any) -> Any:
@@ -92,7 +92,7 @@ def _with_rows_drawn(program: Any, are_of_rows: Iterator[bool], axis_name: str) 
 
 
 def _of_rows(draw: Any, axis_name: str) -> Any:
-    """Returns an equation that calls what draws a replica's rows."""
+    """Returns an equation that draws the bits of a replica's rows."""
     def bits(key: jax.Array) -> jax.Array:
         one, other = jax.random.key_data(key)
         halves = threefry2x32_p.bind(one, other, *_places(draw.params["shape"], lax.axis_index(axis_name)))
@@ -102,11 +102,11 @@ def _of_rows(draw: Any, axis_name: str) -> Any:
 
 
 def _places(shape: tuple[int, ...], replica: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns where the numbers of a replica's rows stand among those of all, as 32 high and 32 low bits."""
+    """Returns the positions of a replica's numbers among the numbers of all rows, as 32 high and 32 low bits."""
     size, half = math.prod(shape[1:]), 0xFFFF
     row = replica.astype(jnp.uint32) * np.uint32(shape[0]) + jnp.arange(shape[0], dtype=jnp.uint32)
     row = row.reshape(-1, *[1] * (len(shape) - 1))
-    # The product of two numbers of 32 bits, by halves.
+    # Product of two 32-bit numbers, by halves.
     low_by_high = (row & half) * (size >> 16) + ((row & half) * (size & half) >> 16)
     high_by_low = (row >> 16) * (size & half) + (low_by_high & half)
     high = (row >> 16) * (size >> 16) + (low_by_high >> 16) + (high_by_low >> 16)

@@ -1,8 +1,7 @@
-"""Whether a function of a batch computes each row's results from that row, and what is drawn for it, alone.
+"""Proves that a function of a batch computes each row's results from that row and its random draws alone.
 
-Owns how that is proved from the function's trace. The proof knows what each primitive does along the axis of the rows;
-what it does not know counts as mixing rows. The function is traced on other numbers of rows too, so that what it
-computes from their number is seen.
+Owns the proof from the function's trace. It knows how each primitive acts along the row axis; unknown primitives count
+as mixing rows. Traces on other numbers of rows show computations with the number of rows.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from trainer.compile.traces.row_bits import can_draw_rows
 from trainer.compile.traces.same_traces import are_same_but_for_rows
 from trainer.core.types import PyTree
 
-# A prime that sizes other than the rows' hardly have as a factor, so that it tells the axis of the rows.
+# A prime that is hardly a factor of other sizes, so it marks the row axis.
 _ROWS = 1009
 _OTHER_ROWS = 1013
 
@@ -43,15 +42,15 @@ _SCATTERS = ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-ma
 _DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform", "random_gamma")
 _PROGRAMS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call",
              "custom_vjp_call", "custom_vjp_call_jaxpr", "scan", "while", "cond")
-# Whose derivatives of their own, of functions of rows, treat rows apart too.
+# Packages whose custom derivatives of functions of rows keep rows apart too.
 _KNOWN = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (jax, flax, optax))
-# A backward pass of its own may be any function of the cotangents: the mean of its results for replicas is not that of
-# the batch. This one is linear.
+# A custom backward pass may be any function of the cotangents, so the mean over replicas may differ from the result for
+# the batch. The backward pass in this file is linear.
 _LINEAR_BACKWARD = os.path.join(os.path.dirname(str(jax.__file__)), "_src", "cudnn", "fused_attention_stablehlo.py")
 
 
 class RowsMix(Exception):
-    """A function says while it is traced that its rows mix; the message is the reason, a clause."""
+    """A function reports while it is traced that its rows mix. The message is the reason, a clause."""
 
 
 
@@ -59,16 +58,16 @@ def why_rows_mix(
     function: Callable[..., Any], batch: PyTree, *others: PyTree, rows: Collection[int] = (_OTHER_ROWS,),
     known: dict[int, Any] | None = None,
 ) -> str | None:
-    """Returns what in a function may compute a row's results from other rows, as a clause; None if it is proved not to.
+    """Returns the reason, as a clause, why a row's results may depend on other rows; None if they provably do not.
 
-    All results that depend on the batch have to have its rows. Nothing is computed.
+    All results that depend on the batch must have its rows. Nothing is computed.
 
     Args:
-      function: a function of a batch, and of other arguments, that can be traced.
-      batch: a tree of arrays or shapes, rows first; how many there are does not matter.
-      *others: other arguments, such as weights: trees of arrays or shapes.
-      rows: numbers of rows that it is to do the same with, as where it is called with some of a batch's rows.
-      known: what is known of the same function, to which is added.
+      function: A traceable function of a batch and of other arguments.
+      batch: A tree of arrays or shapes, rows first. The number of rows does not matter.
+      *others: Other arguments, such as weights: trees of arrays or shapes.
+      rows: Numbers of rows for which the function must compute the same, for calls with some of a batch's rows.
+      known: Results so far for the same function; updated.
 
     Example:
       >>>       >>> x = jnp.ones((4, 3))
@@ -92,20 +91,20 @@ def why_rows_mix(
                 known[count] = are_same_but_for_rows(program, other, _ROWS, count)
     except RowsMix as error:
         return str(error)
-    except Exception as error:  # it takes other numbers of rows only: a multiple of a group's, for example
+    except Exception as error:  # it requires other numbers of rows, such as multiples of a group
         return f"it cannot be traced on any number of rows ({type(error).__name__})"
     return None if all(known[count] for count in rows) else "it computes with the number of rows"
 
 
 def certain_mixing(function: Callable[..., Any], batch: PyTree, *others: PyTree) -> str | None:
-    """Returns the operation by which a function surely computes a row's results from other rows, as a clause.
+    """Returns the operation that certainly computes a row's results from other rows, as a clause.
 
-    It is None for a function that is not known to do so, or that cannot be traced on any number of rows.
+    Returns None if no such operation is known, or the function cannot be traced on any number of rows.
 
     Args:
-      function: see `why_rows_mix`; so are the others.
-      batch: see `function`.
-      *others: see `function`.
+      function: As in `why_rows_mix`.
+      batch: As in `why_rows_mix`.
+      *others: As in `why_rows_mix`.
 
     Example:
       >>> certain_mixing(lambda x: jax.random.normal(jax.random.key(0), x.shape), np.ones((4, 3)))
@@ -132,7 +131,7 @@ def _certainly_mixed(jaxpr: Any) -> str | None:
 
 
 def _axes_along(equation: Any) -> Sequence[int]:
-    """Returns the axes that a reduction, or another primitive along some axes, works along."""
+    """Returns the axes of a reduction or of another primitive that works along axes."""
     params = equation.params
     return params.get("dimensions", params.get("axes", (params.get("axis", params.get("dimension")),)))
 
@@ -177,7 +176,7 @@ def _why_equation_mixes(equation: Any, seen: set[int]) -> str | None:
 
 
 def _leaves_rows_apart(name: str, equation: Any) -> bool:
-    """Returns whether each row's results, of a primitive that has rows, are computed from that row alone."""
+    """Returns whether a primitive with rows computes each row's results from that row alone."""
     axes = [_row_axes(variable) for variable in equation.invars]
     if name == "optimization_barrier":
         return True
@@ -193,7 +192,7 @@ def _leaves_rows_apart(name: str, equation: Any) -> bool:
     of_first = axes[0][0] if axes[0] else None
     result = _row_axes(equation.outvars[0])[0]
     if name == "dot_general":
-        return True  # a contraction of rows would have left none
+        return True  # a contraction of rows would leave no rows
     if name == "gather":
         return of_first is None or of_first in params["dimension_numbers"].operand_batching_dims or (
             params["slice_sizes"][of_first] == operand.aval.shape[of_first] and not axes[1])
@@ -239,7 +238,7 @@ def _row_axes(variable: Any) -> list[int]:
 
 
 def _source(function: Any) -> str:
-    """Returns the file that a function, or the function of a program, is from; "" if that is not known."""
+    """Returns the source file of a function, or of a program's function; "" if unknown."""
     debug_info = getattr(function, "debug_info", None)
     return str(getattr(debug_info, "func_src_info", "")).partition(" at ")[2]
 

@@ -1,6 +1,6 @@
-"""Whether two traces of a function, on different numbers of rows, compute the same with each row.
+"""Compares two traces of a function on different numbers of rows.
 
-Owns how traces are compared: operation by operation, with the same operands, shapes but for the rows, and results.
+Operations, operands, results, and shapes without the rows must be equal.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from jax.extend.core import Literal
 
 from trainer.compile.traces.equations import jaxpr_of
 
-# A single row is broadcast and reshaped in other ways than several are.
+# Primitives that broadcast and reshape a single row in other ways than several rows.
 _OF_SHAPES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims")
 _PLAIN = (bool, int, str, bytes, type(None), np.dtype)
 
 
 def are_same_but_for_rows(one: Any, other: Any, rows: int, other_rows: int) -> bool:
-    """Returns whether two traces are equal but for the number of rows in shapes.
+    """Returns whether two traces are equal except for the number of rows in shapes.
 
     Args:
-      one: a closed jaxpr.
-      other: another.
-      rows: the number of rows of `one`, which no other size has as a factor.
-      other_rows: the number of rows of `other`.
+      one: A closed jaxpr.
+      other: Another closed jaxpr.
+      rows: Number of rows of `one`, which is no factor of any other size.
+      other_rows: Number of rows of `other`.
 
     Example:
       >>> traces = [jax.make_jaxpr(lambda x: x[:, 0] * 2)(np.ones((rows, 3))) for rows in (1009, 4)]
@@ -98,12 +98,7 @@ class _Comparison:
 
 
 class _Sources:
-    """The equations of a jaxpr that compute, and the variables that others only reshape.
-
-    Args:
-      jaxpr: the jaxpr.
-      looks_through_shapes: whether operations that only reshape or broadcast are left out.
-    """
+    """The computing equations of a jaxpr; if `looks_through_shapes`, without plain reshapes and broadcasts."""
 
     def __init__(self, jaxpr: Any, looks_through_shapes: bool):
         self._reshaped = {id(equation.outvars[0]): equation.invars[0] for equation in jaxpr.eqns
@@ -112,12 +107,12 @@ class _Sources:
 
     @property
     def computing(self) -> Iterator[Any]:
-        """The equations that are not left out."""
+        """The computing equations."""
         return (equation for equation in self._equations if id(equation.outvars[0]) not in self._reshaped) if (
             self._reshaped) else iter(self._equations)
 
     def of(self, variable: Any) -> Any:
-        """Returns the variable or the literal that a variable is a reshaped or broadcast form of."""
+        """Returns the variable or literal that a variable is a reshaped or broadcast form of."""
         while id(variable) in self._reshaped:
             variable = self._reshaped[id(variable)]
         return variable

@@ -1,9 +1,9 @@
-"""Operations that XLA divides over devices with other numbers, along axes that each device therefore gets whole.
+"""Operations that XLA divides over devices with wrong results; their axes stay whole on each device.
 
-Owns the rewriting of a traced program that XLA divides. Seen with jax 0.10 and 0.12, without this library as well: of a
-strided convolution over a divided axis, of the gradient of overlapping windows, and of gradients of a convolution for
-each row (which are one convolution with a group a row) XLA computes others; for a Fourier transform along one it ends
-the process. A maximum or a minimum over one leaves out NaN, as collectives do.
+Owns the rewrite of a traced program that XLA divides. Seen with jax 0.10 and 0.12, also without this library: XLA
+computes wrong results for a strided convolution over a divided axis, for the gradient of overlapping windows, and for
+per-row gradients of a convolution (a convolution with a group for each row). A Fourier transform along a divided axis
+ends the process. A maximum or minimum over a divided axis loses NaN, as collectives do.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _WINDOWS = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_w
 
 
 def with_undivided_axes(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """Returns a function of the same value whose program XLA divides over a mesh without changing that value.
+    """Returns an equal function whose program XLA can divide over a mesh without changing its value.
 
-    The axes along which an operation must not be divided are whole on each device; how others are divided is XLA's
-    decision, as before.
+    Axes along which an operation must not be divided stay whole on each device. XLA decides about all other axes, as
+    before.
 
     Args:
-      function: compiled; a pure function of trees of arrays. It is traced when the returned function is called.
-      mesh: the devices.
+      function: A compiled, pure function of trees of arrays. It is traced when the returned function is called.
+      mesh: The devices.
 
     Example:
       >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("replica",))
@@ -50,7 +50,7 @@ def with_undivided_axes(function: Callable[..., Any], mesh: Mesh) -> Callable[..
         axes = _whole_axes(name, equation)
         return called(lambda *operands: _undivided(equation, operands, axes, mesh), equation) if any(axes) else equation
 
-    # What replicas compute, each for itself, is not divided.
+    # Computations of single replicas are not divided.
     return rewritten(function, replace, skipped=("shard_map",))
 
 
@@ -66,14 +66,14 @@ def _whole_along(array: jax.Array, axes: Collection[int], mesh: Mesh) -> jax.Arr
 
 
 def _whole_axes(name: str, equation: Any) -> list[list[int]]:
-    """Returns the axes along which arrays must be whole: of each operand that has some, and last of the output."""
+    """Returns the axes that must stay whole: a list for each affected operand, and for the output last."""
     params = equation.params
     if name == "conv_general_dilated":
         return _axes_of_convolution(params, [operand.aval.shape for operand in equation.invars])
     if name == "fft":
         ndim = equation.invars[0].aval.ndim
         return [list(range(ndim - len(params["fft_lengths"]), ndim))] * 2
-    if name == "reduce":  # with a function of the user's own
+    if name == "reduce":  # with a user's function
         return [list(params["dimensions"])] * (len(equation.invars) // 2)
     if name in _WINDOWS:
         windows = [axis for axis, size in enumerate(params["window_dimensions"]) if size > 1]
@@ -97,7 +97,7 @@ def _axes_of_convolution(params: Any, shapes: list[Any]) -> list[list[int]]:
 
 
 def _with_nan(equation: Any, operands: Any) -> jax.Array:
-    """Returns a maximum or a minimum, with NaN where there is one among its numbers."""
+    """Returns a maximum or minimum that is NaN if any operand is NaN."""
     found, = run(equation, operands)
     params = equation.params
     if equation.primitive.name.startswith("reduce"):
@@ -112,10 +112,8 @@ def _with_nan(equation: Any, operands: Any) -> jax.Array:
 
 
 def _is_of_softmax(equation: Any, program: Sequence[Any]) -> bool:
-    """Returns whether a maximum is subtracted from its numbers, before their exponentials.
-
-    The sum of these has their NaN. Compilers know a softmax by its operations, which therefore stay as they are.
-    """
+    """Returns whether a maximum is subtracted from its operand before an exponential, as in a softmax."""
+    # The sum of the exponentials keeps NaN, and compilers recognize a softmax by its unchanged operations.
     numbers, found, differences = equation.invars[0], set(equation.outvars), set()
     for other in program:
         inputs = [variable for variable in other.invars if not isinstance(variable, Literal)]

@@ -1,6 +1,6 @@
-"""JAX's configuration of one thread, as its context managers set it: `jax.default_matmul_precision` and the like.
+"""JAX's thread-local configuration, as set by its context managers, such as `jax.default_matmul_precision`.
 
-JAX keeps these options by thread and not in context variables, and has no copy of them.
+JAX keeps these options per thread and not in context variables, and offers no copy of them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import jax
 
-_config: Any = jax.config  # whose attributes JAX declares at run time
+_config: Any = jax.config  # JAX declares its attributes at run time
 
-_THREAD_GUARD = "jax_thread_guard"  # says which thread alone may do something: no other may have it
+_THREAD_GUARD = "jax_thread_guard"  # belongs to a single thread, so no other thread may have it
 
-#: The options that JAX has a context manager for. `jax_transfer_guard`, which sets several, comes before these.
+#: Options with a context manager in JAX. `jax_transfer_guard` sets several options, and sorts before them.
 OPTIONS = tuple(sorted(option for option in _config.values if option != _THREAD_GUARD
                        and callable(getattr(jax, option.removeprefix("jax_"), None))))
 
@@ -24,10 +24,10 @@ _values_of = operator.attrgetter(*OPTIONS)
 
 
 class JaxOptions:
-    """The values that options have in the thread that makes this.
+    """The option values of the thread that creates this object.
 
     Args:
-      leave_out: options that another thread or process shall not have.
+      leave_out: Options that another thread or process must not have.
 
     >>> with jax.numpy_rank_promotion("raise"):
     ...     options = JaxOptions()
@@ -42,7 +42,7 @@ class JaxOptions:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Runs the block with these values. Options that have them already follow later changes for all threads."""
+        """Runs the block with these values. Options with equal values still follow later changes for all threads."""
         with contextlib.ExitStack() as stack:
             for option, value in self._values.items():
                 if getattr(_config, option) != value:

@@ -1,4 +1,4 @@
-"""What other processes that run user code get of the context: they have other devices, and not all can be sent."""
+"""The context for other processes that run user code: they have other devices, and some values cannot be sent."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from trainer.core.ambient.jax_options import OPTIONS, JaxOptions
 from trainer.core.ambient.state import current, replaced
 
-# The default device, and the guards over transfers.
+# The default device, and the transfer guards.
 _OF_DEVICES = tuple(option for option in OPTIONS if option.startswith(("jax_default_device", "jax_transfer_guard")))
 
 
 class SentContext:
-    """The context of the thread that makes this, to be sent to a process that works for it.
+    """The context of the thread that creates this object, for a process that works for it.
 
-    JAX's configuration is sent, but for options about devices. A strategy stays with its devices: code that asks for
-    the strategy in scope gets the process's own form of it, or an error where there is none. Custom objects and the
-    user's context variables stay too, as they may hold anything.
+    JAX's configuration is sent, except for options about devices. A strategy stays with its devices: in the process,
+    code that asks for the strategy in scope gets `strategy`, or an error if there is none. Custom objects and the
+    user's context variables are not sent, because they may hold anything.
 
     Args:
-      strategy: stands in for the strategy in scope; must be such that the process can get it. None if nothing does.
+      strategy: Replaces the strategy in scope; the process must be able to receive it. None for no strategy.
     """
 
     def __init__(self, strategy: Any = None):

@@ -1,4 +1,4 @@
-"""The one context variable of the trainer: a frozen object, of which each room reads and replaces its own fields."""
+"""The trainer's single context variable: a frozen object, whose fields belong to different rooms."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from typing import Any, Protocol
 
 
 class Stoppable(Protocol):
-    """What reads data ahead, for a reader that may not want them any more."""
+    """A reader of data ahead of their use, which may be stopped."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the data are not needed any more."""
+        """Whether the data are no longer needed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ambient:
-    """What surrounds the code that runs.
+    """The context of the running code.
 
-    The first four fields are the user's surroundings. They hold in each thread that runs user code, see `threads.py`;
-    other processes get what can be sent, see `processes.py`. All others belong to one trace: they are of the thread
-    that traces, as a tracer may be used nowhere else, and other threads find the defaults.
+    The first four fields are the user's context. They hold in each thread that runs user code, see `threads.py`; other
+    processes get the part that can be sent, see `processes.py`. All other fields belong to a single trace and its
+    thread, because tracers must not leave it; other threads have the defaults.
 
     Types of higher rooms are `Any` here; the file that owns a field declares its type.
 
     Attributes:
-      strategy: the `Strategy` in scope (`distribute/strategies/strategy.py`).
-      strategy_elsewhere: the name of the strategy in scope in the process that this one works for.
-      custom_objects: the user's classes and functions by name (`core/configs.py`).
-      reader: what the code reads data for, ahead of their use (`data/prefetch.py`).
-      replica: the `ReplicaContext` of the step that is traced or run (`core/replica_context.py`).
-      traced_function: the function being traced that must be given what it reads (`core/trace_purity.py`).
-      traced_owner: the object whose own values that function must be given; None for those of all.
-      read_constants: the `Constants` that the code being compiled has read.
-      constrain: what splits arrays in the place of JAX's functions (`compile/constraints.py`).
-      layer_observer: what calls layers, to rematerialise them or to plan that (`modules/remat.py`).
-      metric_values: temporary values of metrics' variables by `id`; a dict that assignments change
+      strategy: The `Strategy` in scope (`distribute/strategies/strategy.py`).
+      strategy_elsewhere: Name of the strategy in scope in the process that this process works for.
+      custom_objects: The user's classes and functions by name (`core/configs.py`).
+      reader: The reader that the code reads data for, ahead of their use (`data/prefetch.py`).
+      replica: The `ReplicaContext` of the step that is traced or run (`core/replica_context.py`).
+      traced_function: The function being traced that must receive its values as arguments (`core/trace_purity.py`).
+      traced_owner: The object whose own values that function must receive as arguments; None for the values of all
+        objects.
+      read_constants: The `Constants` that the code being compiled has read.
+      constrain: Function that replaces JAX's sharding constraints (`compile/constraints.py`).
+      layer_observer: Object that calls layers, to rematerialize them or to plan it (`modules/remat.py`).
+      metric_values: Temporary values of metric variables by `id`, a dict that assignments update
         (`metrics/variable.py`).
-      metric_values_are_closed: whether stored values of these variables may not be used.
-      step_metrics: the `StepMetrics` of the step being traced (`metrics/base.py`).
-      loss_parts: a list that losses add their sums to (`step/loss_parts.py`).
+      metric_values_are_closed: Whether stored values of metric variables must not be used.
+      step_metrics: The `StepMetrics` of the step being traced (`metrics/base.py`).
+      loss_parts: List to which losses append their sums (`step/loss_parts.py`).
     """
 
     strategy: Any = None
@@ -62,7 +63,7 @@ class Ambient:
     loss_parts: list[Any] | None = None
 
     def outside_of_traces(self) -> Ambient:
-        """Returns the user's surroundings alone."""
+        """Returns the user's context alone."""
         return Ambient(self.strategy, self.strategy_elsewhere, self.custom_objects, self.reader)
 
 
@@ -71,7 +72,7 @@ _current: contextvars.ContextVar[Ambient] = contextvars.ContextVar("trainer", de
 
 
 def current() -> Ambient:
-    """Returns what surrounds the caller."""
+    """Returns the context of the caller."""
     return _current.get()
 
 
@@ -93,7 +94,7 @@ def replaced(**fields: Any) -> Iterator[None]:
 
 
 def surroundings() -> contextvars.Context:
-    """Returns a copy of the caller's context variables, the user's own included, outside of any trace."""
+    """Returns a copy of the caller's context variables, including the user's own, outside of any trace."""
     context = contextvars.copy_context()
     context.run(_current.set, _current.get().outside_of_traces())
     return context

@@ -1,6 +1,6 @@
-"""Threads that run user code: all of them run it as the thread that starts them would.
+"""Runs user code in other threads with the context of the thread that starts them.
 
-A thread without user code, such as one that writes a checkpoint, needs none of this.
+Threads without user code, such as checkpoint writers, do not need this.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Returned = TypeVar("Returned")
 
 
 def in_caller_context(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Returns a function for other threads, which runs `function` in the context of the thread that calls this.
+    """Returns a function for other threads that runs `function` in the context of the current thread.
 
-    That is the strategy in scope and the custom objects, the user's context variables, and JAX's thread-local
-    configuration, all as they are now. What is being traced stays behind. Each call has a copy, so that several threads
-    may call it at a time.
+    The context has the strategy in scope, the custom objects, the user's context variables, and JAX's thread-local
+    configuration, with their current values. It has no trace. Each call uses a copy, so several threads may call the
+    function at the same time.
 
     Args:
-      function: what a thread runs.
+      function: The function to run in a thread.
 
     Example:
       >>> import threading

@@ -1,7 +1,7 @@
-"""The switch of what the trainer does about gaps and faults of JAX: `TRAINER_WORKAROUNDS=0` in the environment.
+"""The switch of the workarounds for gaps and faults of JAX: `TRAINER_WORKAROUNDS=0` in the environment turns them off.
 
-Each workaround says why it is there and with which versions of JAX it was seen to be needed, and has a test that fails
-when JAX does not need it any more.
+Each workaround states its reason and the affected versions of JAX, and has a test that fails when JAX no longer needs
+it.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ SWITCH = "TRAINER_WORKAROUNDS"
 
 
 def are_on() -> bool:
-    """Returns whether the environment leaves the workarounds on."""
+    """Returns whether the workarounds are on."""
     return os.environ.get(SWITCH, "1") != "0"

@@ -1,4 +1,4 @@
-"""How a module is called: what its signature asks for, and what its layers must do in training and outside of it.
+"""Calls of a module: the flags and random keys in its signature, and checks of its layers in each phase.
 
 Owns the names of flags and of random keys. It must know neither parameters nor state.
 """

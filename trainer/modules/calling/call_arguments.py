@@ -1,6 +1,7 @@
-"""How a batch becomes the arguments of a module's `__call__`, with the flags and the random keys that it asks for.
+"""Converts a batch to the arguments of a module's `__call__`, with the flags and random keys in its signature.
 
-Owns the names by which a signature asks: see `FLAGS` and `KEYS`. All else is an input, or given as `CallKwargs`.
+Owns the parameter names of flags and keys: see `FLAGS` and `KEYS`. All other parameters are inputs, or come from
+`CallKwargs`.
 """
 
 from __future__ import annotations
@@ -16,39 +17,39 @@ from trainer.core import errors
 from trainer.core.types import PyTree
 
 MakeKey = Callable[[str], jax.Array]
-"""Gives the PRNG key of a random stream in this step."""
+"""Returns the PRNG key of a random stream in this step."""
 
 FLAGS = {"training": True, "train": True, "is_training": True, "is_train": True, "enable_dropout": True,
          "deterministic": False, "use_running_average": False, "inference": False, "eval": False}
-"""The parameter names that tell a module whether it is being trained, with the value that each has in training. A
-parameter with another default than True, False or None is no flag."""
+"""Names of training flags, with their values in training. A parameter with a default other than True, False or None is
+no flag."""
 
 KEYS = ("rngs", "rng", "key", "rng_key", "prng_key", "random_key", "dropout_key")
-"""The parameter names that ask for random keys; so do names that end in "_rng" or "_rngs", such as "z_rng". One with
-another default than None does not, nor does "key" next to "query" or "value". `rngs` gets an `nnx.Rngs`, unless it is
-annotated as an array or a key, in Linen modules only if it is annotated so; all others get one key."""
+"""Names of random key parameters; names that end in "_rng" or "_rngs", such as "z_rng", are keys too. A parameter with
+a default other than None is no key, nor is "key" next to "query" or "value". Each receives a single key, except `rngs`:
+it receives an `nnx.Rngs` unless annotated as an array or a key; in Linen modules, only if annotated as `nnx.Rngs`."""
 
 _ATTENTION = ("query", "queries", "value", "values")
 _EMPTY = inspect.Parameter.empty
 
 
 class CallKwargs(NamedTuple):
-    """Keyword arguments that the user gives for each call of a module; None where the user has given none.
+    """Keyword arguments that the user sets for each call of a module; None if unset.
 
     Attributes:
-      train: those of a call in training.
-      eval: those of any other call.
+      train: Keyword arguments of calls in training.
+      eval: Keyword arguments of all other calls.
     """
 
     train: Mapping[str, Any] | None = None
     eval: Mapping[str, Any] | None = None
 
     def of(self, training: bool) -> Mapping[str, Any] | None:
-        """Returns those of a phase."""
+        """Returns the keyword arguments of a phase."""
         return self.train if training else self.eval
 
     def check(self, target: Any) -> None:
-        """Raises TypeError if these are no dicts of names, or ValueError if `target` has no such parameters."""
+        """Raises TypeError if a value is not a dict of names, or ValueError if `target` has no such parameter."""
         for argument, kwargs in (("train_kwargs", self.train), ("eval_kwargs", self.eval)):
             if kwargs is None:
                 continue
@@ -63,25 +64,25 @@ class CallKwargs(NamedTuple):
 
 def call_arguments(target: Any, inputs: PyTree, training: bool, make_key: MakeKey | None = None,
                    given: Mapping[str, Any] | None = None) -> tuple[tuple, dict[str, Any]]:
-    """Returns the positional and the keyword arguments with which to call `target` on a batch.
+    """Returns the positional and keyword arguments for a call of `target` on a batch.
 
-    A tuple or list is unpacked if `target` takes that many positional arguments, also one that is alone in another, and
-    a dict becomes keyword arguments if each of its keys is a parameter; otherwise `inputs` is the one argument, which
-    may be keyword-only. The flags that tell `target` whether it
-    is being trained are passed if its signature has them, unless an attribute of that name has decided it already. So
-    are random keys that it asks for, unless `inputs` has values for them: in training, and those without a default
-    always.
+    A tuple or list is unpacked if `target` takes that many positional arguments, also if it is nested alone in another
+    tuple or list. A dict becomes keyword arguments if each of its keys is a parameter. Otherwise `inputs` is the single
+    argument, which may be keyword-only.
+
+    Training flags in the signature are passed, unless an attribute of that name is set. Random keys in the signature
+    are passed in training, and always if they have no default, unless `inputs` has values for them.
 
     Args:
-      target: a module or a function.
-      inputs: one batch.
-      training: whether the call is part of training.
-      make_key: gives the key of a random stream; None to pass none.
-      given: keyword arguments that the user decides.
+      target: A module or a function.
+      inputs: One batch.
+      training: Whether the call is part of training.
+      make_key: Returns the key of a random stream; None to pass no keys.
+      given: Keyword arguments set by the user.
 
     Raises:
-      ValueError: a dict of inputs has a name that is in `given` too.
-      TypeError: `target` needs more inputs, or several that are keyword-only.
+      ValueError: A dict of inputs and `given` share a name.
+      TypeError: `target` needs more inputs, or has several keyword-only inputs.
 
     >>> call_arguments(lambda x, y, *, deterministic: x + y, (1, 2), training=True)
     ((1, 2), {'deterministic': False})
@@ -125,7 +126,7 @@ def call_arguments(target: Any, inputs: PyTree, training: bool, make_key: MakeKe
         return type(inputs) in (tuple, list) and len(required(names)) <= len(inputs) <= len(names)
 
     if not takes(names, inputs) and type(inputs) in (tuple, list) and len(inputs) == 1 and takes(names, inputs[0]):
-        inputs = inputs[0]  # a batch's only part, as data that yield batches have it
+        inputs = inputs[0]  # `(x,)`, as data sources yield it
     if takes(all_names, inputs):  # as Python would bind them
         names = all_names
     values = tuple(inputs) if takes(names, inputs) else (inputs,)
@@ -137,14 +138,14 @@ def call_arguments(target: Any, inputs: PyTree, training: bool, make_key: MakeKe
     missing = [*required(names)[len(values):], *by_name]
     if missing:
         raise _wrong_inputs(inputs, missing, [*required(names), *by_name], is_by_name=bool(by_name))
-    # What follows a flag or a key in the signature can only be reached by its name.
+    # Parameters after a flag or a key in the signature are passed by name.
     leading = next((index for index, parameter in enumerate(positional) if parameter.name not in names), len(values))
     filled = names[:len(values)]
     return values[:leading], {**dict(zip(filled[leading:], values[leading:], strict=True)), **with_keys(filled)}
 
 
 def _wrong_inputs(inputs: PyTree, missing: Sequence[str], needed: Sequence[str], is_by_name: bool) -> TypeError:
-    """Returns the error for inputs that do not fill all parameters without defaults, which are `needed`."""
+    """Returns the error for inputs that leave some of the `needed` parameters without values."""
     as_dict = f"{{{', '.join(f'{name!r}: ...' for name in needed)}}}"
     form = as_dict if is_by_name or isinstance(inputs, dict) else f"({', '.join(needed)})"
     lacks = f"none for {', '.join(missing)}"
@@ -157,22 +158,22 @@ def _wrong_inputs(inputs: PyTree, missing: Sequence[str], needed: Sequence[str],
 
 
 def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
-    """Returns the parameters of a module's call; of a module that wraps another library's, those of the wrapped."""
+    """Returns the parameters of a module's call; of the wrapped module's call if it wraps another library's module."""
     wrapped = _owner(target)
     try:
         if wrapped is target:
             return dict(inspect.signature(target).parameters)
-        if isinstance(wrapped, nn.Module):  # ToNNX, which gives it the streams that it holds or is given
+        if isinstance(wrapped, nn.Module):  # ToNNX, which passes on its own streams or its `rngs` argument
             parameters = dict(inspect.signature(wrapped).parameters)
             rngs = inspect.Parameter("rngs", inspect.Parameter.KEYWORD_ONLY, default=None)
             return parameters if target.to_nnx__rngs is not None else {**parameters, "rngs": rngs}
         return dict(list(inspect.signature(wrapped.__call__).parameters.items())[1:])
-    except ValueError:  # Some built-in functions have no signature: they take the batch as it is.
+    except ValueError:  # some built-in functions have no signature: they take the batch as it is
         return {"inputs": inspect.Parameter("inputs", inspect.Parameter.POSITIONAL_ONLY)}
 
 
 def _owner(target: Any) -> Any:
-    """Returns whose signature counts: what `nnx.bridge.ToNNX` and `ToLinen` wrap, an object and a class."""
+    """Returns the owner of the signature: the Linen module in an `nnx.bridge.ToNNX`, the NNX class in a `ToLinen`."""
     wrapped = vars(target).get("to_nnx__module") if hasattr(target, "__dict__") else None
     if isinstance(wrapped, nn.Module):
         return wrapped
@@ -192,7 +193,7 @@ def _is_key(parameter: inspect.Parameter, parameters: Mapping[str, Any]) -> bool
 
 
 def _is_maker(parameter: inspect.Parameter) -> bool:
-    return parameter.annotation in (MakeKey, "MakeKey")  # of a stack, whose layers may ask for keys
+    return parameter.annotation in (MakeKey, "MakeKey")  # of a stack, whose layers may need keys
 
 
 def _random(parameter: inspect.Parameter, owner: Any, make_key: MakeKey) -> Any:
@@ -203,12 +204,12 @@ def _random(parameter: inspect.Parameter, owner: Any, make_key: MakeKey) -> Any:
     if "Rngs" not in annotation and (parameter.name != "rngs" or isinstance(owner, nn.Module)
                                      or "Array" in annotation or "Key" in annotation):
         return key
-    # Not at the top: it imports `flax.nnx`, a large part of the time that importing the trainer would take.
+    # Not at the top: `flax.nnx` would take a large part of the trainer's import time.
     from flax import nnx
 
     return nnx.Rngs(key)
 
 
 def _decided_by_attribute(owner: Any, parameter: inspect.Parameter) -> bool:
-    # Flax refuses a flag that is given both to the constructor and to the call.
+    # Flax refuses a flag in both the constructor and the call.
     return parameter.default is None and getattr(owner, parameter.name, None) is not None

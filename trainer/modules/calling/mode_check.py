@@ -1,7 +1,6 @@
-"""Layers that do in one phase what belongs to the other: a module that does not know whether it is being trained.
+"""Detects layers in the wrong phase: the module does not know whether it is being trained.
 
-Owns what is refused, and when it is the module's own choice. It must not know Linen or NNX: adapters tell it which
-layer is being called.
+Owns the rules and their exceptions. It must not know Linen or NNX: adapters report the layer calls.
 """
 
 from __future__ import annotations
@@ -14,32 +13,32 @@ from typing import Any
 from trainer.core.errors import see
 from trainer.modules.calling.call_arguments import FLAGS, parameters_of
 
-_DROPS = "drop"  # begins the names of random streams that are dropout's
+_DROPS = "drop"  # prefix of the names of dropout's random streams
 
 
 class ModeCheck:
-    """What one call of a module was seen to do.
+    """Checks the layers of one call of a module.
 
-    In training, BatchNorm must not normalize by running averages that then never move, unless the layer is frozen, or
-    stands in a layer that the module itself calls, or has made, with a flag for inference, as a backbone that is to
-    stay as it is. Outside of training, nothing may drop, and BatchNorm must not take the batch's statistics.
+    In training, BatchNorm must not normalize by running averages that no step updates. Exceptions are frozen layers,
+    and layers inside a layer that the module itself calls, or has made, with a flag for inference, such as a fixed
+    backbone. Outside of training, dropout must be inactive, and BatchNorm must not use the batch's statistics.
 
     Args:
-      training: whether the call is part of training.
+      training: Whether the call is part of training.
     """
 
     def __init__(self, training: bool):
         self._training = training
-        self._chosen = 0  # how many of the calls that are running were given a flag for inference
+        self._chosen = 0  # number of running calls with a flag for inference
         self._found: dict[str, None] = {}
 
     @contextlib.contextmanager
     def within(self, layer: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
-        """Tells that a layer is being called.
+        """Records that a layer is being called.
 
         Args:
-          layer: the layer.
-          arguments: what it was given, by the names of its parameters.
+          layer: The layer.
+          arguments: Arguments of the call, by parameter name.
         """
         defaults = {field.name: field.default for field in dataclasses.fields(layer)} if (
             dataclasses.is_dataclass(layer)) else {}
@@ -53,22 +52,22 @@ class ModeCheck:
             self._chosen -= chosen
 
     def batch_norm(self, path: str, uses_running_average: bool, is_frozen: bool) -> None:
-        """Tells how a BatchNorm layer normalizes."""
+        """Records how a BatchNorm layer normalizes."""
         refused = not is_frozen and not self._chosen if self._training else True
         if refused and uses_running_average is self._training:
             self._found[f"BatchNorm {path!r}"] = None
 
     def dropout(self, path: str) -> None:
-        """Tells that a layer drops units."""
+        """Records that a layer drops units."""
         if not self._training:
             self._found[f"dropout {path!r}"] = None
 
     def raise_found(self, module: Any, streams: Iterable[str] = ()) -> None:
-        """Raises ValueError if a layer was seen to do what is refused.
+        """Raises ValueError if a layer has broken the rules.
 
         Args:
-          module: the user's module.
-          streams: the random streams that were drawn from.
+          module: The user's module.
+          streams: The random streams that the call has used.
         """
         found = [*self._found] or [f"the random stream {name!r}" for name in streams
                                    if not self._training and name.startswith(_DROPS)]

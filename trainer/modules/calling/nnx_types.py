@@ -1,7 +1,7 @@
-"""Whether a value is an object of NNX, asked without importing `flax.nnx`.
+"""Checks for NNX objects without importing `flax.nnx`.
 
-Owns that question alone. Importing NNX takes a tenth of the time that JAX and Flax take together, and Flax does not do
-so itself. Who has an NNX object has imported it already; who has none shall not pay.
+Importing NNX takes a tenth of the import time of JAX and Flax together, and Flax itself does not import it. Code with
+an NNX object has already imported it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def is_nnx_module(value: Any) -> bool:
     """Returns whether a value is an NNX module."""
     if "flax.nnx" not in sys.modules:
         return False
-    # Not at the top: what this file is for. An import, as another thread may not be done with its own.
+    # Not at the top, see above. An import statement, because another thread's import may not be complete.
     from flax import nnx
 
     return isinstance(value, nnx.Module)

@@ -1,6 +1,6 @@
-"""Which callables are functions of their inputs, and which hold weights that no step would train.
+"""Separates functions of their inputs from callables with weights that no step would train.
 
-Owns that question alone. It knows no other library: it looks for arrays, and for what layers are known by.
+It knows no other library: it looks for arrays, and for the usual attributes of layers.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from flax import linen as nn
 from trainer.modules.calling.nnx_types import is_nnx_object
 
 _WEIGHTS = ("trainable_variables", "trainable_weights", "variables", "weights", "parameters")
-"""What layers of other libraries list their weights by, also before they have any."""
+"""Attributes that list the weights of other libraries' layers, also before they have any."""
 
 _PLAIN = (type(None), type, str, bytes, int, float, complex, types.ModuleType, types.FunctionType,
           types.BuiltinFunctionType)
-"""Types of values that hold no weights."""
+"""Types of values without weights."""
 
-_DEPTH = 5  # of objects in objects
+_DEPTH = 5  # maximum depth of nested objects
 
 
 def check_holds_no_weights(function: Any, what: str) -> None:
-    """Raises TypeError for a callable that holds weights and is no Flax module: nothing would train them.
+    """Raises TypeError for a callable with weights that is no Flax module: nothing would train them.
 
-    A function may close over arrays, and a `functools.partial` may hold some as arguments: these are constants.
+    A function may close over arrays, and a `functools.partial` may hold arrays as arguments: these are constants.
 
     Args:
-      function: a callable that is no Flax module.
-      what: what it is called in the message, such as "`module`".
+      function: A callable that is no Flax module.
+      what: Name of the callable in the message, such as "`module`".
     """
     for held, name in _weights(function, "", _DEPTH, set()):
         raise TypeError(
@@ -41,7 +41,7 @@ def check_holds_no_weights(function: Any, what: str) -> None:
 
 
 def _weights(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
-    """Yields what holds weights in an object, and the name that leads there."""
+    """Yields descriptions of the weights in an object, with their names."""
     value = _unwrapped(value)
     if depth == 0 or id(value) in seen or isinstance(value, _PLAIN):
         return
@@ -76,7 +76,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Returns the attributes of an object, those of its class and of `__slots__` included, without methods."""
+    """Returns the attributes of an object, including attributes of its class and `__slots__`, without methods."""
     attributes: dict[str, Any] = {}
     for part in reversed(type(value).__mro__):
         for key, item in vars(part).items():

@@ -1,6 +1,6 @@
-"""Summaries of models: which layers were called, what they hold and compute, and tables of that.
+"""Summaries of models: the called layers, their numbers and operations, and tables of them.
 
-Knows neither Linen nor NNX: adapters tell which layers are called.
+Knows neither Linen nor NNX: adapters report the calls.
 """
 
 from trainer.core.public_names import attach_stub

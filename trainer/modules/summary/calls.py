@@ -1,7 +1,4 @@
-"""The calls of a module's layers, as adapters tell of them.
-
-Owns what an observer of calls receives, and what it may change of them.
-"""
+"""The interface of observers of layer calls."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ class ModuleLayer(NamedTuple):
     """A layer of a module.
 
     Attributes:
-      path: the names that lead to the layer, joined by "/"; empty for the module itself.
-      module: the user's object or function, or a module of the same class with the same arguments.
+      path: Names that lead to the layer, joined by "/"; empty for the module itself.
+      module: The user's object or function, or a module of the same class with the same arguments.
     """
 
     path: str
@@ -28,20 +25,20 @@ class ModuleLayer(NamedTuple):
 
 
 class CallObserver(Protocol):
-    """What an adapter tells of the calls of layers, while nothing is computed."""
+    """Receives the calls of layers from an adapter, while nothing is computed."""
 
     def trace(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls a function on abstract values; returns the shapes of what it returns."""
+        """Calls a function on abstract values, and returns the shapes of its outputs."""
 
     def begin(self, path: Path, type_name: str, arguments: PyTree) -> PyTree:
-        """Notes that a layer is being called; returns what it is called with in the place of `arguments`."""
+        """Records the begin of a layer's call, and returns the arguments to use in place of `arguments`."""
 
     def end(self, path: Path, outputs: PyTree) -> PyTree:
-        """Notes what the call returned, the last one begun that has not ended; returns what stands in its place."""
+        """Records the end of the innermost open call, and returns the outputs to use in place of `outputs`."""
 
 
 def shapes_text(values: PyTree, rows: int | None) -> str:
-    """Returns the shapes of arrays, with None for the batch dimension of so many rows.
+    """Returns the shapes of arrays, with None for a batch dimension of size `rows`.
 
     >>> shapes_text([jax.ShapeDtypeStruct((8, 3), "float32"), jax.ShapeDtypeStruct((), "int32")], 8)
     '(None, 3), ()'

@@ -1,7 +1,7 @@
-"""The rows of a model's summary: its layers, and what they hold and compute.
+"""The rows of a model's summary: its layers, with their numbers and operations.
 
-Owns how calls become rows; `table.py` makes tables of them. It must not know Linen or NNX: adapters tell it which
-layers were called and how many numbers lie at which path.
+Owns the conversion of calls to rows; `table.py` formats them as tables. It must not know Linen or NNX: adapters report
+the layer calls and the arrays by path.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class LayerRow(NamedTuple):
     """One layer of a summary.
 
     Attributes:
-      path: the names that lead to the layer, joined by "/"; empty for the module itself.
-      type_name: the name of its class.
-      output_shape: the shapes of its outputs, with None for the batch dimension.
-      params: how many numbers the layer itself holds: parameters and state.
-      trainable: how many of these are trained; in a module's own rows, how many are parameters.
-      nbytes: the bytes of these numbers, on all devices together if each has a part.
-      flops: the floating-point operations of the layer itself for a row of inputs, without those of layers in it that
-        have rows of their own: a product counts two for each multiplication, all else one for each number that it
-        yields.
-      sharding: how parameters are split over a mesh, such as "kernel (None, 'model')"; empty if none is.
+      path: Names that lead to the layer, joined by "/"; empty for the module itself.
+      type_name: Name of its class.
+      output_shape: Shapes of its outputs, with None for the batch dimension.
+      params: Number of values that the layer itself holds: parameters and state.
+      trainable: Number of these values that are trained; in a module's own rows, the number of parameters.
+      nbytes: Bytes of these values; if devices hold parts of them, on all devices together.
+      flops: Floating-point operations of the layer itself per row of inputs, without operations of inner layers that
+        have their own rows. A product counts two for each multiplication, all other operations one for each output
+        value.
+      sharding: How parameters are split over a mesh, such as "kernel (None, 'model')"; empty if none is.
     """
 
     path: str
@@ -51,10 +51,10 @@ class LayerRow(NamedTuple):
 
 
 class CallRecorder(CallObserver):
-    """Collects the layers that are called, in the order in which their calls begin.
+    """Collects the called layers, in the order in which their calls begin.
 
     Args:
-      inputs: one batch, whose number of rows is shown as None in shapes.
+      inputs: One batch, whose number of rows becomes None in shapes.
     """
 
     def __init__(self, inputs: PyTree):
@@ -62,15 +62,15 @@ class CallRecorder(CallObserver):
         self._rows = leaves[0].shape[0] if leaves and leaves[0].ndim else None
         self._layers: dict[Path, tuple[str, str]] = {}
         self._flops: dict[Path, float] | None = None
-        self._open: list[tuple[Path, contextlib.ExitStack]] = []  # calls that have not ended, with their scopes
+        self._open: list[tuple[Path, contextlib.ExitStack]] = []  # open calls, with their scopes
 
     @property
     def paths(self) -> list[Path]:
-        """The paths of the layers."""
+        """Paths of the layers."""
         return list(self._layers)
 
     def trace(self, function: Callable[..., Any], *args: Any) -> Any:
-        """See `CallObserver`. It also counts the floating-point operations of each layer."""
+        """See `CallObserver`. Also counts the floating-point operations of each layer."""
         try:
             program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         finally:
@@ -79,9 +79,8 @@ class CallRecorder(CallObserver):
         return shapes
 
     def begin(self, path: Path, type_name: str, arguments: PyTree) -> PyTree:
-        """See `CallObserver`."""
         is_open = [open_path == path for open_path, _ in self._open]
-        if any(is_open):  # the call before was given up, as it lacked a random stream
+        if any(is_open):  # the previous call was given up, because it lacked a random stream
             self._give_up(is_open.index(True))
         self._layers.setdefault(path, (type_name, ""))
         scope = contextlib.ExitStack()
@@ -90,18 +89,17 @@ class CallRecorder(CallObserver):
         return arguments
 
     def end(self, path: Path, outputs: PyTree) -> PyTree:
-        """See `CallObserver`."""
         self._give_up(len(self._open) - 1)
         self._layers[path] = (self._layers[path][0], shapes_text(outputs, self._rows))
         return outputs
 
     def _give_up(self, kept: int) -> None:
-        """Leaves the scopes of all calls that have not ended, but for so many."""
+        """Leaves the scopes of all open calls but the first `kept`."""
         while len(self._open) > kept:
             self._open.pop()[1].close()
 
     def _count_flops(self, program: ClosedJaxpr) -> None:
-        """Notes how many floating-point operations each layer has, in the program in which they were called."""
+        """Counts the floating-point operations of each layer in the program."""
         paths = list(self._layers)
 
         def layer_of(scopes: str) -> Path | None:
@@ -111,11 +109,11 @@ class CallRecorder(CallObserver):
         self._flops = flops_by_scope(program, layer_of, outer=())
 
     def rows(self, params: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> list[LayerRow]:
-        """Returns a row for each layer that holds numbers itself or calls no other.
+        """Returns a row for each layer that holds values itself or calls no other layer.
 
         Args:
-          params: the parameters, as nested dicts whose keys are the layers' names.
-          states: dicts of the same structure with the values that are not trained.
+          params: Parameters, as nested dicts whose keys are the names of the layers.
+          states: Dicts of the same structure with the non-trainable values.
         """
         trainable, trainable_bytes = self._sizes_by_layer(params)
         fixed = [self._sizes_by_layer(state) for state in states]
@@ -131,7 +129,7 @@ class CallRecorder(CallObserver):
                 for path in shown]
 
     def _sizes_by_layer(self, values: Mapping[str, Any]) -> tuple[dict[Path, int], dict[Path, int]]:
-        """Returns how many numbers, and how many bytes, each layer holds of some values."""
+        """Returns the number of values and the number of bytes that each layer holds."""
         counts, sizes = dict.fromkeys(self._layers, 0), dict.fromkeys(self._layers, 0)
         for path, value in flatten_dict(values).items():
             owner = _nearest(path, counts)
@@ -141,7 +139,7 @@ class CallRecorder(CallObserver):
         return counts, sizes
 
     def _flops_of(self, shown: Sequence[Path]) -> dict[Path, float | None]:
-        """Returns the operations of the layers that are shown, for a row, those of others counted where they lie."""
+        """Returns the operations per row of the shown layers, including the operations of hidden layers inside them."""
         if self._flops is None:
             return dict.fromkeys(shown)
         total: dict[Path, float | None] = dict.fromkeys(shown, 0.0)
@@ -153,16 +151,16 @@ class CallRecorder(CallObserver):
 
 
 def _nearest(path: Path, known: Container[Path]) -> Path | None:
-    """Returns the longest beginning of a path, the path itself included, that is known."""
+    """Returns the longest known prefix of a path, which may be the path itself."""
     return next((path[:end] for end in range(len(path), -1, -1) if path[:end] in known), None)
 
 
 def without_frozen(rows: Sequence[LayerRow], frozen: Mapping[str, int]) -> list[LayerRow]:
-    """Returns the rows with what is frozen counted as not trained.
+    """Returns the rows with frozen parameters counted as not trained.
 
     Args:
-      rows: the layers of a module.
-      frozen: how many numbers each frozen parameter holds, by its path, such as "encoder/Dense_0/kernel".
+      rows: The layers of a module.
+      frozen: Number of values of each frozen parameter, by its path, such as "encoder/Dense_0/kernel".
 
     >>> without_frozen([LayerRow("head", "Dense", "(None, 2)", 8, 8)], {"head/kernel": 6})[0].trainable
     2
@@ -176,11 +174,11 @@ def without_frozen(rows: Sequence[LayerRow], frozen: Mapping[str, int]) -> list[
 
 
 def with_shardings(rows: Sequence[LayerRow], specs: Mapping[str, str]) -> list[LayerRow]:
-    """Returns the rows with how parameters are split.
+    """Returns the rows with the shardings of their parameters.
 
     Args:
-      rows: the layers of a module.
-      specs: of each parameter that is split, by its path.
+      rows: The layers of a module.
+      specs: Sharding of each split parameter, by its path.
 
     >>> with_shardings([LayerRow("up", "Dense", "(None, 8)", 72, 72)], {"up/kernel": "(None, 'model')"})[0].sharding
     "kernel (None, 'model')"

@@ -8,13 +8,13 @@ from trainer.core.units import readable_bytes, readable_number
 from trainer.modules.summary.layers import LayerRow
 
 _SHARDING = "Sharding"
-_LEFT = ("Layer", "Type", "Output shape", _SHARDING)  # the other columns are of numbers
+_LEFT = ("Layer", "Type", "Output shape", _SHARDING)  # the other columns hold numbers
 
 
 def summary_cells(rows: Sequence[LayerRow], name: str) -> list[tuple[str, ...]]:
-    """Returns the cells of a table of layers, with the names of the columns first.
+    """Returns the cells of a table of layers; the first row holds the names of the columns.
 
-    The columns of operations and of how parameters are split are there if there is anything to show.
+    The columns for operations and shardings appear only if they have values.
 
     >>> summary_cells([LayerRow("head", "Dense", "(None, 2)", 1008, 1008, 4032, 2016.0)], "Net")[1]
     ('head', 'Dense', '(None, 2)', '1,008', '1,008', '3.9 KiB', '2.02 k')
@@ -48,11 +48,11 @@ def render_summary(rows: Sequence[LayerRow], name: str, total: int, trainable: i
     """Returns a summary as lines of text.
 
     Args:
-      rows: the layers.
-      name: the model's name.
-      total: how many numbers the model holds: parameters, also frozen parameters, and state.
-      trainable: how many of these are trained.
-      state_count: how many of these are state, such as running averages.
+      rows: The layers.
+      name: Name of the model.
+      total: Number of values in the model: parameters, including frozen parameters, and state.
+      trainable: Number of trained values.
+      state_count: Number of values of the state, such as running averages.
 
     >>> row = LayerRow("head", "Dense", "(None, 2)", 1008, 1008, 4032, 2016.0)
     >>> print("\\n".join(render_summary([row], "Net", 1008, 1008, 0)))
