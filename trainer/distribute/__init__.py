@@ -1,4 +1,4 @@
-"""Strategies: which devices train together, where the state lives, and how values are reduced."""
+"""Strategies: the devices that train together, the placement of the state, and the reduction of values."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -84,7 +84,7 @@ __all__ = [
 ]
 
 
-# Imported when they are first used: few programs need them, or they are built on `Model`, which is built on this room.
+# Imported at first use: few programs need them, or they import `Model`, which imports this package.
 _HOMES = {
     "ClusterCoordinator": "trainer.distribute.parameter_server.coordinator",
     "EmbeddingTable": "trainer.distribute.parameter_server.embedding_table",

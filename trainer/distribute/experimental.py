@@ -1,4 +1,4 @@
-"""The names that `tf.distribute.experimental` has."""
+"""The names of `tf.distribute.experimental`."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ __all__ = ["CentralStorageStrategy", "ClusterCoordinator", "CommunicationImpleme
            "MultiWorkerMirroredStrategy", "ParameterServerStrategy", "TPUStrategy", "partitioners"]
 
 
-# Imported when they are first used, as few programs need them.
+# Imported at first use, because few programs need them.
 _HOMES = {
     "ClusterCoordinator": "trainer.distribute.parameter_server.coordinator",
     "ParameterServerStrategy": "trainer.distribute.parameter_server.strategy",
