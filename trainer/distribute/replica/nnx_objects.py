@@ -83,8 +83,7 @@ def _check_can_be_merged(value: Any, context: ReplicaContext) -> None:
 
 
 def _with_own_streams(values: Any, context: ReplicaContext) -> Any:
-    """Returns values with this replica's own random streams, because mirrored keys would give all replicas equal masks.
-    """
+    """Returns values with this replica's own random streams; mirrored keys would give all replicas equal masks."""
     def own(path: Any, variable: Any) -> Any:
         if not isinstance(variable, nnx.RngKey):
             return variable.replace(variable.get_value())  # a new variable, because objects would write into this one
