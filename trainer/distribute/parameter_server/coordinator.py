@@ -395,5 +395,5 @@ class ClusterCoordinator:
                     if all(slot.is_lost for slot in self._slots):
                         self._failed(WorkerLostError(f"No worker is left. worker {slot.index} cannot be started again: "
                                                      f"{error}"))
-                    # Its machine may come back; meanwhile the other workers continue.
+                    # Its machine may come back; the other workers continue.
                     self._changed.wait_for(lambda: self._is_closed, min(0.1 * 2 ** attempt, RETRY_SECS))

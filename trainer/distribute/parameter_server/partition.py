@@ -41,15 +41,7 @@ def part_of(tree: PyTree, names: Collection[str]) -> Any:
 
 
 def update(optimizer: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]) -> Any:
-    """Returns parameters and optimizer state after an update, of a whole model or of a part.
-
-    Args:
-      optimizer: an `UpdateRule`, or a mapping of them by module name.
-      grads: gradients of the trained parameters; with a mapping, of some of its modules.
-      opt_state: the optimizer's state.
-      params: the parameters.
-      extra: extra arguments of the optimizer.
-    """
+    """Returns parameters and optimizer state after an update, for all modules or only the modules in `grads`."""
     if not isinstance(optimizer, Mapping):
         return optimizer.update(grads, opt_state, params, extra)
     params, opt_state = dict(params), dict(opt_state)
@@ -122,10 +114,7 @@ class Partition:
     def check(self, state: TrainState) -> None:
         """Checks that the optimizer's update of each part equals this part of its update of the whole.
 
-        Both are computed once, for random gradients.
-
-        Args:
-          state: a state of host arrays.
+        Both are computed once, for random gradients of a state of host arrays.
 
         Raises:
           ValueError: if the updates differ.

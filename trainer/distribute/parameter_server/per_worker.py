@@ -47,7 +47,7 @@ class PerWorkerDataset:
 
 
 class PerWorkerIterator(SharedValue):
-    """An iterator of which each worker has its own: pass it to scheduled functions, which call `next` on it.
+    """An iterator that is separate in each worker: pass it to scheduled functions, which call `next` on it.
 
     Workers keep their iterators as long as this object exists.
     """

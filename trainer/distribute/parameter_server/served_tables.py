@@ -23,12 +23,7 @@ from trainer.distribute.parameter_server.server_calls import call_each
 
 
 class ServedTables:
-    """The tables of a model, for the chief.
-
-    Args:
-      key: the model's key on the servers.
-      servers: the parameter servers.
-    """
+    """The tables of a model on the servers, for the chief."""
 
     def __init__(self, key: str, servers: Sequence[Handle]):
         self._key, self._servers = key, list(servers)
@@ -36,7 +31,7 @@ class ServedTables:
         self._known: dict[str, list[jax.Array]] = {}
 
     def load(self, state: TrainState, host: TrainState, partition: Partition, is_new: bool) -> None:
-        """Sends the tables of a state to the servers, which already have its generation.
+        """Sends the tables of a state, or only their changed rows, to servers that already have its generation.
 
         Args:
           state: the state.
@@ -60,12 +55,7 @@ class ServedTables:
         self.keep(state, partition)
 
     def fetch(self, partition: Partition, may_donate: bool) -> tuple[list[Leaves], list[Leaves]]:
-        """Returns the tables on the servers, and the optimizer state of each, by path.
-
-        Args:
-          partition: names the parameters that are tables.
-          may_donate: whether nothing else needs the chief's previous arrays.
-        """
+        """Returns the tables and their optimizer state by path; `may_donate` permits reuse of the previous arrays."""
         params, opt_states = [], []
         put = _put(may_donate)
         known, self._known = self._known, {}  # servers forget the changed rows

@@ -14,13 +14,7 @@ from trainer.distribute.parameter_server.processes.failures import ParameterServ
 def call_each(
     servers: Sequence[Handle], method: str, *common: Any, each: Sequence[tuple[Any, ...]] | None = None
 ) -> list[Any]:
-    """Calls a method of several servers concurrently, and returns their answers in order.
-
-    Args:
-      servers: the servers.
-      method: the method of `ParameterServer`.
-      *common: arguments of all calls.
-      each: further arguments for each server.
+    """Calls a method of servers concurrently, with common and separate arguments, and returns the answers in order.
 
     Raises:
       ParameterServerLostError: if a server is lost.

@@ -12,13 +12,7 @@ from trainer.distribute.parameter_server.processes.wire import Packed, unpack
 
 
 class Worker:
-    """The object of a worker's process.
-
-    Args:
-      index: index of the worker.
-      num_workers: number of workers.
-      servers: the parameter servers.
-    """
+    """The object of a worker's process."""
 
     def __init__(self, index: int, num_workers: int, servers: Sequence[Handle]):
         self.index, self.num_workers = index, num_workers

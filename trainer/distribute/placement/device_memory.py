@@ -46,13 +46,7 @@ class KeptArrays:
         return self._tree is not None
 
     def get_or_place(self, place: Callable[[], Any], devices: Collection[jax.Device], nbytes: int) -> Any:
-        """Returns the arrays, placed by `place()` if they are not on the devices.
-
-        Args:
-          place: places and returns the arrays.
-          devices: devices of this process that hold the arrays.
-          nbytes: number of bytes on each device.
-        """
+        """Returns the arrays; if they are gone, `place()` puts them on `devices` of this process, `nbytes` on each."""
         tree = self._tree
         if tree is None:
             _make_room(devices, nbytes)

@@ -30,12 +30,7 @@ def group_of(mesh: Mesh) -> ProcessGroup:
 
 
 def processes_of(mesh: Mesh, replicas: int) -> Processes:
-    """Returns the processes that have a mesh's devices.
-
-    Args:
-      mesh: the devices.
-      replicas: number of replicas on the mesh.
-    """
+    """Returns the processes that have the devices of a mesh with this number of replicas."""
     group = group_of(mesh)
     if group.count == 1:
         return Processes()

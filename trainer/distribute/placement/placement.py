@@ -56,14 +56,7 @@ class PlacedGroup:
 
 
 def stacked(group: PlacedGroup, start: int, length: int, placed_start: jax.Array) -> PlacedGroup:
-    """Returns at most `length` batches of a group of `ResidentBatches`, from its batch `start` on, as a stack.
-
-    Args:
-      group: a group of `ResidentBatches`.
-      start: the index of the first batch in the group.
-      length: capacity of the stack in batches.
-      placed_start: `start`, on the devices.
-    """
+    """Returns up to `length` batches of `ResidentBatches`, from `start` (`placed_start` on devices), as a stack."""
     batches: ResidentBatches = group.data
     data = retried(_gathering(length, batches.numbers.sharding), batches, placed_start)
     return dataclasses.replace(
@@ -152,12 +145,7 @@ def replicas_to_devices(tree: PyTree, replicas: int, sharding: Sharding) -> Any:
 
 
 def replicas_here(replicas: int, sharding: Sharding) -> list[int]:
-    """Returns the indices of the replicas with devices of this process.
-
-    Args:
-      replicas: number of replicas.
-      sharding: sharding of arrays of shape `(replicas, ...)`.
-    """
+    """Returns the indices of the replicas with devices of this process, by the sharding of arrays `(replicas, ...)`."""
     found: set[int] = set()
     for index in sharding.addressable_devices_indices_map((replicas,)).values():
         assert index is not None
@@ -205,13 +193,7 @@ def pad_rows(array: np.ndarray, size: int, axis: int) -> np.ndarray:
 
 
 def pad_stack(stack: np.ndarray, count: int, rows: int) -> np.ndarray:
-    """Returns stacked batches with padded rows.
-
-    Args:
-      stack: shape `(capacity, fewer rows, ...)`; only the first `count` batches are defined.
-      count: number of defined batches.
-      rows: number of rows of the resulting batches.
-    """
+    """Returns stacked batches `(capacity, fewer rows, ...)`, of which `count` are defined, padded to `rows` rows."""
     padded = aligned_empty((stack.shape[0], rows, *stack.shape[2:]), stack.dtype)
     padded[:count] = pad_rows(stack[:count], rows, axis=1)
     return padded

@@ -45,14 +45,7 @@ def _is_argument(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """A call of a user's function without its arrays.
-
-    Attributes:
-      function: the function.
-      structure: the tree structure of its arguments.
-      object_structure: the `ObjectStructure` of the NNX objects among them; None if there are none.
-      constants: the arguments that are not arrays, by index.
-    """
+    """A function, the structure of its arguments and NNX objects (None without objects), and its constants by index."""
 
     function: Callable[..., Any]
     structure: Any
@@ -60,13 +53,7 @@ class _Call:
     constants: Mapping[int, Any]
 
     def __call__(self, context: ReplicaContext, arrays: Mapping[int, Any], object_values: Any) -> tuple[Any, list[Any]]:
-        """Returns the outputs of the function in a context, and the NNX objects that it received.
-
-        Args:
-          context: the replica's context.
-          arrays: the arguments that are arrays and states, by index.
-          object_values: the values of NNX objects.
-        """
+        """Returns the outputs of the function, and its NNX objects, for arrays, states and object values."""
         values = {**self.constants, **arrays}
         objects = [] if self.object_structure is None else self.object_structure.open(object_values, context)
         remaining = iter(objects)
@@ -88,11 +75,7 @@ class _Program:
 
 
 class ReplicaRunner:
-    """Runs functions on all replicas of a strategy, compiled once per function and argument shapes.
-
-    Args:
-      strategy: the mesh and the context of its replicas.
-    """
+    """Runs functions on all replicas of a strategy, compiled once per function and argument shapes."""
 
     def __init__(self, strategy: StateStrategy):
         self._strategy = strategy

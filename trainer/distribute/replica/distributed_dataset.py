@@ -148,13 +148,7 @@ class DistributedDataset:
 
 
 class _Element(NamedTuple):
-    """The batch of all replicas in a step.
-
-    Attributes:
-      data: a tree of arrays `(replicas, rows, ...)`, of all replicas or only of this process's replicas.
-      counts: number of real rows of every replica; they come first.
-      rows: number of rows of each replica.
-    """
+    """Arrays `(replicas, rows, ...)` of all or of this process's replicas, with counts of real rows of all replicas."""
 
     data: Any
     counts: list[int]

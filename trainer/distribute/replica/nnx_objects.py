@@ -28,11 +28,7 @@ def split_objects(objects: Iterable[Any]) -> tuple[ObjectStructure, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectStructure:
-    """NNX objects without their values. It can be compared and hashed, and holds none of the objects.
-
-    Attributes:
-      graphdef: graph definition from `nnx.split` for all objects together.
-    """
+    """NNX objects without their values, as a `graphdef` of all of them; hashable, without references to the objects."""
 
     graphdef: Any
 

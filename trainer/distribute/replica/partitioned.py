@@ -21,12 +21,7 @@ from trainer.distribute.replica.replicated_state import StateStrategy
 
 
 class PartitionedContext(ReplicaContext):
-    """The context of a single replica with all rows of a batch, in a program that XLA partitions by rows.
-
-    Args:
-      strategy: the strategy whose devices run the program.
-      rows: number of rows of the batch.
-    """
+    """The context of a single replica with all `rows` of a batch, in a program that XLA partitions by rows."""
 
     has_whole_batch = True
 
@@ -83,15 +78,7 @@ class PartitionedContext(ReplicaContext):
 def _check_is_per_row(
     function: Callable[..., Any], given: Sequence[Any], structure: Any, has_rows: Mapping[int, bool], rows: int | None
 ) -> None:
-    """Raises ValueError if arguments are not rows of the batch, or if `function` certainly combines rows.
-
-    Args:
-      function: the function to be called with rows of the batch.
-      given: its arguments as leaves.
-      structure: tree structure of `(args, kwargs)`.
-      has_rows: whether each array among the leaves, by index, is split.
-      rows: number of rows of the batch.
-    """
+    """Raises ValueError if arguments to split are not rows of the batch, or if `function` certainly combines rows."""
     name = getattr(function, "__name__", type(function).__name__)
     wrong = [given[place] for place, is_split in has_rows.items() if is_split and given[place].shape[0] != rows]
     if wrong:

@@ -125,14 +125,9 @@ def leave_replica(
     context: ReplicaContext, function: str, before: TrainState, after: TrainState,
     sum_over_replicas: SumOverReplicas | None = None,
 ) -> TrainState:
-    """Returns the form in which the state `after`, made from `before`, leaves a replica.
+    """Returns the form in which the state `after`, made from `before` by `function`, leaves a replica.
 
-    Args:
-      context: the replica's context.
-      function: the function's name, for errors.
-      before: the state from `gather_params`.
-      after: the state returned by the function.
-      sum_over_replicas: returns the sums of some arrays; by default by a separate reduction.
+    Arrays are summed by `sum_over_replicas`, by default in a separate reduction.
 
     Raises:
       TypeError: if the function changed the structure, shapes or dtypes of the state.

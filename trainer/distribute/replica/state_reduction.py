@@ -26,15 +26,10 @@ def _is_averaged(value: Any) -> bool:
 def over_replicas(
     before: PyTree, after: PyTree, context: ReplicaContext, sum_over_replicas: SumOverReplicas | None = None
 ) -> Any:
-    """Returns model state that is equal on all replicas.
+    """Returns model state that is equal on all replicas, from this replica's state before and after a step.
 
-    Arrays of integers, such as counts, are the replica's own; `differences` tells whether they are equal.
-
-    Args:
-      before: the state before the step.
-      after: the state after it on this replica, of the same structure.
-      context: the replica's context.
-      sum_over_replicas: returns the sums of some arrays; by default by a separate reduction.
+    Arrays of integers, such as counts, are the replica's own; `differences` tells whether they are equal. Arrays are
+    summed by `sum_over_replicas`, by default in a separate reduction.
     """
     if context.num_replicas_in_sync == 1:
         return after

@@ -66,12 +66,7 @@ def spec_of(axis: int) -> PartitionSpec:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """An array that is split over the replicas; within a replica, its shard.
-
-    Attributes:
-      value: the shard.
-      axis: the axis along which the shards make up the whole.
-    """
+    """An array that is split over the replicas along `axis`; within a replica, its shard."""
 
     value: jax.Array
     axis: int = dataclasses.field(metadata={"static": True})
@@ -99,13 +94,7 @@ class _Update(NamedTuple):
 
 
 class ShardedReplicaContext(MeshReplicaContext):
-    """The context of a replica of a strategy that splits the state over the replicas.
-
-    Args:
-      rule: choice of the arrays to split.
-      *args: positional arguments of `MeshReplicaContext`.
-      **kwargs: keyword arguments of `MeshReplicaContext`.
-    """
+    """The context of a replica of a strategy that splits the state over the replicas by `rule`."""
 
     def __init__(self, rule: ShardingRule, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -68,11 +68,7 @@ class Engine(Protocol):
 
 
 class RemoteCallError(Exception):
-    """Raised when a method of another process's object has raised.
-
-    Attributes:
-      failure: the exception.
-    """
+    """Raised when a method of another process's object raises `failure`."""
 
     def __init__(self, failure: RemoteFailure):
         super().__init__(failure.message)

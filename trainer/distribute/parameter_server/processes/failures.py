@@ -30,13 +30,7 @@ class ProcessLostError(ConnectionError):
 
 
 class RemoteFailure(NamedTuple):
-    """An exception of another process as text, because its class may be unknown here.
-
-    Attributes:
-      kind: name of its class.
-      message: its message.
-      traceback: its traceback.
-    """
+    """An exception of another process as texts, because its class may be unknown here."""
 
     kind: str
     message: str
@@ -52,11 +46,7 @@ class RemoteFailure(NamedTuple):
         return cls(type(error).__name__, message, "".join(traceback.format_exception(error)))
 
     def error(self, name: str) -> BaseException:
-        """Returns an exception to raise, of the same class if the class is built in.
-
-        Args:
-          name: the origin of the exception, such as "`train_step` on worker 1".
-        """
+        """Returns an exception to raise, of the same class if built in; `name` is its origin in the message."""
         if self.kind == ParameterServerLostError.__name__:
             return ParameterServerLostError(self.message)
         known = getattr(builtins, self.kind, None)

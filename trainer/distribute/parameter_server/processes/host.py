@@ -14,22 +14,13 @@ RETURNED, RAISED = "returned", "raised"
 
 
 class Host:
-    """Holds a `Worker` or a `ParameterServer`, and calls it.
-
-    Args:
-      make: a packed function that returns the object.
-    """
+    """Holds a `Worker` or a `ParameterServer`, made by a packed function, and calls it."""
 
     def __init__(self, make: Packed):
         self._served: Any = unpack(make)()
 
     def answer(self, method: str, arguments: Packed) -> tuple[str, Packed]:
-        """Returns `RETURNED` and the result of a method, or `RAISED` and its `RemoteFailure`.
-
-        Args:
-          method: name of the method.
-          arguments: a packed tuple of its arguments.
-        """
+        """Returns `RETURNED` and the result of a method with packed arguments, or `RAISED` and its `RemoteFailure`."""
         # BaseException, because a function that exits must not end the process, as if it had crashed.
         try:
             returned = getattr(self._served, method)(*unpack(arguments, getattr(self._served, "resource", None)))

@@ -32,13 +32,7 @@ _END = 5.0  # seconds for a process to end
 
 
 class LocalHandle(Handle):
-    """A process on this machine.
-
-    Args:
-      name: name in messages.
-      address: path of its socket.
-      process: the process, if this process started it.
-    """
+    """A process on this machine with a socket at `address`; `process` is None if another process started it."""
 
     def __init__(self, name: str, address: str, process: subprocess.Popen[bytes] | None = None):
         self.name = name
@@ -149,11 +143,7 @@ class LocalProcesses:
 
 
 def environment_of(role: str) -> dict[str, str]:
-    """Returns the environment variables of a process that differ from the chief's.
-
-    Args:
-      role: "worker" or "ps".
-    """
+    """Returns the environment variables of a "worker" or "ps" process that differ from the chief's."""
     # Modules of the user's script are found on machines with the same folders.
     environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
                    "XLA_FLAGS": _DEVICE_COUNT.sub("", os.environ.get("XLA_FLAGS", "")).strip()}

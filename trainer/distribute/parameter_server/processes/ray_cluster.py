@@ -43,12 +43,7 @@ class RayHost(Host):
 
 
 class RayHandle(Handle):
-    """An actor.
-
-    Args:
-      name: name in messages.
-      actor: the actor's handle.
-    """
+    """A Ray actor."""
 
     def __init__(self, name: str, actor: Any):
         self.name = name

@@ -84,10 +84,5 @@ def pack(value: Any) -> tuple[Packed, dict[str, Resource]]:
 
 
 def unpack(packed: Packed, find: Callable[[str], Any] | None = None) -> Any:
-    """Returns the value of packed bytes.
-
-    Args:
-      packed: the result of `pack`, in this process or another.
-      find: returns the resource of a key; None for a process without resources.
-    """
+    """Returns the value of bytes from `pack`, with resources from `find`; None for a process without resources."""
     return _Unpickler(packed, find).load()

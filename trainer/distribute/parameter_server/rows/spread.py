@@ -9,12 +9,7 @@ import numpy as np
 
 
 class Share(NamedTuple):
-    """A server's share of some rows.
-
-    Attributes:
-      mask: mask of the rows on this server.
-      places: their places on this server.
-    """
+    """Mask of the rows that a server has, and their places on the server."""
 
     mask: np.ndarray
     places: np.ndarray

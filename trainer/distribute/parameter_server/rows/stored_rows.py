@@ -39,7 +39,7 @@ def initial_rows(
 
 
 def save(part: TablePart, folder: str, name: str, shape: tuple[int, int], index: int, servers: int) -> None:
-    """Writes the rows of a server in place of an older file; nothing may update them meanwhile."""
+    """Writes the rows of a server in place of an older file; no update may be in progress."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"{name}-{index}-of-{servers}")
     arrays: dict[str, Any] = {_SHAPE: np.array(shape), **part.arrays()}

@@ -21,12 +21,7 @@ RowsWithState = tuple[PyTree, PyTree]
 
 
 class SomeRows(NamedTuple):
-    """Some rows of a part.
-
-    Attributes:
-      places: their places in the part.
-      table: the rows.
-    """
+    """Some rows of a part, with their places in the part."""
 
     places: np.ndarray
     table: RowsWithState
@@ -55,14 +50,7 @@ class TablePart:
             return self._leaves[0][places]
 
     def push(self, places: np.ndarray, grads: np.ndarray, extra: Mapping[str, Any], factor: Any) -> None:
-        """Updates the rows at some places.
-
-        Args:
-          places: unique places.
-          grads: the gradients of these rows.
-          extra: extra arguments of the optimizer.
-          factor: scale of the gradients.
-        """
+        """Updates the rows at unique places by their gradients times `factor`."""
         assert self._update is not None, "gradients have an optimizer"
         length = padded_length(len(places))  # the rest is padding
         padded = np.zeros((length, *grads.shape[1:]), self._leaves[0].dtype)
