@@ -169,7 +169,7 @@ class FullyShardedStrategy(ShardedStrategy):
     In each step a device gathers each parameter where the step uses it, in the forward and again in the backward pass,
     computes gradients on its rows, and keeps its shard of their mean. The update runs on the shards. A device therefore
     holds a few whole parameters at a time, and never the whole optimizer state. If a single layer is too big, use
-    `ModelParallelStrategy`. In a partitioned step (docs/strategies.md) XLA places the gathers. Results equal training
+    `ModelParallelStrategy`. In a partitioned step (docs/strategies.md) XLA places the gathers. Results are the same as
     on one device for any optax transformation, including transformations of whole gradients, such as clipping by the
     global norm, LAMB and Adafactor. An array is split along its longest axis that is divisible by the number of
     devices. An array without such an axis stays whole, which `explain` shows.

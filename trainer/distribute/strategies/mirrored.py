@@ -39,7 +39,7 @@ class MirroredStrategy(Strategy):
     """Synchronous training on several devices of one machine, each with a copy of the state.
 
     Each batch is split by rows over the devices, gradients are averaged, and every device makes the same update.
-    Weights, losses, metrics and predictions equal training on one device.
+    Weights, losses, metrics and predictions are the same as on one device.
 
     Args:
       devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. All local devices

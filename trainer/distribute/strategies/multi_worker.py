@@ -19,7 +19,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     """Synchronous training on all devices of several processes, each with a copy of the state.
 
     Every process runs the same script with the same data and takes the rows of its own replicas. Weights, losses,
-    metrics and predictions equal training on one device, and are the same in all processes.
+    metrics and predictions are the same as on one device, in all processes.
 
     TF_CONFIG, Open MPI or SLURM names the processes, or JAX finds them (Kubernetes, TPU). Without a cluster there is
     one process, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
