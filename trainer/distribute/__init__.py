@@ -1,4 +1,4 @@
-"""Strategies: which devices train together, where the state lives, and how values are reduced."""
+"""Strategies: the devices that train together, the placement of the state, and the reduction of values."""
 
 from trainer.core.public_names import attach_stub
 

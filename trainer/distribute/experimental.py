@@ -1,4 +1,4 @@
-"""The names that `tf.distribute.experimental` has."""
+"""The names of `tf.distribute.experimental`."""
 
 from trainer.core.public_names import attach_stub
 

@@ -1,5 +1,5 @@
 """Asynchronous training: workers pull parameters from servers and push gradients, while a chief hands out the work.
 
-Owns what the processes of a `ParameterServerStrategy` do, and what becomes of work whose process is lost. What a train
-step computes is not known here.
+Owns the processes of a `ParameterServerStrategy`, and the recovery of work when a process is lost. It must not know the
+computation of a train step.
 """

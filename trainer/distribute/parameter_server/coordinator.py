@@ -1,7 +1,7 @@
-"""ClusterCoordinator: a queue of functions, and a thread for each worker that runs them there.
+"""ClusterCoordinator: a queue of functions, and a thread for each worker that runs them.
 
-Owns what TensorFlow promises of it: a function runs at least once, whichever workers are lost meanwhile; an error is
-raised once, when nothing is running any more. What a function does is not known here.
+Owns TensorFlow's guarantees: a function runs at least once, even if workers are lost, and an error is raised once, when
+nothing is running any more. It must not know the contents of a function.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from trainer.distribute.replica.distributed_dataset import InputContext
 if TYPE_CHECKING:
     from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 
-RETRY_SECS = 10.0  # between two attempts to replace a worker
-MAX_QUEUED = 256  # functions that wait; `schedule` blocks beyond
-MAX_HELD = 256  # resources of a worker, before it forgets functions; a closure over other values is another one
+RETRY_SECS = 10.0  # maximum time between two attempts to replace a worker
+MAX_QUEUED = 256  # functions in the queue; `schedule` blocks beyond
+MAX_HELD = 256  # resources of a worker, before it forgets functions; closures over different values count separately
 MAX_LOSSES = 3  # workers that a function may lose
 
 
 class RemoteValue:
-    """What a scheduled function will have returned.
+    """Future result of a scheduled function.
 
-    Its value is copied to the chief when the function ends, so that it outlives the worker.
+    The value is copied to the chief when the function ends, so that it outlives the worker.
     """
 
     def __init__(self, name: str):
@@ -52,11 +52,11 @@ class RemoteValue:
         return f"RemoteValue({self._name}, {'done' if self._future.done() else 'pending'})"
 
     def fetch(self) -> Any:
-        """Waits for the function, and returns what it returned.
+        """Waits for the function and returns its result.
 
         Raises:
-          concurrent.futures.CancelledError: if the error of another function has cancelled it: schedule it again.
-          Exception: what the function raised.
+          concurrent.futures.CancelledError: if the error of another function cancelled it. Schedule it again.
+          Exception: the exception of the function.
         """
         try:
             return self._future.result()
@@ -79,17 +79,17 @@ class _Closure:
 
 
 class _WorkerSlot:
-    """A worker, which is replaced when it is lost."""
+    """A worker, replaced when it is lost."""
 
     def __init__(self, index: int, handle: Handle):
         self.index, self.handle = index, handle
         self.has_started = False
         self.is_lost = False  # and could not be replaced
-        self.sent: dict[str, None] = {}  # in the order in which they were sent
-        self.released: collections.deque[str] = collections.deque()  # what the worker may forget
+        self.sent: dict[str, None] = {}  # keys of resources, oldest first
+        self.released: collections.deque[str] = collections.deque()  # keys that the worker may forget
 
     def oldest_function(self) -> str | None:
-        """Takes the function that was sent before all others off the list, and returns its key; None without one."""
+        """Removes the oldest function from the sent resources and returns its key; None if there is none."""
         key = next((key for key in self.sent if key.startswith(SharedFunction.PREFIX)), None)
         if key is not None:
             del self.sent[key]
@@ -99,13 +99,13 @@ class _WorkerSlot:
 class ClusterCoordinator:
     """Schedules functions on the workers of a `ParameterServerStrategy`.
 
-    There is one for each strategy: calling this again returns it.
+    Each strategy has a single coordinator, which every call returns.
 
     Args:
       strategy: the strategy.
 
     Raises:
-      ValueError: for another strategy.
+      ValueError: if `strategy` is another strategy.
 
     Source: `tf.distribute.coordinator.ClusterCoordinator`.
     """
@@ -130,12 +130,12 @@ class ClusterCoordinator:
     def _start(self, workers: Sequence[Handle], replace: Callable[[int], Handle], timeout: float | None) -> None:
         self._replace, self._timeout = replace, timeout
         lock = threading.RLock()
-        self._changed = threading.Condition(lock)  # what `schedule` and `join` wait for
-        self._has_work = threading.Condition(lock)  # what workers wait for: a function wakes one of them, not all
+        self._changed = threading.Condition(lock)  # for `schedule` and `join`
+        self._has_work = threading.Condition(lock)  # for workers: a function wakes a single worker, not all
         self._queue: collections.deque[_Closure] = collections.deque()
-        self._packing = threading.RLock()  # held while the next is in use, and the models in a function are sent
-        self._resources: dict[str, tuple[Packed, dict[str, Packed]]] = {}  # the newest last
-        self._running: set[int] = set()  # the workers that run a function
+        self._packing = threading.RLock()  # guards `_resources`, and the sending of models in a function
+        self._resources: dict[str, tuple[Packed, dict[str, Packed]]] = {}  # newest last
+        self._running: set[int] = set()  # workers that run a function
         self._error: BaseException | None = None
         self._is_closed = False
         self._slots = [_WorkerSlot(index, handle) for index, handle in enumerate(workers)]
@@ -145,25 +145,25 @@ class ClusterCoordinator:
     def __reduce__(self) -> NoReturn:
         raise TypeError("A ClusterCoordinator is of the chief, which alone schedules functions.")
 
-    # --- what users call -------------------------------------------------------------------------------------------
+    # --- public methods --------------------------------------------------------------------------------------------
 
     def schedule(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> RemoteValue:
-        """Has a worker run a function; returns at once, unless very many wait already.
+        """Schedules a function on a worker. Returns at once, unless the queue is full.
 
-        The function runs at least once: again, if its worker is lost meanwhile. It travels by value, if it is of the
-        script; what is of a module must be importable on the workers, by the same path. It runs under the JAX options
-        that the caller has by JAX's context managers, and in the strategy's scope, if the caller is in it.
+        The function runs at least once: it runs again if its worker is lost. A function of the script is sent by value;
+        a function of a module must be importable on the workers by the same path. It runs under the JAX options of the
+        caller's JAX context managers, and in the strategy's scope if the caller is in it.
 
         Args:
           fn: the function.
-          args: its arguments. An iterator of a per-worker dataset becomes the worker's own.
-          kwargs: its keyword arguments.
+          args: positional arguments. An iterator of a per-worker dataset becomes the worker's own.
+          kwargs: keyword arguments.
 
         Raises:
           ValueError: if an argument is a `RemoteValue`: `fetch` it first.
-          Exception: what a function that was scheduled before has raised. It is raised once.
+          Exception: the exception of an earlier function. It is raised once.
         """
         if not callable(fn):
             raise errors.wrong_type("fn", fn, "a function")
@@ -192,37 +192,34 @@ class ClusterCoordinator:
         """Waits until all scheduled functions have ended.
 
         Raises:
-          Exception: what one of them has raised. Those that had not begun are cancelled then, and nothing is running.
-          ParameterServerLostError: if a parameter server is gone.
-          WorkerLostError: if workers were lost that cannot be replaced.
+          Exception: the exception of a function. Functions that had not started are then cancelled, and nothing is
+            running.
+          ParameterServerLostError: if a parameter server is lost.
+          WorkerLostError: if workers were lost and cannot be replaced.
         """
         with self._changed:
             self.wait_until_idle()
             self._raise_error()
 
     def done(self) -> bool:
-        """Returns whether all scheduled functions have ended.
-
-        Raises:
-          Exception: as `join` does.
-        """
+        """Returns whether all scheduled functions have ended. Raises the same exceptions as `join`."""
         with self._changed:
             self._raise_error()
             return self._is_idle()
 
     def fetch(self, val: Any) -> Any:
-        """Returns a structure with the values of the `RemoteValue`s in it, for which it waits."""
+        """Returns a structure with the values of its `RemoteValue`s, after waiting for them."""
         return jax.tree.map(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
 
     def create_per_worker_dataset(self, dataset_fn: Callable[[], Any] | Any) -> PerWorkerDataset:
-        """Returns a dataset of which every worker has its own.
+        """Returns a dataset that every worker reads separately.
 
         Args:
           dataset_fn: a function that returns an iterable, called at most once for each worker and iterator; or the
-            iterable itself; or what `ParameterServerStrategy.distribute_datasets_from_function` has returned.
+            iterable itself; or the result of `ParameterServerStrategy.distribute_datasets_from_function`.
 
         Returns:
-          What `iter` makes an iterator of, to be passed to scheduled functions, which call `next` on it.
+          A dataset. Pass the result of `iter` on it to scheduled functions, which call `next` on it.
         """
         if isinstance(dataset_fn, PerWorkerDataset):
             return dataset_fn
@@ -235,7 +232,7 @@ class ClusterCoordinator:
     # --- the queue -------------------------------------------------------------------------------------------------
 
     def wait_until_idle(self) -> None:
-        """Waits until nothing is queued or running, without raising what functions have raised."""
+        """Waits until nothing is queued or running, without raising the exceptions of functions."""
         with self._changed:
             self._changed.wait_for(self._is_idle)
 
@@ -246,7 +243,7 @@ class ClusterCoordinator:
                                "`with` block or before `close`, or make another strategy and models under it.")
 
     def cancel(self) -> None:
-        """Cancels what is queued; what is running ends."""
+        """Cancels queued functions; running functions end."""
         with self._changed:
             for closure in self._queue:
                 closure.value._future.cancel()
@@ -254,13 +251,13 @@ class ClusterCoordinator:
             self._changed.notify_all()
 
     def release(self, key: str) -> None:
-        """Has workers forget a resource that nothing on the chief has any more; takes no lock, for finalizers."""
+        """Tells workers to forget a resource that the chief no longer holds; takes no lock, for finalizers."""
         self._resources.pop(key, None)
         for slot in self._slots:
             slot.released.append(key)
 
     def close(self) -> None:
-        """Cancels what is queued, and ends the threads once their functions have ended or their workers are gone."""
+        """Cancels queued functions, and ends the threads once their functions have ended or their workers are gone."""
         with self._changed:
             self._is_closed = True
             self.cancel()
@@ -277,7 +274,7 @@ class ClusterCoordinator:
             raise error
 
     def _failed(self, error: BaseException, closure: _Closure | None = None) -> None:
-        """Notes an error, the first of several; called with the lock."""
+        """Stores an error, the first of several; called with the lock."""
         if closure is not None and not closure.value._future.done():
             closure.value._future.set_exception(error)
         if self._error is None:
@@ -295,7 +292,7 @@ class ClusterCoordinator:
                 self._changed.notify_all()
             try:
                 self._run(slot, closure)
-            except Exception as error:  # of ours, which must not leave anybody waiting
+            except Exception as error:  # an internal error, which must not leave anybody waiting
                 with self._changed:
                     self._failed(error, closure)
             finally:
@@ -305,7 +302,7 @@ class ClusterCoordinator:
 
     def _run(self, slot: _WorkerSlot, closure: _Closure) -> None:
         try:
-            if not slot.has_started:  # which takes its time, and not that of a function
+            if not slot.has_started:  # startup does not count toward a function's timeout
                 slot.handle.call("ready")
                 slot.has_started = True
             self._send_missing(slot, closure.needs)
@@ -323,7 +320,7 @@ class ClusterCoordinator:
         return SentContext(self.strategy if in_scope else None)
 
     def _packed_resources(self, resources: Mapping[str, Resource]) -> dict[str, Packed]:
-        """Returns resources as workers keep them, each after those that it names itself."""
+        """Returns packed resources for workers, each after the resources that it names."""
         needs: dict[str, Packed] = {}
         for key, resource in resources.items():
             if key not in self._resources:
@@ -334,7 +331,7 @@ class ClusterCoordinator:
                 below = self._packed_resources(others)
                 self._resources[key] = packed, below
                 while len(self._resources) > MAX_HELD:
-                    oldest, *_ = list(self._resources)  # at once, as finalizers take some out
+                    oldest, *_ = list(self._resources)  # in one operation, because finalizers remove some
                     self._resources.pop(oldest, None)
             else:
                 packed, below = self._resources[key]
@@ -355,7 +352,7 @@ class ClusterCoordinator:
                     slot.handle.call("forget", old, timeout=self._timeout)
 
     def _lost(self, slot: _WorkerSlot, closure: _Closure, error: Exception) -> None:
-        """Puts a function back whose worker is lost, and replaces the worker."""
+        """Queues a function again whose worker is lost, and replaces the worker."""
         slot.handle.kill()
         if self._is_closed:
             closure.value._future.cancel()
@@ -374,7 +371,7 @@ class ClusterCoordinator:
             else:
                 try:
                     warnings.warn(f"{reason} {closure.name} is run again by another worker.", stacklevel=1)
-                except UserWarning as warning:  # to be an error
+                except UserWarning as warning:  # a filter turns warnings into errors
                     self._failed(warning, closure)
                 else:
                     self._queue.appendleft(closure)
@@ -392,11 +389,11 @@ class ClusterCoordinator:
                 slot.handle.call("ready")
                 slot.is_lost, slot.has_started = False, True
                 return
-            except Exception as error:  # such as a process that cannot be started for want of memory
+            except Exception as error:  # for example, there is no memory for the process
                 slot.is_lost = slot.is_lost or attempt == MAX_LOSSES
                 with self._changed:
                     if all(slot.is_lost for slot in self._slots):
                         self._failed(WorkerLostError(f"No worker is left. worker {slot.index} cannot be started again: "
                                                      f"{error}"))
-                    # Its machine may come back; meanwhile the others work.
+                    # Its machine may come back; the other workers continue.
                     self._changed.wait_for(lambda: self._is_closed, min(0.1 * 2 ** attempt, RETRY_SECS))

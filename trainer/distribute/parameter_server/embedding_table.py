@@ -1,6 +1,6 @@
-"""Tables of embeddings that no process holds whole: workers look rows up, and push gradients of those rows alone.
+"""Embedding tables that no process holds whole: workers look up rows, and push gradients of these rows only.
 
-To the servers such a table is a model of one parameter, whose rows they make, save and restore themselves.
+For the servers such a table is a model with a single parameter, whose rows they make, save and restore themselves.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from trainer.optimizers.update_rule import UpdateRule
 
 
 class EmbeddingTable:
-    """A table of embeddings on the parameter servers; `ParameterServerStrategy.create_embedding_table` makes it.
+    """An embedding table on the parameter servers, made by `ParameterServerStrategy.create_embedding_table`.
 
     It can be used in scheduled functions and on the chief.
 
     Attributes:
-      num_embeddings: how many rows it has.
-      features: how many values each row has.
+      num_embeddings: number of rows.
+      features: number of values in each row.
     """
 
     def __init__(self, name: str, client: ModelClient):
@@ -39,14 +39,14 @@ class EmbeddingTable:
         self._name, self._client = name, client
 
     def lookup(self, ids: ArrayLike) -> np.ndarray:
-        """Returns the rows of some ids: float32 of shape `(*ids.shape, features)`.
+        """Returns the rows of ids: float32 of shape `(*ids.shape, features)`.
 
         Args:
           ids: integers of any shape, from 0 to `num_embeddings - 1`.
 
         Raises:
-          ValueError: for other ids.
-          ParameterServerLostError: if a server is gone.
+          ValueError: if an id is out of range.
+          ParameterServerLostError: if a server is lost.
         """
         numbers = self._checked(ids)
         unique, places = np.unique(numbers, return_inverse=True)
@@ -54,15 +54,15 @@ class EmbeddingTable:
         return rows[places.reshape(-1)].reshape(*numbers.shape, self.features)
 
     def push(self, ids: ArrayLike, grads: ArrayLike) -> None:
-        """Updates the rows of some ids by the optimizer. Gradients of an id that is there several times are summed.
+        """Updates the rows of ids by the optimizer. Gradients of repeated ids are summed.
 
         Args:
           ids: as in `lookup`.
-          grads: the gradients of what `lookup` returned for them, of the same shape.
+          grads: gradients of the rows from `lookup`, of the same shape.
 
         Raises:
-          ValueError: for other ids, or gradients of another shape.
-          ParameterServerLostError: if a server is gone.
+          ValueError: if an id is out of range, or the gradients have another shape.
+          ParameterServerLostError: if a server is lost.
         """
         numbers, grads = self._checked(ids), np.asarray(grads, np.float32)
         if grads.shape != (*numbers.shape, self.features):
@@ -74,20 +74,19 @@ class EmbeddingTable:
         self._client.push(None, {PATH: summed}, None, {}, {PATH: unique})
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the rows, and the optimizer's state of each, into a folder that all servers see.
+        """Writes the rows and their optimizer state into a folder that all servers can access.
 
-        Each server writes a file of its own, which takes the place of an older one when it is whole. Nothing may be
-        running.
+        Each server writes its own file, which replaces an older file once it is complete. No function may be running.
         """
         path = self._on_each("save_table", folder)
         servers = self._client.servers
         servers[0].call("remove_other_tables", path, self._name, len(servers))
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
-        """Reads what `save` wrote, also on another number of servers.
+        """Reads a table written by `save`, possibly with another number of servers.
 
         Raises:
-          ValueError: if there is no such table in the folder, or it is of another size or optimizer.
+          ValueError: if the folder has no such table, or its size or optimizer differs.
         """
         self._on_each("restore_table", folder)
 
@@ -112,10 +111,10 @@ def make_table(
     servers: Sequence[Handle], name: str, num_embeddings: int, features: int, rule: UpdateRule,
     initializer: Callable[..., Any], seed: int,
 ) -> EmbeddingTable:
-    """Has servers make a table; see `ParameterServerStrategy.create_embedding_table`.
+    """Makes a table on servers; see `ParameterServerStrategy.create_embedding_table`.
 
     Raises:
-      ValueError: for an optimizer that looks at several rows, or does not make an update of each push.
+      ValueError: if the optimizer combines rows, or does not make an update for each push.
     """
     partition = Partition(tuple(frozenset[str]() for _ in servers), frozenset({PATH}))
     some_rows = np.random.default_rng(0).normal(size=(2, 8)).astype(np.float32)

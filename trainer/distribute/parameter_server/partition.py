@@ -1,8 +1,8 @@
-"""Which server has which parameters, and what of a training state goes with them.
+"""Assignment of parameters, and of their optimizer state, to servers.
 
-Parameters stay whole: a server has some of them, about as many bytes as the others, with their part of the optimizer's
-state. An update on a part is then the update on the whole for every optimizer that looks at one array at a time. Tables
-of embeddings that a partitioner splits are the exception: each server has some of their rows.
+Parameters stay whole: each server has some of them, of about equal total bytes, with their part of the optimizer's
+state. For every optimizer that treats each array separately, an update of a part then equals the update of the whole.
+Embedding tables that a partitioner splits are the exception: each server has some of their rows.
 """
 
 from __future__ import annotations
@@ -27,29 +27,21 @@ from trainer.optimizers.transforms.accumulation import AveragedGradientsState
 Leaves = dict[str, Any]
 """Arrays by their paths."""
 
-_SHORT = 2  # rows of a table that an optimizer is tried on
+_SHORT = 2  # rows of a table for the check of an optimizer
 
 
 def nbytes(leaf: Any) -> int:
-    """Returns how many bytes an array takes, or one of a shape."""
+    """Returns the size in bytes of an array, or of an array with this shape."""
     return leaf.size * leaf.dtype.itemsize
 
 
 def part_of(tree: PyTree, names: Collection[str]) -> Any:
-    """Returns the part of nested dicts that has the leaves of some paths."""
+    """Returns the part of nested dicts with the leaves at some paths."""
     return kept(tree, names.__contains__)
 
 
 def update(optimizer: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]) -> Any:
-    """Returns parameters and optimizer state after an update, of a whole model or of a part.
-
-    Args:
-      optimizer: an `UpdateRule`, or a mapping of them by module name.
-      grads: gradients of the trained parameters; for a mapping, those of some of its modules.
-      opt_state: the optimizer's state.
-      params: the parameters.
-      extra: what an optimizer may ask for besides.
-    """
+    """Returns parameters and optimizer state after an update, for all modules or only the modules in `grads`."""
     if not isinstance(optimizer, Mapping):
         return optimizer.update(grads, opt_state, params, extra)
     params, opt_state = dict(params), dict(opt_state)
@@ -64,7 +56,7 @@ class Partition:
 
     Attributes:
       parts: for each server the paths of its parameters.
-      tables: the paths of those of which each server has some rows.
+      tables: the paths of the parameters whose rows are spread over all servers.
     """
 
     parts: tuple[frozenset[str], ...]
@@ -74,12 +66,12 @@ class Partition:
     def of(
         cls, params: PyTree, servers: int, partitioner: Partitioner | None = None, embeddings: Collection[str] = ()
     ) -> Partition:
-        """Returns parts of about equally many bytes: each parameter, the largest first, goes where the fewest are.
+        """Returns parts of about equal bytes: each parameter, largest first, goes to the server with the fewest bytes.
 
         Args:
           params: the parameters, or their shapes.
-          servers: how many there are.
-          partitioner: says which tables are split into rows; None splits none.
+          servers: number of servers.
+          partitioner: chooses the tables to split into rows; None splits none.
           embeddings: the paths of the tables of `nn.Embed`.
         """
         parts: list[list[str]] = [[] for _ in range(servers)]
@@ -95,21 +87,21 @@ class Partition:
         return cls(tuple(map(frozenset, parts)), frozenset(tables))
 
     def state_of(self, state: TrainState, index: int) -> tuple[PyTree, PyTree]:
-        """Returns the parameters and the optimizer's state of one server, without those of tables."""
+        """Returns the parameters and the optimizer's state of a server, without tables."""
         return _state_of(state, self.parts[index])
 
     def table_of(self, state: TrainState, name: str) -> tuple[PyTree, PyTree]:
-        """Returns a table and the optimizer's state of it."""
+        """Returns a table and its optimizer state."""
         return _state_of(state, {name})
 
     def joined(self, like: TrainState, params: Sequence[Leaves], opt_states: Sequence[Leaves]) -> TrainState:
-        """Returns the state whose parts servers have.
+        """Returns the state joined from the parts of the servers.
 
         Args:
           like: a state of the same structure.
-          params: the parameters of each server, and of each table, by their paths.
-          opt_states: the optimizer state of each by its paths. Numbers that all of them have, such as counts, are taken
-            from the first that has parameters which are trained.
+          params: the parameters of each server, and of each table, by path.
+          opt_states: the optimizer state of each server and table by path. Scalars that all of them have, such as
+            counts, are taken from the first with trained parameters.
         """
         trained = set(named_leaves(like.trainable(like.params)))
         order = sorted(range(len(params)), key=lambda index: trained.isdisjoint(params[index]))
@@ -120,20 +112,17 @@ class Partition:
                             opt_state=with_leaves(like.opt_state, joined))
 
     def check(self, state: TrainState) -> None:
-        """Refuses an optimizer whose update of a part is not that part of its update of all.
+        """Checks that the optimizer's update of each part equals this part of its update of the whole.
 
-        Both are computed once, for random gradients.
-
-        Args:
-          state: a state of host arrays.
+        Both are computed once, for random gradients of a state of host arrays.
 
         Raises:
-          ValueError: for such an optimizer.
+          ValueError: if the updates differ.
         """
         def updated(params: PyTree, opt_state: PyTree, grads: PyTree) -> Any:
             return update(state.optimizer, grads, opt_state, params, {"value": np.float32(1.0)})
 
-        # An optimizer may ask for more than servers know, such as the loss as a function.
+        # An optimizer may need more than servers know, such as the loss as a function.
         jax.eval_shape(updated, state.params, state.opt_state, state.trainable(state.params))
         if len(self.parts) == 1 and not self.tables:
             return
@@ -145,7 +134,7 @@ class Partition:
             parts += [(rows_of(table, slice(row, row + 1)), slice(row, row + 1)) for row in range(_SHORT)]
         rng = np.random.default_rng(0)
         leaves, structure = jax.tree.flatten(state.trainable(state.params))
-        # Of sizes that differ from array to array and from row to row, and large: an optimizer that clips shows it.
+        # Large, with sizes that differ between arrays and between rows, so that clipping is detected.
         grads = jax.tree.unflatten(structure, [
             (10 * (index + 1) * rng.normal(size=np.shape(leaf))).astype(leaf.dtype)
             for index, leaf in enumerate(leaves)])
@@ -171,7 +160,7 @@ class Partition:
                 "`clip_by_global_norm`; `optax.clip` and `optax.adaptive_grad_clip` do.")
 
     def _check_opt_state(self, state: TrainState) -> None:
-        """Refuses an optimizer whose state cannot be split, or has more than the last update of each row."""
+        """Raises ValueError if the optimizer's state cannot be split, or has more than the last update of each row."""
         whole = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(state.opt_state).items()}
         found: dict[str, Any] = {}
         for names in (*self.parts, *({name} for name in self.tables)):
@@ -189,11 +178,11 @@ class Partition:
                              f"row without a gradient would be left out. {self._fix}")
 
     def _with_short_tables(self, state: TrainState) -> TrainState:
-        """Returns a state of host arrays with the first rows of tables in their place."""
+        """Returns a state of host arrays with only the first rows of tables."""
         params, opt_state = named_leaves(state.params), named_leaves(state.opt_state)
         for name in self.tables:
             table, of_table = rows_of(self.table_of(state, name), slice(_SHORT))
-            # Of other sizes, as optimizers such as LAMB look at the size of what they update.
+            # With different sizes, because optimizers such as LAMB depend on the size of the parameters.
             params |= {path: leaf * np.arange(1, len(leaf) + 1)[:, None].astype(leaf.dtype)
                        for path, leaf in named_leaves(table).items()}
             opt_state |= named_leaves(of_table)
@@ -202,18 +191,18 @@ class Partition:
 
 
 def rows_of(tree: PyTree, rows: Any) -> Any:
-    """Returns some rows of the arrays of a tree; its numbers as they are."""
+    """Returns some rows of the arrays of a tree; scalars are unchanged."""
     return jax.tree.map(lambda leaf: leaf[rows] if np.ndim(leaf) else leaf, tree)
 
 
 def _is_split(leaf: Any, partitioner: Partitioner) -> bool:
-    # Layers that are mapped over have several tables in one array.
+    # Mapped layers have several tables in one array.
     return (leaf.ndim == 2 and jnp.issubdtype(leaf.dtype, jnp.floating)
             and partitioner(leaf.shape, leaf.dtype)[0] > 1)
 
 
 def _collects(opt_state: PyTree) -> bool:
-    """Returns whether an optimizer makes some of its updates only, or keeps averages for `evaluate`."""
+    """Returns whether an optimizer skips some of its updates, or keeps averages for `evaluate`."""
     def is_node(node: Any) -> bool:
         return isinstance(node, (optax.MultiStepsState, AveragedGradientsState))
 

@@ -1,4 +1,4 @@
-"""Into how many parts `tf.distribute` splits a variable. Here, only tables of `nn.Embed` are; see `partition.py`."""
+"""Partitioners of variables, as in `tf.distribute`. Only tables of `nn.Embed` are split; see `partition.py`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trainer.core import arguments
 
 
 class Partitioner:
-    """Says into how many parts a variable is split along each axis: into one along all axes but the first."""
+    """Chooses the number of parts of a variable along each axis; all axes but the first have a single part."""
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Returns the number of parts for each axis of a variable.
 
         Args:
-          shape: the variable's.
-          dtype: the variable's.
+          shape: shape of the variable.
+          dtype: dtype of the variable.
           axis: the axis to split.
         """
         rows = shape[axis] if shape else 1
@@ -66,7 +66,7 @@ class MinSizePartitioner(Partitioner):
 
 
 class MaxSizePartitioner(Partitioner):
-    """Splits variables into as few parts as keep each at or below `max_shard_bytes`, and at most `max_shards`.
+    """Splits variables into the fewest parts of at most `max_shard_bytes` each, and at most `max_shards` parts.
 
     Example:
       >>> MaxSizePartitioner(max_shard_bytes=4)((6, 1), "float32")

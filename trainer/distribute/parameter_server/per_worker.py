@@ -1,4 +1,4 @@
-"""Datasets of which every worker has its own: as the chief holds them, and as a worker iterates."""
+"""Per-worker datasets, which every worker reads separately: on the chief, and in a worker."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trainer.distribute.replica.distributed_dataset import InputContext
 
 
 class PerWorkerDataset:
-    """Data that each worker reads on its own: pass them to `fit`, or an iterator of them to scheduled functions.
+    """Data that each worker reads separately: pass it to `fit`, or pass an iterator over it to scheduled functions.
 
     `ClusterCoordinator.create_per_worker_dataset` and `ParameterServerStrategy.distribute_datasets_from_function` make
     it.
 
     Args:
       dataset_fn: returns a worker's data from its `InputContext`.
-      num_workers: how many workers there are.
-      release: called with the key of an iterator that exists no longer.
+      num_workers: number of workers.
+      release: called with the key of an iterator that no longer exists.
     """
 
     def __init__(self, dataset_fn: Callable[[InputContext], Any], num_workers: int, release: Callable[[str], None]):
@@ -34,7 +34,7 @@ class PerWorkerDataset:
         return PerWorkerIterator(self._make, self._release)
 
     def sample(self) -> SampleSource:
-        """Returns the first batch of worker 0, which the chief reads, in the place of all batches.
+        """Returns the first batch of worker 0, read by the chief, in place of all batches.
 
         Raises:
           RuntimeError: if the function raises, or returns no batch.
@@ -47,9 +47,9 @@ class PerWorkerDataset:
 
 
 class PerWorkerIterator(SharedValue):
-    """An iterator that each worker has of its own: pass it to scheduled functions, which call `next` on it.
+    """An iterator that is separate in each worker: pass it to scheduled functions, which call `next` on it.
 
-    Workers keep theirs as long as this exists.
+    Workers keep their iterators as long as this object exists.
     """
 
     def __init__(self, make: Callable[[InputContext], Any], release: Callable[[str], None]):
@@ -69,7 +69,7 @@ def _iterator_of(make: Callable[[InputContext], Any], worker: Worker) -> WorkerI
 
 
 class WorkerIterator:
-    """A worker's iterator over its own dataset, which is made when the first batch is asked for."""
+    """A worker's iterator over its own dataset, made at the first batch."""
 
     def __init__(self, make: Callable[[InputContext], Any], context: InputContext):
         self._make, self._context = make, context
@@ -95,6 +95,6 @@ class WorkerIterator:
                                "functions.") from None
 
     def close(self) -> None:
-        """Ends the iteration, of a generator and the like."""
+        """Ends the iteration, for example of a generator."""
         with contextlib.suppress(AttributeError):
             self._iterator.close()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The context of a train step whose update others make: it records the gradients."""
+"""Context of a train step that records gradients; servers make the update."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MADE_ELSEWHERE = ("Under ParameterServerStrategy, the servers update the parame
 
 
 class _Unknown(Absent):
-    """An updated parameter, which the step does not get to know."""
+    """An updated parameter, which is not available in the step."""
 
     def __init__(self, leaf: Any):
         super().__init__(leaf.shape, leaf.dtype,
@@ -26,14 +26,14 @@ class _Unknown(Absent):
 
 
 class PushContext(ReplicaContext):
-    """One worker's step.
+    """The step of a worker.
 
     Args:
-      rows: the rows of its batch.
+      rows: number of rows of its batch.
 
     Attributes:
-      grads: the gradients that the step has applied, by module for a dict of modules; None if it has applied none.
-      value: the loss that was given with them; None without one.
+      grads: the gradients applied by the step, by module for a dict of modules; None if it has applied none.
+      value: the loss given with the gradients; None without a loss.
     """
 
     def __init__(self, rows: int):

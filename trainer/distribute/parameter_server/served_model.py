@@ -1,7 +1,8 @@
-"""A model whose parameters are on servers: as the chief sends and fetches its state, and as a worker pulls and pushes.
+"""A model whose parameters are on servers: the chief sends and fetches its state, and workers pull and push.
 
-Server 0 holds the model state, such as BatchNorm's averages. It is not summed as gradients are: it moves as far as each
-step has moved what the step was given, which is exact for one worker and for counts, and near it otherwise.
+Server 0 holds the model state, such as BatchNorm's averages. Model state is not summed like gradients: it moves by the
+difference between each step's output and input, which is exact for a single worker and for counts, and approximate
+otherwise.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ class ServedModel:
     """A model on the servers, for the chief.
 
     Args:
-      key: its name there.
+      key: the model's key on the servers.
       servers: the parameter servers.
-      partitioner: says which tables of embeddings are split; None splits none.
+      partitioner: chooses the embedding tables to split; None splits none.
 
     Attributes:
-      key: see above.
+      key: the model's key on the servers.
       embeddings: the paths of the tables of `nn.Embed`, which may be split; may be assigned.
-      generation: which of the chief's states the servers have begun with.
-      first_step: how many steps that state had had.
+      generation: number of states that the chief has sent.
+      first_step: number of steps of the last sent state.
       version_of_chief: the version of the chief's `StateHolder` whose state scheduled functions train; may be assigned.
-      key_of_copies: that of the model's newest copies in workers; may be assigned.
+      key_of_copies: key of the model's newest copies in workers; may be assigned.
     """
 
     def __init__(self, key: str, servers: Sequence[Handle], partitioner: Partitioner | None = None):
@@ -49,22 +50,22 @@ class ServedModel:
         self._tables = ServedTables(key, servers)
         self.embeddings: Collection[str] = ()
         self._partition: Partition | None = None
-        self._loaded: Any = self  # the optimizer that the servers have; none yet
+        self._loaded: Any = self  # the optimizer on the servers; none yet
         self.generation = 0
         self.version_of_chief = -1
         self.key_of_copies: str | None = None
         self.first_step = self._seed = 0
 
     def partition_of(self, params: Any) -> Partition:
-        """Returns which server has which parameters, by their shapes."""
+        """Returns the partition of parameters over the servers, from their shapes."""
         return Partition.of(params, len(self._servers), self._partitioner, self.embeddings)
 
     def load(self, state: TrainState) -> None:
-        """Makes `state` the servers' state.
+        """Sends `state` to the servers.
 
         Raises:
-          ValueError: for an optimizer that cannot work on parts of the parameters.
-          ParameterServerLostError: if a server is gone.
+          ValueError: if the optimizer cannot work on parts of the parameters.
+          ParameterServerLostError: if a server is lost.
         """
         host = jax.device_get(state)
         self._partition = partition = self.partition_of(host.params)
@@ -86,14 +87,14 @@ class ServedModel:
     def fetch(
         self, like: TrainState, place: Callable[[TrainState], TrainState], may_donate: bool = False
     ) -> tuple[TrainState, int]:
-        """Returns the state that the servers have, and how many updates it has had since it was loaded.
+        """Returns the state on the servers, and the number of its updates since it was loaded.
 
-        No update may be under way.
+        No update may be in progress.
 
         Args:
           like: a state of the same structure, of arrays or shapes.
-          place: places a state of host arrays as the chief keeps it.
-          may_donate: whether nothing else needs the arrays of the state that was loaded or fetched last.
+          place: places a state of host arrays for the chief.
+          may_donate: whether nothing else needs the arrays of the last loaded or fetched state.
         """
         assert self._partition is not None, "it was loaded"
         found = call_each(self._servers, "snapshot", self.key)
@@ -107,22 +108,22 @@ class ServedModel:
         return state, updates
 
     def client(self, shapes: TrainState) -> ModelClient:
-        """Returns what workers pull and push with, to be sent to them."""
+        """Returns the client for workers to pull and push with, which can be sent to them."""
         assert self._partition is not None, "it was loaded"
         return ModelClient(self.key, tuple(self._servers), self._partition, shapes, self.first_step, self._seed)
 
 
 @dataclasses.dataclass
 class ModelClient:
-    """A model on the servers, for one worker.
+    """A model on the servers, for a worker.
 
     Attributes:
-      key: its name there.
+      key: the model's key on the servers.
       servers: the parameter servers.
-      partition: which of them has what.
+      partition: the partition of the model over the servers.
       shapes: the state's structure, shapes and dtypes.
-      first_step: how many steps the state had had when it was loaded.
-      seed: what random streams derive from.
+      first_step: number of steps of the state when it was loaded.
+      seed: seed of the random streams.
     """
 
     key: str
@@ -136,9 +137,9 @@ class ModelClient:
         self._pulled = [Pulled(None, None, None)] * len(self.servers)
 
     def pull(self) -> TrainState:
-        """Returns the state as it is now, without what only servers need: the optimizer's state is zeros.
+        """Returns the current state, with zeros as the optimizer's state, which only servers need.
 
-        Tables are not pulled: what stands for them can only be given to a `RowsFunction`.
+        Tables are not pulled: their placeholders can only be passed to a `RowsFunction`.
         """
         answers: list[Pulled] = call_each(
             self.servers, "pull", self.key, each=[(pulled.version,) for pulled in self._pulled])
@@ -154,7 +155,7 @@ class ModelClient:
             model_state=with_leaves(self.shapes.model_state, model_state or {}), seed=np.uint32(self.seed)))
 
     def pull_rows(self, numbers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns rows of tables, as they are now; zeros for numbers beyond the table."""
+        """Returns the current rows of tables; zeros for indices beyond the table."""
         rows = {name: np.zeros((len(some), *self._table_shapes[name].shape[1:]), self._table_shapes[name].dtype)
                 for name, some in numbers.items()}
         parts = {name: self._shares(name, some) for name, some in numbers.items()}
@@ -168,14 +169,14 @@ class ModelClient:
 
     def push(self, number: int | None, grads: Any, value: Any, model_state: Any,
              numbers: Mapping[str, np.ndarray]) -> int:
-        """Sends the outcome of a step on what was last pulled, if anything was; returns its largest staleness.
+        """Sends the results of a step on the last pulled state, if any; returns their largest staleness.
 
         Args:
-          number: which step of the state's it is; each is applied once. None applies every one.
+          number: index of the step in its generation; each index is applied once. None is always applied.
           grads: gradients of parameters, nested dicts.
-          value: the loss; None without one.
+          value: the loss; None without a loss.
           model_state: the model state after the step.
-          numbers: of which rows of tables the gradients are.
+          numbers: indices of the table rows of the gradients.
         """
         by_name = named_leaves(grads)
         moved = named_leaves(model_state)
@@ -202,7 +203,7 @@ class ModelClient:
 
 
 def without_opt_state(state: TrainState) -> TrainState:
-    """Returns a state with zeros that take no memory in the place of the optimizer's state, or of its shapes."""
+    """Returns a state whose optimizer state is zeros that take no memory."""
     return state.replace(opt_state=jax.tree.map(
         lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), state.opt_state))
 

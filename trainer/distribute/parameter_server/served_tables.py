@@ -1,6 +1,6 @@
-"""The tables of a model on the servers, as the chief sends and fetches them: what has not changed stays where it is.
+"""Tables of a model on the servers, sent and fetched by the chief; only changed rows are transferred.
 
-The chief's state has each table whole, with the optimizer's state of it.
+The chief's state has each whole table with its optimizer state.
 """
 
 from __future__ import annotations
@@ -23,28 +23,23 @@ from trainer.distribute.parameter_server.server_calls import call_each
 
 
 class ServedTables:
-    """The tables of a model, for the chief.
-
-    Args:
-      key: the model's name on the servers.
-      servers: the parameter servers.
-    """
+    """The tables of a model on the servers, for the chief."""
 
     def __init__(self, key: str, servers: Sequence[Handle]):
         self._key, self._servers = key, list(servers)
-        # Of each table the rows and the optimizer's state, as servers have them but for rows that have changed since.
+        # Rows and optimizer state of each table, equal to the servers' except for rows that have changed since.
         self._known: dict[str, list[jax.Array]] = {}
 
     def load(self, state: TrainState, host: TrainState, partition: Partition, is_new: bool) -> None:
-        """Makes the tables of a state the servers', which have its generation already.
+        """Sends the tables of a state, or only their changed rows, to servers that already have its generation.
 
         Args:
           state: the state.
-          host: the same, of host arrays.
-          partition: which of its parameters are tables.
-          is_new: whether all rows are to be sent, and not those alone that differ.
+          host: the same state with host arrays.
+          partition: names the parameters that are tables.
+          is_new: whether to send all rows, not only changed rows.
         """
-        before, self._known = self._known, {}  # nothing is known, should a call fail
+        before, self._known = self._known, {}  # stays empty if a call fails
         for name in sorted(partition.tables):
             leaves = jax.tree.leaves(partition.table_of(state, name))
             is_kept = name in before and not is_new and all(
@@ -60,15 +55,10 @@ class ServedTables:
         self.keep(state, partition)
 
     def fetch(self, partition: Partition, may_donate: bool) -> tuple[list[Leaves], list[Leaves]]:
-        """Returns the tables as servers have them, and the optimizer's state of each, by paths.
-
-        Args:
-          partition: which parameters are tables.
-          may_donate: whether nothing else needs the arrays that the chief has had.
-        """
+        """Returns the tables and their optimizer state by path; `may_donate` permits reuse of the previous arrays."""
         params, opt_states = [], []
         put = _put(may_donate)
-        known, self._known = self._known, {}  # servers forget what has changed
+        known, self._known = self._known, {}  # servers forget the changed rows
         for name in sorted(partition.tables):
             changed: list[SomeRows] = call_each(self._servers, "changed_rows", self._key, name)
             numbers = np.concatenate([part.places * len(self._servers) + index for index, part in enumerate(changed)])
@@ -81,12 +71,12 @@ class ServedTables:
         return params, opt_states
 
     def keep(self, state: TrainState, partition: Partition) -> None:
-        """Takes note of the chief's arrays for what servers have now."""
+        """Records the chief's arrays that equal the servers' tables."""
         self._known = {name: jax.tree.leaves(partition.table_of(state, name)) for name in partition.tables}
 
 
 def _padded(numbers: np.ndarray, rows: np.ndarray, beyond: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns padded rows and their numbers, with numbers beyond the table."""
+    """Returns padded indices and rows; padding indices are beyond the table."""
     length = padded_length(len(numbers))
     padded = np.full(length, beyond, np.int32), np.zeros((length, *rows.shape[1:]), rows.dtype)
     padded[0][:len(numbers)], padded[1][:len(numbers)] = numbers, rows

@@ -1,7 +1,7 @@
-"""What a parameter server does: it holds a part of a model's parameters, and updates it as gradients come.
+"""Parameter server: holds a part of a model's parameters, and updates it when gradients arrive.
 
-Gradients are of the parameters that a worker has pulled, which others may have updated since: by how many updates is a
-gradient's staleness (Dean et al., "Large Scale Distributed Deep Networks", 2012).
+Gradients belong to the parameters that a worker has pulled. The staleness of a gradient is the number of updates since
+then (Dean et al., "Large Scale Distributed Deep Networks", 2012).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trainer.distribute.parameter_server.rows.table_part import RowsWithState, S
 
 
 class Version(NamedTuple):
-    """Which parameters these are.
+    """Version of parameters.
 
     Attributes:
-      generation: which of the states that the chief has sent one after another they began with.
-      updates: how many updates they have had since.
+      generation: number of the state from the chief that they started with.
+      updates: number of updates since then.
     """
 
     generation: int
@@ -35,12 +35,12 @@ class Version(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """What a worker pulls.
+    """The answer to a pull.
 
     Attributes:
-      version: that of the parameters; None before the first pull.
-      params: them by path; None if they are those of the version that the worker has.
-      model_state: the model state by path, where the server holds it.
+      version: version of the parameters; None before the first pull.
+      params: parameters by path; None if the worker already has this version.
+      model_state: model state by path, if the server holds it.
     """
 
     version: Version | None
@@ -52,12 +52,12 @@ class Push(NamedTuple):
     """The outcome of a train step.
 
     Attributes:
-      version: that of the parameters it was computed with; None for gradients of rows that have no version.
-      number: which step of their generation it is of, from 0 on; None for a function that may run more than once.
-      grads: gradients by path: those of this server, or fewer.
-      value: the loss, for optimizers that ask for it; None without one.
-      model_state: the model state after the step by path, for the server that holds it, and before it.
-      rows: gradients of rows of tables by path, and the places of these rows; None without any.
+      version: version of the parameters in the computation; None for gradients of rows, which have no version.
+      number: index of the step in its generation, from 0; None for a function that may run more than once.
+      grads: gradients by path, of this server's parameters or fewer.
+      value: the loss, for optimizers that need it; None without a loss.
+      model_state: the model state by path after and before the step, for the server that holds it.
+      rows: places and gradients of rows of tables by path; None without tables.
     """
 
     version: Version | None
@@ -69,7 +69,7 @@ class Push(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What workers pull of a model; arrays are replaced and never written to."""
+    """Pulled values of a model; arrays are replaced and never written to."""
 
     version: Version
     params: Any
@@ -77,7 +77,7 @@ class _Held(NamedTuple):
 
 
 class _ServedPart:
-    """The part of a model that is on this server."""
+    """The part of a model on this server."""
 
     def __init__(self, generation: int, update: Callable[..., Any] | None, params: Any, opt_state: Any,
                  model_state: Any, scales_by_staleness: bool, tables: dict[str, TablePart]):
@@ -90,7 +90,7 @@ class _ServedPart:
         self.tables = tables
 
     def close(self) -> None:
-        """Drops what is still pushed."""
+        """Makes the part ignore further pushes."""
         with self.lock:
             self.now = self.now._replace(version=Version(-1, 0))
 
@@ -125,14 +125,14 @@ class _ServedPart:
 
 
 class _Numbers:
-    """The steps that were applied, of numbers that come about in their order."""
+    """Indices of applied steps, which arrive roughly in order."""
 
     def __init__(self) -> None:
         self._first_missing = 0
         self._others: set[int] = set()
 
     def add(self, number: int | None) -> bool:
-        """Adds a number; returns whether it was not there. None is never there."""
+        """Adds an index; returns whether it is new. None is always new."""
         if number is None:
             return True
         if number < self._first_missing or number in self._others:
@@ -150,7 +150,7 @@ def _update(optimizer: Any, params: Any, opt_state: Any, grads: Mapping[str, Any
 
 
 def _moved(value: np.ndarray, after: np.ndarray, before: np.ndarray, staleness: int) -> np.ndarray:
-    """Returns model state moved as far as a step has moved it, to the very bits if none was between."""
+    """Returns model state moved by the change of a step, exactly the step's result without staleness."""
     if staleness == 0 or not np.issubdtype(value.dtype, np.number):
         return after
     return (value + (after - before)).astype(value.dtype)
@@ -175,13 +175,13 @@ class ParameterServer:
     def load(
         self, key: str, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any
     ) -> None:
-        """Takes a part of a model, in the place of what it had of that model.
+        """Takes a part of a model, in place of its previous part of this model.
 
         Args:
-          key: which model.
-          generation: which of the states that the chief sends.
-          optimizer: an `UpdateRule`, or a mapping of them by module name; None for that of the last time, whose update
-            is compiled.
+          key: key of the model.
+          generation: number of the state from the chief.
+          optimizer: an `UpdateRule`, or a mapping of them by module name; None for the previous optimizer, whose update
+            is already compiled.
           params: the server's parameters, nested dicts.
           opt_state: their optimizer state.
           model_state: the model state by path; None for servers that do not hold it.
@@ -190,17 +190,17 @@ class ParameterServer:
             self._updates[key] = compiled(functools.partial(_update, optimizer))
         tables: dict[str, TablePart] = {}
         if key in self._parts:
-            self._parts[key].close()  # tables stay, and get no gradients of the state before
+            self._parts[key].close()  # tables stay, without further gradients of the previous state
             tables = self._parts[key].tables
         self._parts[key] = _ServedPart(
             generation, self._updates.get(key), params, opt_state, model_state, self._scales, tables)
 
     def pull(self, key: str, known: Version | None) -> Pulled:
-        """Returns the parameters, unless they are of the version `known`, which the worker has."""
+        """Returns the parameters, unless the worker already has their version, `known`."""
         return self._parts[key].pull(known)
 
     def push(self, key: str, pushed: Push) -> int | None:
-        """Updates the parameters; returns the staleness, or None for what it had already or has no use for."""
+        """Updates the parameters; returns the staleness, or None for a repeated or outdated push."""
         return self._parts[key].push(pushed)
 
     def snapshot(self, key: str) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray], Any]:
@@ -211,44 +211,44 @@ class ParameterServer:
             return version.updates, _on_host(params), _on_host(part.opt_state), model_state
 
     def load_table(self, key: str, path: str, table: RowsWithState) -> None:
-        """Takes its rows of a model's table, which is the parameter of that path."""
+        """Takes its rows of a model's table, the parameter at `path`."""
         self._parts[key].tables[path] = TablePart(path, table, self._updates.get(key))
 
     def replace_rows(self, key: str, path: str, rows: SomeRows) -> None:
-        """Takes some rows of a model's table, and keeps the others that it has."""
+        """Replaces some rows of a model's table, and keeps its other rows."""
         self._parts[key].tables[path].replace(rows)
 
     def pull_rows(self, key: str, places: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns rows of a model's tables by path, by their places in this part."""
+        """Returns rows of a model's tables by path, at their places in this part."""
         return {path: self._parts[key].tables[path].lookup(some) for path, some in places.items()}
 
     def changed_places(self, key: str, path: str) -> np.ndarray:
-        """Returns where a model's table has changed since `changed_rows`, or since the chief has sent it."""
+        """Returns the places of the rows that changed since `changed_rows`, or since the chief sent them."""
         return self._parts[key].tables[path].changed_places()
 
     def changed_rows(self, key: str, path: str) -> SomeRows:
-        """Returns the rows of a model's table that have changed since the last time."""
+        """Returns the rows of a model's table that changed since the last call."""
         return self._parts[key].tables[path].changed()
 
     def make_table(self, key: str, optimizer: Any, *arguments: Any) -> None:
-        """Makes this server's rows of a table that belongs to no model; see `initial_rows` for the arguments."""
+        """Makes this server's rows of a standalone table; see `initial_rows` for the arguments."""
         self.load(key, 0, optimizer, {}, {}, None)
         self.load_table(key, stored_rows.PATH, stored_rows.initial_rows(optimizer, *arguments))
 
     def save_table(self, key: str, *place: Any) -> None:
-        """Writes its rows of such a table; see `stored_rows.save` for the arguments."""
+        """Writes its rows of a standalone table; see `stored_rows.save` for the arguments."""
         stored_rows.save(self._parts[key].tables[stored_rows.PATH], *place)
 
     def remove_other_tables(self, *place: Any) -> None:
-        """Removes older files of such a table; see `stored_rows.remove_others` for the arguments."""
+        """Removes older files of a standalone table; see `stored_rows.remove_others` for the arguments."""
         stored_rows.remove_others(*place)
 
     def restore_table(self, key: str, *place: Any) -> None:
-        """Reads its rows of such a table; see `stored_rows.restore` for the arguments."""
+        """Reads its rows of a standalone table; see `stored_rows.restore` for the arguments."""
         stored_rows.restore(self._parts[key].tables[stored_rows.PATH], *place)
 
     def ready(self) -> bool:
-        """Returns True: the process answers."""
+        """Returns True once the process answers."""
         return True
 
 

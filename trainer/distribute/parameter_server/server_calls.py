@@ -1,4 +1,4 @@
-"""Calls of all parameter servers at the same time, and what becomes of them when a server is lost."""
+"""Concurrent calls of all parameter servers, and their errors when a server is lost."""
 
 from __future__ import annotations
 
@@ -14,16 +14,10 @@ from trainer.distribute.parameter_server.processes.failures import ParameterServ
 def call_each(
     servers: Sequence[Handle], method: str, *common: Any, each: Sequence[tuple[Any, ...]] | None = None
 ) -> list[Any]:
-    """Calls a method of several servers at the same time, and returns the answers in their order.
-
-    Args:
-      servers: the servers.
-      method: the method of `ParameterServer`.
-      *common: arguments of all calls.
-      each: further arguments of the call of each server.
+    """Calls a method of servers concurrently, with common and separate arguments, and returns the answers in order.
 
     Raises:
-      ParameterServerLostError: if one of them is gone.
+      ParameterServerLostError: if a server is lost.
     """
     arguments = [(*common, *own) for own in each or [()] * len(servers)]
     if len(servers) == 1:

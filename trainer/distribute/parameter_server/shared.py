@@ -1,4 +1,4 @@
-"""What the chief shares with all workers, each of which gets it once: functions, and arrays."""
+"""Functions and values that the chief shares with all workers; each worker gets them once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _numbers = itertools.count()
 
 
 class SharedFunction:
-    """A function that is the same object in a worker each time it is called there, so that it compiles once.
+    """A function that is a single object in a worker over all its calls, so that it compiles once.
 
-    Functions are the same if their bytes are: those of a closure over other values differ.
+    Functions are the same if their bytes are equal; closures over different values differ.
     """
 
     PREFIX = "function "
@@ -26,7 +26,7 @@ class SharedFunction:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> SharedFunction:
-        """Returns a function to be sent in the place of `function`."""
+        """Returns a function to be sent in place of `function`."""
         packed, _ = pack(function)
         digest = hashlib.sha256(packed.data)
         for buffer in packed.buffers:
@@ -34,16 +34,16 @@ class SharedFunction:
         return cls(function, cls.PREFIX + digest.hexdigest())
 
     def __as_resource__(self) -> Resource:
-        """Returns what a worker gets for it."""
+        """Returns its resource for workers."""
         return self._resource
 
 
 class SharedValue:
-    """A value that a worker gets once, such as the arrays of `fit`, and keeps as long as this exists.
+    """A value that a worker gets once, such as the arrays of `fit`, and keeps as long as this object exists.
 
     Args:
-      build: returns the value from the `Worker` that it is for.
-      release: called with its key when this exists no longer.
+      build: returns the value from the receiving `Worker`.
+      release: called with its key when this object no longer exists.
     """
 
     def __init__(self, build: Callable[[Any], Any], release: Callable[[str], None]):
@@ -51,5 +51,5 @@ class SharedValue:
         weakref.finalize(self, release, self._resource.key).atexit = False
 
     def __as_resource__(self) -> Resource:
-        """Returns what a worker gets for it."""
+        """Returns its resource for workers."""
         return self._resource

@@ -1,4 +1,4 @@
-"""ParameterServerStrategy: what users make, and what becomes of models that are made under it."""
+"""ParameterServerStrategy, and the state of models made under it."""
 
 from __future__ import annotations
 
@@ -44,39 +44,39 @@ from trainer.optimizers.registry import as_optimizer
 from trainer.optimizers.update_rule import UpdateRule
 
 _keys = itertools.count()  # of the models of all strategies
-SHARED_BYTES = 2**28  # of arrays that every worker gets whole; batches of larger arrays are sent one by one
+SHARED_BYTES = 2**28  # of arrays that every worker gets whole; batches of larger arrays are sent individually
 
 
 class ParameterServerStrategy(Strategy):
-    """Asynchronous training: workers compute gradients, parameter servers apply them as they come.
+    """Asynchronous training: workers compute gradients, and parameter servers apply them as they arrive.
 
-    This process is the chief. It trains nothing: it hands out batches, and keeps all that `fit` keeps. `evaluate` and
-    `predict` run here, exactly. Workers may be lost at any time; a server that is lost ends the run, and the same
-    command goes on from the newest checkpoint of `BackupAndRestore`. See docs/parameter_server.md.
+    This process is the chief. It does not train: it hands out batches, and holds the objects of `fit`. `evaluate` and
+    `predict` run here, exactly. Workers may be lost at any time. The loss of a server ends the run, and the same
+    command continues from the newest checkpoint of `BackupAndRestore`. See docs/parameter_server.md.
 
-    Use it in a `with` block, at whose end the cluster ends; without one, it ends with this process.
+    Use it in a `with` block, which ends the cluster; otherwise the cluster ends with this process.
 
     Args:
-      cluster_resolver: the tasks of a cluster of several machines, on Ray. Without it and without `num_workers`, those
-        of the environment variable TF_CONFIG. The same script runs in each task: that of the chief goes on, and those
-        of workers and parameter servers serve in this call, and exit with the chief's exit code.
-      variable_partitioner: says which tables of `nn.Embed` are split, as in `tf.distribute`: their rows are spread over
-        the servers, and workers get and push the rows that a batch looks up, and no others. All other parameters are
-        spread by their bytes and stay whole. None splits none.
-      num_workers: how many processes compute.
-      num_ps: how many hold parameters.
-      address: "host:port" of a Ray cluster, whose nodes these processes are then on, or "local" for one that is started
-        on this machine. None starts them on this machine without Ray.
-      max_staleness: hands out a batch only when all but the last `max_staleness` before it are applied, so that a
-        gradient misses at most twice as many updates. 0 trains one batch after the other, in their order, and gives
-        the numbers of one device. None does not wait.
-      staleness: "scale" divides a gradient by 1 + the number of updates that it has missed; None takes it as it is.
-      worker_timeout: seconds after which a function that has not ended has its worker killed, and runs on another.
-        None waits as long as the worker lives.
+      cluster_resolver: the tasks of a cluster of several machines, on Ray. Without it and without `num_workers`, the
+        tasks of the environment variable TF_CONFIG. The same script runs in each task: in the chief's task it
+        continues; workers and parameter servers serve in this call, and exit with the chief's exit code.
+      variable_partitioner: chooses the tables of `nn.Embed` to split, as in `tf.distribute`: their rows are spread over
+        the servers, and workers pull and push only the rows that a batch looks up. All other parameters stay whole and
+        are distributed by size. None splits none.
+      num_workers: number of processes that compute.
+      num_ps: number of processes that hold parameters.
+      address: "host:port" of a Ray cluster for these processes, or "local" to start a Ray cluster on this machine. None
+        starts the processes on this machine without Ray.
+      max_staleness: hands out a batch only when all but the last `max_staleness` earlier batches are applied, so that a
+        gradient misses at most twice as many updates. 0 trains batches sequentially, with the results of one device.
+        None does not wait.
+      staleness: "scale" divides a gradient by 1 + the number of updates that it has missed; None does not scale.
+      worker_timeout: seconds after which the worker of an unfinished function is killed, and the function runs on
+        another worker. None waits as long as the worker lives.
 
     Raises:
       ClusterError: if the cluster has no workers or no parameter servers.
-      ValueError, TypeError: for other arguments that cannot be used.
+      ValueError, TypeError: if another argument cannot be used.
 
     Example:
       >>> with ParameterServerStrategy(num_workers=2, num_ps=1) as strategy:  # doctest: +SKIP
@@ -163,7 +163,7 @@ class ParameterServerStrategy(Strategy):
         self._close(_exit_code(error))
 
     def close(self) -> None:
-        """Ends all workers and servers; what is queued is cancelled. Models keep the state that was fetched last."""
+        """Ends all workers and servers, and cancels queued functions. Models keep their last fetched state."""
         self._close(0)
 
     def _close(self, code: int) -> None:
@@ -172,7 +172,7 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def coordinator(self) -> ClusterCoordinator:
-        """What schedules functions on the workers."""
+        """Coordinator that schedules functions on the workers."""
         return self._coordinator
 
     def _start_worker(self, index: int) -> Handle:
@@ -180,7 +180,7 @@ class ParameterServerStrategy(Strategy):
         return self._engine.start(f"worker {index}", "worker", make)
 
     def __as_resource__(self) -> Resource:
-        """Returns what a scheduled function that names this strategy gets in its worker."""
+        """Returns the resource of this strategy in a worker, for scheduled functions that use it."""
         return Resource("strategy", WorkerStrategy)
 
     def create_embedding_table(
@@ -188,22 +188,22 @@ class ParameterServerStrategy(Strategy):
         optimizer: str | Optimizer | optax.GradientTransformation = "adagrad",
         initializer: Callable[..., Any] | None = None, seed: int = 0,
     ) -> EmbeddingTable:
-        """Returns a table of embeddings whose rows are spread over the servers: no other process ever holds it whole.
+        """Returns an embedding table whose rows are spread over the servers; no other process ever holds it whole.
 
         Scheduled functions look up the rows that a batch needs, and push their gradients.
 
         Args:
-          name: its name, also in the folder of `EmbeddingTable.save`.
-          num_embeddings: how many rows it has.
-          features: how many values each row has.
-          optimizer: what updates a row that has a gradient: a name, an optimizer or an optax transformation that looks
-            at each row on its own.
-          initializer: makes rows, as Flax's initializers; by default a truncated normal of 1 / sqrt(features), as
+          name: name of the table, also in the folder of `EmbeddingTable.save`.
+          num_embeddings: number of rows.
+          features: number of values in each row.
+          optimizer: the optimizer of rows with gradients: a name, an optimizer or an optax transformation that treats
+            each row separately.
+          initializer: makes rows, like Flax's initializers; by default a truncated normal of 1 / sqrt(features), as in
             TensorFlow's embedding columns.
-          seed: what the first rows derive from, on any number of servers.
+          seed: seed of the initial rows, which do not depend on the number of servers.
 
         Raises:
-          ValueError: for an optimizer that looks at several rows, or a name that is taken.
+          ValueError: if the optimizer combines rows, or the name is already used.
 
         Example:
           >>> table = strategy.create_embedding_table("users", 10_000_000, 64)  # doctest: +SKIP
@@ -227,15 +227,15 @@ class ParameterServerStrategy(Strategy):
     def distribute_datasets_from_function(  # type: ignore[override]
         self, dataset_fn: Callable[[InputContext], Any]
     ) -> PerWorkerDataset:
-        """Returns data that each worker reads on its own, for `fit` and for scheduled functions.
+        """Returns data that each worker reads separately, for `fit` and for scheduled functions.
 
-        `fit` reads the first batch here too, to learn its shapes. Each run of `fit`, and each worker that replaces a
-        lost one, begins again: which rows are trained how often is the function's business, and `steps_per_epoch` says
-        what an epoch is.
+        `fit` also reads the first batch here, to get its shapes. Each run of `fit`, and each worker that replaces a
+        lost worker, starts again. The function controls how often each row is trained, and `steps_per_epoch` sets the
+        length of an epoch.
 
         Args:
-          dataset_fn: returns batches without end from an `InputContext`, whose `input_pipeline_id` is the number of
-            the worker, of `num_input_pipelines`.
+          dataset_fn: returns endless batches from an `InputContext`, whose `input_pipeline_id` is the index of the
+            worker among `num_input_pipelines`.
 
         Example:
           >>> data = strategy.distribute_datasets_from_function(  # doctest: +SKIP
@@ -255,7 +255,7 @@ class ParameterServerStrategy(Strategy):
         """Returns a model's state on the servers.
 
         Args:
-          model: what identifies it, as long as it exists.
+          model: an object that identifies the model, as long as it exists.
           embeddings: the paths of the tables of its `nn.Embed` layers.
         """
         if model not in self._models:
@@ -264,24 +264,24 @@ class ParameterServerStrategy(Strategy):
         return self._models[model]
 
     def shared_arrays(self, arrays: HostArrays, wanted: bool | str) -> SharedValue | None:
-        """Returns arrays as each worker gets them, once; None if they are not wanted, or too large for that.
+        """Returns arrays to be sent to each worker once; None if they are not wanted or too large.
 
-        In the place of a batch that stands for data that workers read, these data are returned.
+        For a sample batch of data that workers read themselves, these data are returned.
         """
         if arrays not in self._shared:
             if wanted is False or arrays.nbytes > SHARED_BYTES:
                 return None
-            # Another object of the same arrays: the value would keep its own key otherwise.
+            # A new object with the same arrays, because the value would otherwise keep its own key alive.
             self._shared[arrays] = self.shared(HostArrays(jax.tree.map(lambda leaf: leaf, arrays.tree)))
         return self._shared[arrays]
 
     def shared(self, value: Any) -> SharedValue:
-        """Returns what can be sent in the place of a value, which a worker gets once."""
+        """Returns a placeholder to be sent instead of a value, which a worker gets once."""
         return SharedValue(lambda worker: value, self._coordinator.release)
 
 
 def _end(coordinator: ClusterCoordinator, engine: Engine, code: int = 0) -> None:
-    coordinator.close()  # first: it replaces workers that have ended
+    coordinator.close()  # first, because it replaces workers that have ended
     engine.close(code)
 
 
@@ -293,7 +293,7 @@ def _check_task(resolver: TFConfigClusterResolver) -> None:
 
 
 def _exit_code(error: BaseException | None) -> int:
-    """Returns the exit code of a script that ends by an exception, unless something catches it."""
+    """Returns the exit code of a script that an uncaught exception ends."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return 0 if error is None else EXIT_CODE if isinstance(error, ParameterServerLostError) else 1

@@ -1,4 +1,4 @@
-"""What a worker does: it holds resources by their keys, and runs functions."""
+"""Worker: holds resources by key, and runs functions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from trainer.distribute.parameter_server.processes.wire import Packed, unpack
 
 
 class Worker:
-    """The object of a worker's process.
-
-    Args:
-      index: which of the workers it is.
-      num_workers: how many there are.
-      servers: the parameter servers.
-    """
+    """The object of a worker's process."""
 
     def __init__(self, index: int, num_workers: int, servers: Sequence[Handle]):
         self.index, self.num_workers = index, num_workers
@@ -32,12 +26,12 @@ class Worker:
         self._held[key] = build
 
     def forget(self, key: str) -> None:
-        """Lets go of a resource."""
+        """Removes a resource."""
         self._held.pop(key, None)
         self._built.pop(key, None)
 
     def resource(self, key: str) -> Any:
-        """Returns a resource, built when it is first asked for."""
+        """Returns a resource, built at its first use."""
         with self._lock:
             if key not in self._built:
                 self._built[key] = unpack(self._held[key], self.resource)(self)
@@ -45,7 +39,7 @@ class Worker:
             return self._built[key]
 
     def resource_or_make(self, key: str, make: Callable[[Worker], Any]) -> Any:
-        """Returns a resource; if the worker has none of this key, what `make` returns, from then on."""
+        """Returns a resource; if the worker has none with this key, the result of `make`, which is kept."""
         with self._lock:
             if key not in self._built and key not in self._held:
                 self._built[key] = make(self)
@@ -54,10 +48,10 @@ class Worker:
     def run(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], context: SentContext
     ) -> Any:
-        """Returns what a function returns, in the context in which the chief has scheduled it."""
+        """Returns the result of a function, run in the context in which the chief scheduled it."""
         with context.entered():
             return function(*args, **kwargs)
 
     def ready(self) -> bool:
-        """Returns True: the process answers."""
+        """Returns True once the process answers."""
         return True

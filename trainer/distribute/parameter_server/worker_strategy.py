@@ -1,4 +1,4 @@
-"""What a scheduled function sees of the strategy: `run`, whose gradients go to the parameter servers."""
+"""The strategy in a scheduled function: the gradients of its `run` go to the parameter servers."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ from trainer.distribute.strategies.strategy import Strategy
 
 
 class WorkerStrategy(Strategy):
-    """The strategy of code in a worker, which is one replica."""
+    """The strategy of code in a worker, which is a single replica."""
 
     def __init__(self, worker: Worker):
         super().__init__(default_devices()[:1])
         self.worker_index = worker.index
         self._input_context = InputContext(worker.num_workers, worker.index)
-        self._clients: dict[int, tuple[TrainState, ModelClient]] = {}  # by the identity of the state last pulled
+        self._clients: dict[int, tuple[TrainState, ModelClient]] = {}  # by the id of the last pulled state
         self._steps: dict[Any, _Step] = {}
 
     def pulled_state(self, client: ModelClient) -> TrainState:
-        """Returns a model's state as `ModelClient.pull` does, for `run`."""
+        """Returns a model's state from `ModelClient.pull`, for `run`."""
         state = client.pull()
         self._clients = {key: value for key, value in self._clients.items() if value[1].key != client.key}
         self._clients[id(state)] = state, client
         return state
 
     def is_pulled(self, state: Any) -> bool:
-        """Returns whether this is a state that was pulled last, of any model."""
+        """Returns whether this is the last pulled state of a model."""
         return id(state) in self._clients
 
     def experimental_distribute_dataset(self, dataset: Any) -> Any:
-        """Returns the dataset: a worker is a single replica."""
+        """Returns the dataset unchanged, because a worker is a single replica."""
         return dataset
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> Any:
-        """Returns what the function returns for this worker."""
+        """Returns the result of the function for this worker."""
         return dataset_fn(self._input_context)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs a function on this worker, compiled once per function and shapes.
 
-        Gradients that it applies to a state that was read as `model.state` go to the parameter servers. The state that
-        it returns is the one that it was given: read `model.state` again for the servers'.
+        Gradients that it applies to a state read as `model.state` go to the parameter servers. It returns this state
+        unchanged: read `model.state` again for the servers' state.
 
         Args:
-          fn: a pure function of arrays; inside it, `get_replica_context()` is that of a single replica.
-          args: its arguments, with one pulled state at most.
-          kwargs: its keyword arguments.
+          fn: a pure function of arrays; inside it, `get_replica_context()` is the context of a single replica.
+          args: positional arguments of `fn`, with at most one pulled state.
+          kwargs: keyword arguments of `fn`.
 
         Returns:
-          What `fn` returns, as host arrays.
+          The outputs of `fn`, as host arrays.
         """
         leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs or {})), is_leaf=is_state)
         places = [index for index, leaf in enumerate(leaves) if is_state(leaf)]
@@ -78,19 +78,12 @@ class WorkerStrategy(Strategy):
 
 
 class _Step:
-    """A function of `WorkerStrategy.run`, compiled.
-
-    Args:
-      function: see there.
-      structure: of its arguments.
-      place: which of their leaves is a state; None if there is none.
-      client: what the state was pulled with.
-    """
+    """A compiled function of `WorkerStrategy.run`; its state, pulled with `client`, is the leaf at `place`, if any."""
 
     def __init__(self, function: Callable[..., Any], structure: Any, place: int | None, client: ModelClient | None):
         self._function, self._structure, self._place = function, structure, place
         self._shapes = None if client is None else client.shapes
-        self._returned: Any = None  # the structure of what the function returns
+        self._returned: Any = None  # structure of the function's result
         self._compiled = RowsFunction(
             self._traced, *((), ()) if client is None else (client.shapes.params, client.partition.tables))
 

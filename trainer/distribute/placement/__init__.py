@@ -1,1 +1,1 @@
-"""Where data lie: devices, groups of batches on them, arrays kept there from one run to the next."""
+"""Placement of data: devices, groups of batches on them, and arrays that stay there between runs."""

@@ -1,7 +1,7 @@
-"""Devices that are not there, but that programs can be compiled for.
+"""Described devices: devices that are absent, but that programs can be compiled for.
 
-Owns how they are named and made, and how placement tells them from devices. JAX compiles for a described topology with
-the CUDA plugin, an assembler and CUDA's libdevice: no GPU, no driver and none of CUDA's other libraries are needed.
+Owns their names, their creation, and the check for them. JAX compiles for a described topology with the CUDA plugin, an
+assembler and CUDA's libdevice. It needs no GPU, no driver and no other CUDA library.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ EXTRA = "gpu-programs"
 _TOPOLOGY = re.compile(r"^(?:(\d+)x)?(\d+)x([a-z]\w*)$", re.IGNORECASE)
 _PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 _MAX_DEVICES = 4096
-_config: Any = jax.config  # whose attributes JAX declares at run time
+_config: Any = jax.config  # JAX declares its attributes at run time
 
 
 class Topology(NamedTuple):
-    """So many hosts with so many GPUs each.
+    """Hosts with GPUs.
 
     Attributes:
-      hosts: see above.
-      gpus_per_host: see above.
+      hosts: number of hosts.
+      gpus_per_host: number of GPUs of each host.
       kind: a key of `GPU_KINDS`.
 
     >>> Topology.of("8xh100"), str(Topology.of("2x8xH200"))
@@ -45,11 +45,11 @@ class Topology(NamedTuple):
 
     @classmethod
     def of(cls, text: Any) -> Topology:
-        """Returns the topology that a text such as "8xh100" or "2x8xh200" stands for; a topology as it is.
+        """Returns the topology of a text such as "8xh100" or "2x8xh200"; a topology is returned as it is.
 
         Raises:
-          TypeError: for what is neither.
-          ValueError: for a text of another form, an unknown kind of GPU, or too many or no devices.
+          TypeError: if `text` is neither a text nor a topology.
+          ValueError: if the text has another form, an unknown kind of GPU, or too many or no devices.
         """
         if isinstance(text, Topology):
             return text
@@ -69,12 +69,12 @@ class Topology(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many GPUs there are."""
+        """Number of GPUs."""
         return self.hosts * self.gpus_per_host
 
     @property
     def gpu(self) -> GpuKind:
-        """What is known of its GPUs."""
+        """Properties of its GPUs."""
         return GPU_KINDS[self.kind]
 
     def __str__(self) -> str:
@@ -82,44 +82,44 @@ class Topology(NamedTuple):
 
 
 def described_devices(topology: Any) -> list[jax.Device]:
-    """Returns devices that programs can be compiled for, but nothing can be put on, host by host.
+    """Returns devices, host by host, that programs can be compiled for, but that nothing can be placed on.
 
     Args:
       topology: a `Topology`, or a text such as "8xh100".
 
     Raises:
-      ImportError: without the CUDA plugin.
-      ValueError: for a topology that `Topology.of` refuses.
+      ImportError: if the CUDA plugin is not installed.
+      ValueError: if `Topology.of` refuses the topology.
     """
     described = Topology.of(topology)
     wanted = {"topology": f"1x{described.hosts}x{described.gpus_per_host}",
               "target_config": described.gpu.target_config}
     try:
         return topologies.get_topology_desc(platform="cuda", **wanted).devices
-    except NotImplementedError:  # JAX has not registered the plugin: there is none, or it has found no driver
+    except NotImplementedError:  # JAX has not registered the plugin: it is not installed, or found no driver
         _register_plugin()
         return topologies.get_topology_desc(platform="cuda", **wanted).devices
 
 
 def is_plugin_installed() -> bool:
-    """Returns whether there is what compiles for described devices."""
+    """Returns whether the plugin that compiles for described devices is installed."""
     return any(map(_is_there, _PLUGINS))
 
 
 def is_described(device: jax.Device) -> bool:
-    """Returns whether a device is not there."""
+    """Returns whether a device is only described."""
     return getattr(getattr(device, "client", None), "runtime_type", None) == "compile_only_runtime"
 
 
 def are_described(sharding: Sharding) -> bool:
-    """Returns whether the devices of a sharding are not there."""
+    """Returns whether the devices of a sharding are only described."""
     return is_described(next(iter(sharding.device_set)))
 
 
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it is not there either
+    except ModuleNotFoundError:  # the parent package is missing too
         return False
 
 
@@ -129,7 +129,7 @@ def _register_plugin() -> None:
         raise ImportError(
             "Programs for GPUs that are not there are compiled by JAX's CUDA plugin, which is not installed. It needs "
             f"no GPU, no driver and no CUDA: pip install 'trainer-jax[{EXTRA}]'")
-    with _platforms("cpu"):  # or the plugin looks for the driver, and registers nothing without it
+    with _platforms("cpu"):  # otherwise the plugin looks for the driver, and registers nothing without it
         importlib.import_module(found[0]).initialize()
 
 

@@ -1,7 +1,7 @@
-"""Arrays that stay on the devices from one run to the next.
+"""Arrays that stay on the devices between runs.
 
-Owns how they are recognised, and that they are let go with what they were made from. It must not know where the devices
-are.
+Owns their recognition, and their release together with the arrays they were made from. It must not know where the
+devices are.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.placement.device_memory import KeptArrays
 
-KEPT = 2  # those of the last `fit`: to train and to validate on
+KEPT = 2  # training and validation data of the last `fit`
 _BLOCK_BYTES = 4 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class _Memory:
-    """Memory of the user's, in which something else may stand by now."""
+    """Memory owned by the user, whose contents may have changed."""
 
     places: tuple[Any, ...]  # address, shape, strides and dtype of each array
     owners: tuple[weakref.ref[np.ndarray], ...] = dataclasses.field(compare=False)
@@ -34,31 +34,31 @@ class _Memory:
 
 
 class PlacedArrays:
-    """What was placed, by the arrays that it was made from.
+    """Arrays placed on devices, by the host arrays they were made from.
 
-    A `Dataset`'s arrays are known again by their identity, as nothing writes to them. Others are known by their memory,
-    if their checksums are still what they were: to read them costs a fraction of placing them again. Of these the last
-    `KEPT` are held, until the memory is freed. What was let go of, as other arrays needed its place, is placed again.
+    The arrays of a `Dataset` are recognized by identity, because nothing writes to them. Other arrays are recognized by
+    their memory if its checksums are unchanged, which costs a fraction of placing them again. The last `KEPT` of these
+    are held until the memory is freed. Arrays that were released because others needed their memory are placed again.
     """
 
     def __init__(self) -> None:
         self._by_identity: weakref.WeakKeyDictionary[HostArrays, KeptArrays] = weakref.WeakKeyDictionary()
-        self._by_memory: list[tuple[_Memory, KeptArrays]] = []  # the last one was used last
+        self._by_memory: list[tuple[_Memory, KeptArrays]] = []  # most recently used last
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlacedArrays:
-        return PlacedArrays()  # of a strategy of its own, which has placed nothing
+        return PlacedArrays()  # a copied strategy has placed nothing
 
     def __contains__(self, arrays: HostArrays) -> bool:
-        """Returns whether something was placed for this object.
+        """Returns whether arrays were placed for this object.
 
-        Its memory is not looked for: the checksums take as long as to send the rows once, to the same program.
+        Its memory is not looked up: the checksums take as long as sending the rows once, to the same program.
         """
         return arrays in self._by_identity
 
     def get_or_place(
         self, arrays: HostArrays, place: Callable[[], Any], devices: Collection[jax.Device], nbytes: int
     ) -> Any:
-        """Returns what was placed for these arrays, or what `place()` returns; see `KeptArrays.get_or_place`."""
+        """Returns the placed arrays of `arrays`, or else the result of `place()`; see `KeptArrays.get_or_place`."""
         kept = self._by_identity.get(arrays)
         if kept is None:
             kept = self._by_identity[arrays] = self._known(self._memory_of(arrays))
@@ -70,7 +70,7 @@ class PlacedArrays:
         if known and known[0][0] == memory:
             kept = known[0][1]
         else:
-            known.clear()  # its memory on the devices is needed
+            known.clear()  # frees its device memory
             del self._by_memory[:1 - KEPT]
             kept = KeptArrays()
         self._by_memory.append((memory, kept))
@@ -87,7 +87,7 @@ class PlacedArrays:
 
 
 def checksums(array: np.ndarray) -> tuple[int, ...]:
-    """Returns the CRC-32 of each few megabytes of an array's rows; several threads compute them.
+    """Returns the CRC-32 of each block of an array's rows, a few megabytes each, computed by several threads.
 
     >>> checksums(np.zeros(3)) == checksums(np.array([0.0, 0.0, -0.0]))
     False
@@ -105,7 +105,7 @@ def _checksum(array: np.ndarray) -> int:
 
 
 def _owner(array: np.ndarray) -> np.ndarray:
-    """Returns the array whose end is that of the memory; a view of it may end sooner."""
+    """Returns the array with the lifetime of the memory; a view of it may end sooner."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

@@ -1,9 +1,8 @@
-"""The memory of devices in which arrays are kept from one run to the next: one budget for each device.
+"""Device memory for arrays that stay between runs, with one budget per device.
 
-Owns what is let go of where memory is needed: arrays that are only kept, those first that were used longest ago. The
-budget is one for all strategies and datasets of the process, as they share its devices. It must not know what the
-arrays are, nor decide whether to keep some: what depends on the arrays that happen to be there would differ from one
-process to the next.
+Owns the release of arrays when memory is needed: only cached arrays, least recently used first. All strategies and
+datasets of the process share the budget, as they share its devices. It must not know the contents of the arrays, nor
+decide whether to keep them: a decision that depends on the present arrays would differ between processes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from trainer.distribute.placement.devices import memory_bytes
 
 T = TypeVar("T")
 
-KEPT_FRACTION = 1 / 4  # of a device's memory, for all arrays that are kept there
+KEPT_FRACTION = 1 / 4  # of a device's memory, for all arrays kept there
 _STATE_IS_LOST = ("The step had taken over the buffers of the model's state, which are gone. Load weights or a "
                   "checkpoint before the model is used again.")
 
@@ -30,9 +29,9 @@ _uses = itertools.count()
 
 
 class KeptArrays:
-    """A tree of arrays on devices that is let go of where memory is needed, and then placed again.
+    """A tree of arrays on devices that is released when memory is needed, and then placed again.
 
-    What a run uses stays, as the run holds it too.
+    Arrays in use by a run stay, because the run holds them too.
     """
 
     def __init__(self) -> None:
@@ -47,13 +46,7 @@ class KeptArrays:
         return self._tree is not None
 
     def get_or_place(self, place: Callable[[], Any], devices: Collection[jax.Device], nbytes: int) -> Any:
-        """Returns the arrays, which `place()` returns where they are not there.
-
-        Args:
-          place: places them.
-          devices: those of this process that they are placed on.
-          nbytes: how many bytes they take on each.
-        """
+        """Returns the arrays; if they are gone, `place()` puts them on `devices` of this process, `nbytes` on each."""
         tree = self._tree
         if tree is None:
             _make_room(devices, nbytes)
@@ -64,7 +57,7 @@ class KeptArrays:
         return tree
 
     def let_go(self) -> bool:
-        """Lets go of the arrays unless something else holds them; returns whether they are gone."""
+        """Releases the arrays unless something else holds them; returns whether they are gone."""
         leaves, structure = jax.tree.flatten(self._tree)
         references = [weakref.ref(leaf) for leaf in leaves]
         self._tree = None
@@ -80,7 +73,7 @@ _kept: weakref.WeakSet[KeptArrays] = weakref.WeakSet()
 
 
 def _make_room(devices: Collection[jax.Device], nbytes: int) -> None:
-    """Lets go of arrays until so many bytes more are within the budget of each device, or all others are in use."""
+    """Releases arrays until `nbytes` more fit into the budget of each device, or all others are in use."""
     excess = {device: nbytes - memory_bytes(device) * KEPT_FRACTION for device in devices}
     present = sorted((kept for kept in _kept if kept.is_there), key=lambda kept: kept.last_use)
     for kept in present:
@@ -94,18 +87,18 @@ def _make_room(devices: Collection[jax.Device], nbytes: int) -> None:
 
 
 def let_go_of_unused() -> None:
-    """Lets go of all arrays that are only kept, on all devices."""
-    gc.collect()  # an error's traceback, or a model that is not used any more, may hold some
+    """Releases all arrays on all devices that only the cache holds."""
+    gc.collect()  # the traceback of an error, or an unused model, may hold some
     for kept in list(_kept):
         kept.let_go()
 
 
 def retried(call: Callable[..., T], *arguments: Any) -> T:
-    """Returns what a call returns. Where the devices' memory runs out, it is made once more, without what is only kept.
+    """Returns the result of a call. If device memory runs out, it releases cached arrays and repeats the call once.
 
     Args:
       call: runs or places something on devices.
-      *arguments: its arguments. If some were donated to the call that failed, it is not made again.
+      *arguments: its arguments. If some were donated to the call that failed, the call is not repeated.
 
     Raises:
       JaxRuntimeError: if memory runs out again; or any other error of `call`.
@@ -118,7 +111,7 @@ def retried(call: Callable[..., T], *arguments: Any) -> T:
         if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(arguments)):
             error.add_note(_STATE_IS_LOST)
             raise
-    let_go_of_unused()  # outside of the block, whose error holds what the call has made
+    let_go_of_unused()  # outside the block, because its error holds arrays of the call
     try:
         return call(*arguments)
     except jax.errors.JaxRuntimeError as error:

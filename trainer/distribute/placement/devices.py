@@ -15,7 +15,7 @@ _NAME = re.compile(r"^/?(?:device:)?([a-z]+)(?::(\d+))?$", re.IGNORECASE)
 
 
 def find_device(device: Any, argument: str = "devices") -> jax.Device:
-    """Returns the local device that `device` stands for.
+    """Returns the local device for a name, index or object.
 
     Args:
       device: a `jax.Device`, an index into `jax.local_devices()`, or a name such as "cpu:0", "gpu:1" or "/GPU:1".
@@ -23,7 +23,7 @@ def find_device(device: Any, argument: str = "devices") -> jax.Device:
 
     Raises:
       ValueError: if there is no such device.
-      TypeError: if `device` is none of these.
+      TypeError: if `device` has another type.
     """
     if isinstance(device, jax.Device):
         return device
@@ -53,10 +53,10 @@ def find_device(device: Any, argument: str = "devices") -> jax.Device:
 
 
 def find_devices(devices: Sequence[Any] | None, argument: str = "devices") -> list[jax.Device]:
-    """Returns the devices that `devices` stands for; all local devices for None.
+    """Returns the local devices for a sequence of names, indices or objects; all local devices for None.
 
     Raises:
-      ValueError: if `devices` is empty, names a device twice, or a device that does not exist.
+      ValueError: if `devices` is empty, names a device twice, or names a device that does not exist.
       TypeError: if `devices` is not a sequence of devices.
     """
     if devices is None:
@@ -75,16 +75,16 @@ def find_devices(devices: Sequence[Any] | None, argument: str = "devices") -> li
 
 
 def default_devices() -> list[jax.Device]:
-    """Returns all local accelerators, or one CPU device on a machine without any."""
+    """Returns all local accelerators, or one CPU device on a machine without accelerators."""
     local = jax.local_devices()
     return list(local) if local[0].platform != "cpu" else local[:1]
 
 
 def memory_bytes(device: jax.Device) -> int:
-    """Returns how much memory JAX may take of a device of this process in all; of a CPU device, its share of the
-    machine's. It is 0 for another device that does not say it, so that only what is forced is kept there.
+    """Returns the total memory in bytes that JAX may use on a device of this process.
 
-    What is free at the moment would make decisions that depend on it differ from one run to the next.
+    For a CPU device this is its share of the machine's memory. It is 0 for other devices that do not report their
+    memory, so that only forced arrays stay there. Free memory would make decisions differ between runs.
     """
     if device.platform != "cpu":
         return int((device.memory_stats() or {}).get("bytes_limit", 0))

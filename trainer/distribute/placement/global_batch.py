@@ -1,7 +1,7 @@
-"""Batches of which each process has read some rows, put together on the devices of all of them.
+"""Global batches from rows read by each process.
 
-Owns where such rows go. No process sends rows to another: where a replica computes rows of another process, all rows
-are placed where they were read, and the step gathers its own from there.
+Owns the placement of these rows. No process sends rows to another: if a replica computes rows of another process, all
+rows are placed where they were read, and the step gathers its rows from there.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _PROCESS_AXIS, _DEVICE_AXIS = "process", "device"
 
 
 def place_global_batch(group: Group, rows: int, sharding: NamedSharding, processes: Processes) -> Any:
-    """Returns global batches, of which each process has some rows, on the devices.
+    """Returns global batches on the devices, from the rows that each process has.
 
     Args:
       group: the group, with `counts`.
-      rows: how many rows its batches are padded to.
-      sharding: how arrays `(batches, rows, ...)` are split.
-      processes: those that have the mesh's devices.
+      rows: number of rows of the padded batches.
+      sharding: sharding of arrays `(batches, rows, ...)`.
+      processes: the processes that have the devices of the mesh.
 
     Returns:
-      A tree of arrays `(capacity, rows, ...)`, padded with repeats of rows; or `ResidentBatches` of `rows` rows each.
+      A tree of arrays `(capacity, rows, ...)`, padded with repeated rows; or `ResidentBatches` of `rows` rows each.
     """
     assert group.counts is not None, "this process has all rows"
     assert len(group.counts) == processes.count, "the strategy's processes read the data"
@@ -43,7 +43,7 @@ def place_global_batch(group: Group, rows: int, sharding: NamedSharding, process
     if _lie_in_place(group.counts, rows, sharding):
         start = sum(group.counts[:processes.index])
         return jax.tree.map(lambda leaf: _placed_as_they_lie(leaf, start, rows, sharding), group.data)
-    # A power of two, so that few programs serve all the ways in which the rows may fall on the processes.
+    # A power of two, so that few programs serve all distributions of rows over processes.
     per_process = capacity * 2 ** (max(group.counts) - 1).bit_length()
     everywhere = _sharding_by_process(sharding.mesh, processes.count)
     arrays = jax.tree.map(lambda leaf: _placed_by_process(leaf, per_process, everywhere), group.data)
@@ -52,7 +52,7 @@ def place_global_batch(group: Group, rows: int, sharding: NamedSharding, process
 
 @functools.lru_cache(maxsize=64)
 def _lie_in_place(counts: Sequence[int], rows: int, sharding: NamedSharding) -> bool:
-    """Returns whether every device needs only rows that its own process has."""
+    """Returns whether every device needs only rows of its own process."""
     stops = list(itertools.accumulate(counts))
     total = stops[-1]
     indices: dict[Any, Any] = dict(sharding.devices_indices_map((1, rows)))
@@ -91,7 +91,7 @@ def _sharding_by_process(mesh: Any, count: int) -> NamedSharding:
 
 
 def _placed_by_process(leaf: np.ndarray, per_process: int, sharding: NamedSharding) -> jax.Array:
-    """Returns all rows of a process's batches on each of its devices, in an array `(processes * per_process, ...)`."""
+    """Returns all rows of a process on each of its devices, in an array `(processes * per_process, ...)`."""
     flat = leaf.reshape(-1, *leaf.shape[2:])
     if len(flat) < per_process:
         padded = aligned_empty((per_process, *leaf.shape[2:]), leaf.dtype)
@@ -102,14 +102,14 @@ def _placed_by_process(leaf: np.ndarray, per_process: int, sharding: NamedShardi
 
 
 def _numbers(counts: Sequence[int], capacity: int, rows: int, per_process: int) -> np.ndarray:
-    """Returns where each row of each batch lies, int32 of shape `(capacity, rows)`, in batches padded to `rows`."""
+    """Returns the position of each row of each batch, padded to `rows`: int32 of shape `(capacity, rows)`."""
     of_batches = [np.concatenate([process * per_process + batch * count + np.arange(count)
                                   for process, count in enumerate(counts)]) for batch in range(capacity)]
     return np.stack(of_batches)[:, np.arange(rows) % sum(counts)].astype(np.int32)
 
 
 def rows_of_replicas(counts: Sequence[int], local_replicas: int) -> tuple[list[int], int]:
-    """Returns how many rows each replica gets if each process splits its own, and the largest number of them.
+    """Returns the number of rows of each replica if each process splits its own rows, and the largest number.
 
     >>> rows_of_replicas([5, 2], 2)
     ([3, 2, 2, 0], 3)

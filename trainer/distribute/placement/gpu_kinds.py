@@ -1,4 +1,4 @@
-"""What is known of kinds of GPUs: what XLA compiles for, and the rates that an estimate of time divides by.
+"""Kinds of GPUs: targets of XLA's compiler, and rates for estimates of time.
 
 Owns these figures and their sources. A new kind needs its target configuration here.
 """
@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 
 class GpuKind(NamedTuple):
-    """A kind of GPU, in the form in which servers with several of them have it (SXM).
+    """A kind of GPU, in the form for servers with several GPUs (SXM).
 
     Attributes:
-      name: what the driver calls it.
-      memory_bytes: what the driver reports in all.
-      memory_bandwidth: bytes per second of its memory, at most.
-      peak_flops: operations per second of dense products, at most, by the dtype of the operands; "tensorfloat32" is
-        what JAX's default precision makes of float32.
+      name: name reported by the driver.
+      memory_bytes: total memory reported by the driver.
+      memory_bandwidth: peak memory bandwidth in bytes per second.
+      peak_flops: peak operations per second of dense products by operand dtype; "tensorfloat32" is float32 at JAX's
+        default precision.
       link_bandwidth: bytes per second to the other GPUs of its host, in each direction (NVLink).
       target_config: XLA's `GpuTargetConfigProto`, in text form.
     """
@@ -29,7 +29,7 @@ class GpuKind(NamedTuple):
     target_config: str
 
 
-# The figures are those of XLA's own descriptions: openxla/xla, xla/backends/gpu/target_config/specs, 2026.
+# The figures are from XLA's own descriptions: openxla/xla, xla/backends/gpu/target_config/specs, 2026.
 _TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024

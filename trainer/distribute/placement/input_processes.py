@@ -1,7 +1,7 @@
-"""The processes of a mesh, as the data are read by: who they are.
+"""Processes of a mesh that read the data.
 
-Their messages go without the devices, as threads that read ahead exchange them while the main thread's executions run
-over those, in an order that differs between processes.
+Their messages do not use the devices: threads that read ahead exchange them while executions of the main thread use the
+devices, in an order that differs between processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PROCESS_AXIS, _DEVICE_AXIS = "process", "device"
 
 
 def group_of(mesh: Mesh) -> ProcessGroup:
-    """Returns the processes that have a mesh's devices; this one alone for devices of others or described devices."""
+    """Returns the processes that have a mesh's devices; only this process if they are described or not its own."""
     if is_described(mesh.devices.flat[0]):
         return ProcessGroup.of([jax.process_index()])
     members = sorted({device.process_index for device in mesh.devices.flat})
@@ -30,12 +30,7 @@ def group_of(mesh: Mesh) -> ProcessGroup:
 
 
 def processes_of(mesh: Mesh, replicas: int) -> Processes:
-    """Returns the processes that have a mesh's devices.
-
-    Args:
-      mesh: the devices.
-      replicas: how many replicas there are on it.
-    """
+    """Returns the processes that have the devices of a mesh with this number of replicas."""
     group = group_of(mesh)
     if group.count == 1:
         return Processes()

@@ -1,4 +1,4 @@
-"""Data on devices: groups of batches, arrays that stay there, and padding that makes rows divide by the replicas."""
+"""Data on devices: groups of batches, resident arrays, and padding of rows to a multiple of the replicas."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from trainer.distribute.placement.described import are_described
 from trainer.distribute.placement.device_memory import retried
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
-SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a length that others have too
-_LEAST_BYTES = 2**20  # that small arrays have there
-REPLICA_AXIS = "replica"  # the axis of every strategy's mesh over which rows are split
-REPLICATED = "replicated"  # of an array that is whole on each device
+SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a shared length
+_LEAST_BYTES = 2**20  # size of padded small arrays
+REPLICA_AXIS = "replica"  # the mesh axis of every strategy that splits rows
+REPLICATED = "replicated"  # an array that is whole on each device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +33,12 @@ class PlacedGroup:
     """A group of batches on the devices.
 
     Attributes:
-      data: a stack, a tree of arrays `(batches, rows, ...)`, rows split over the replicas; or `ResidentBatches`, which
-        `stacked` makes stacks of.
-      count: how many batches, from the first on, are real.
-      rows: how many rows of each batch, from the first on, are real. Others make them divide by the replicas, and are
-        cut off in the program.
-      first: the number in its epoch of the first batch.
+      data: a stack, a tree of arrays `(batches, rows, ...)` with rows split over the replicas; or `ResidentBatches`,
+        which `stacked` turns into stacks.
+      count: number of real batches; they come first.
+      rows: number of real rows of each batch; they come first. Padding rows make the number divisible by the replicas,
+        and the program cuts them off.
+      first: the index of the first batch in its epoch.
       resume_token: as in `Group`.
     """
 
@@ -50,20 +50,13 @@ class PlacedGroup:
 
     @functools.cached_property
     def spec(self) -> Any:
-        """What groups that one executable can run have in common: structure, shapes, dtypes and real rows; hashable."""
+        """Common properties of groups for one executable: structure, shapes, dtypes and real rows; hashable."""
         leaves, structure = jax.tree.flatten(self.data)
         return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), self.rows
 
 
 def stacked(group: PlacedGroup, start: int, length: int, placed_start: jax.Array) -> PlacedGroup:
-    """Returns at most `length` batches of a group of `ResidentBatches`, from its batch `start` on, as a stack.
-
-    Args:
-      group: see above.
-      start: the number in the group of the first batch.
-      length: how many batches the stack has capacity for.
-      placed_start: `start`, on the devices.
-    """
+    """Returns up to `length` batches of `ResidentBatches`, from `start` (`placed_start` on devices), as a stack."""
     batches: ResidentBatches = group.data
     data = retried(_gathering(length, batches.numbers.sharding), batches, placed_start)
     return dataclasses.replace(
@@ -79,14 +72,14 @@ def _gathering(length: int, sharding: Sharding) -> Any:
 
 
 def to_devices(tree: PyTree, shardings: Any) -> Any:
-    """Returns the arrays of a tree placed on devices, of which each gets its part only.
+    """Returns the arrays of a tree placed on devices, each device with only its part.
 
-    Of devices of several processes each process serves its own, from arrays that all of them have whole. On described
-    devices nothing is placed: the result is the arrays' shapes.
+    If the devices belong to several processes, each process places on its own devices, and all must have the whole
+    arrays. On described devices nothing is placed: the result is the shapes of the arrays.
 
     Args:
       tree: host arrays, or JAX arrays, whose buffers the result may share.
-      shardings: where each goes: a sharding, or a tree of them like `tree`.
+      shardings: a sharding, or a tree of shardings like `tree`.
     """
     if any(map(are_described, jax.tree.leaves(shardings)[:1])):
         if isinstance(shardings, Sharding):
@@ -100,16 +93,16 @@ def to_devices(tree: PyTree, shardings: Any) -> Any:
 
 
 def batches_to_devices(batches: Any, sharding: Sharding) -> Any:
-    """Returns host arrays placed as `to_devices` places them, in half the time, as every turn of the loop begins so."""
+    """Returns host arrays placed as by `to_devices`, in half the time, because every iteration of the loop calls it."""
     if are_described(sharding):
         return to_devices(batches, sharding)
-    # JAX takes this transfer for an implicit one, but it is the trainer that asks for it.
+    # JAX regards this transfer as implicit, but the trainer requests it.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.tree.map(lambda leaf: _to_devices_of_all(leaf, sharding), batches)
 
 
 def shape_on(leaf: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
-    """Returns what stands for an array on devices that are described only: its shape there."""
+    """Returns the shape of an array on described devices, in place of the array."""
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
     dtype = leaf.dtype if is_key else canonical_dtype(leaf.dtype)
     return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
@@ -126,9 +119,9 @@ def replicas_to_devices(tree: PyTree, replicas: int, sharding: Sharding) -> Any:
     """Returns arrays `(replicas, ...)` on the devices of their replicas.
 
     Args:
-      tree: host arrays with an entry for every replica, or only one for each that this process has devices of.
-      replicas: how many there are.
-      sharding: where each goes.
+      tree: host arrays with an entry for every replica, or only for each replica of this process.
+      replicas: number of replicas.
+      sharding: sharding of the result.
 
     Raises:
       ValueError: if there is another number of entries.
@@ -152,12 +145,7 @@ def replicas_to_devices(tree: PyTree, replicas: int, sharding: Sharding) -> Any:
 
 
 def replicas_here(replicas: int, sharding: Sharding) -> list[int]:
-    """Returns the numbers of the replicas that this process has devices of.
-
-    Args:
-      replicas: how many there are.
-      sharding: where arrays of shape `(replicas, ...)` go.
-    """
+    """Returns the indices of the replicas with devices of this process, by the sharding of arrays `(replicas, ...)`."""
     found: set[int] = set()
     for index in sharding.addressable_devices_indices_map((replicas,)).values():
         assert index is not None
@@ -166,12 +154,12 @@ def replicas_here(replicas: int, sharding: Sharding) -> list[int]:
 
 
 def is_split_over_processes(array: Any) -> bool:
-    """Returns whether no process has all of an array."""
+    """Returns whether no process has the whole array."""
     return isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated)
 
 
 def to_host(array: Any) -> np.ndarray:
-    """Returns an array whole on the host. It gathers arrays that are split over processes: all must call this."""
+    """Returns the whole array on the host. If the array is split over processes, all of them must call this."""
     if not is_split_over_processes(array):
         return np.asarray(array)
     assert isinstance(array.sharding, NamedSharding), "of a strategy's mesh"
@@ -182,11 +170,11 @@ def to_host(array: Any) -> np.ndarray:
 def free_to_move(tree: PyTree, mesh: Mesh | None = None) -> Any:
     """Returns a tree whose arrays may be used on any devices.
 
-    JAX does not use an array that was put on some devices, by a model before or by the user, together with others.
+    JAX does not combine arrays that were committed to different devices, by another model or by the user.
 
     Args:
       tree: arrays.
-      mesh: arrays that lie on its devices are left as they are; others come to the host.
+      mesh: arrays on its devices are left as they are; others come to the host.
     """
     devices = set() if mesh is None else set(mesh.devices.flat)
 
@@ -200,34 +188,28 @@ def free_to_move(tree: PyTree, mesh: Mesh | None = None) -> Any:
 
 
 def pad_rows(array: np.ndarray, size: int, axis: int) -> np.ndarray:
-    """Returns `array` with `axis` grown to `size` by repeating its entries from the first on."""
+    """Returns `array` with `axis` extended to `size` by repeating its entries from the first on."""
     return np.take(array, np.arange(size) % array.shape[axis], axis=axis)
 
 
 def pad_stack(stack: np.ndarray, count: int, rows: int) -> np.ndarray:
-    """Returns stacked batches with their rows padded.
-
-    Args:
-      stack: shape `(capacity, fewer rows, ...)`, of which the first `count` batches are defined.
-      count: see above.
-      rows: how many rows the batches of the result have.
-    """
+    """Returns stacked batches `(capacity, fewer rows, ...)`, of which `count` are defined, padded to `rows` rows."""
     padded = aligned_empty((stack.shape[0], rows, *stack.shape[2:]), stack.dtype)
     padded[:count] = pad_rows(stack[:count], rows, axis=1)
     return padded
 
 
 def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> Any:
-    """Returns arrays on devices, in the dtypes that JAX gives them, sharing no memory with their owner's.
+    """Returns arrays on devices, in JAX's dtypes, without sharing memory with their owner.
 
     Args:
       arrays: the arrays.
-      sharding: where each goes.
-      multiple: what their rows are padded to a multiple of. If it is 1, small arrays are padded to a length that others
-        share. Padding is never read.
+      sharding: sharding of the result.
+      multiple: rows are padded to a multiple of this number. If it is 1, small arrays are padded to a shared length.
+        Padding is never read.
 
     Raises:
-      DataError: a finite number would become infinite.
+      DataError: if a finite number would become infinite.
     """
     devices: list[jax.Device] = list(sharding.device_set)
     on_cpu = devices[0].platform == "cpu"
@@ -235,7 +217,7 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
 
     def placed(array: np.ndarray) -> jax.Array:
         rows, dtype = -(-enough // multiple) * multiple, canonical_dtype(array.dtype)
-        # A CPU device would use aligned memory as it is, and several devices copy what is not once for each of them.
+        # A CPU device shares aligned memory; several devices would copy unaligned memory once each.
         jax_copies = not on_cpu or (len(devices) == 1 and not is_aligned(array))
         if jax_copies and (rows, dtype) == (array.shape[0], array.dtype):
             return to_devices(array, sharding)
@@ -248,19 +230,19 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
 
 
 def _shared_length(rows: int, size: int) -> int:
-    """Returns a length for arrays of so many rows and bytes, so that small ones of many lengths need few programs.
+    """Returns a padded length for arrays of this number of rows and bytes, so that small arrays share few programs.
 
     >>> [_shared_length(rows, 1024 * rows) for rows in (3, 1000, 1025, 53_999)]
     [1024, 1024, 2048, 53999]
     """
     if size > SMALL_BYTES:
-        return rows  # a longer copy would take as much memory of the host again
+        return rows  # a longer copy would double the host memory
     least = _LEAST_BYTES * rows // max(size, 1)
     return max(2 ** (rows - 1).bit_length(), 2 ** (least.bit_length() - 1))
 
 
 def spec_text(sharding: Sharding, shape: Sequence[int]) -> str:
-    """Returns how an array of a shape is split: the mesh axes of its dimensions, or `REPLICATED`."""
+    """Returns the partition spec of an array of a shape as text: the mesh axes of its dimensions, or `REPLICATED`."""
     if isinstance(sharding, NamedSharding):
         return REPLICATED if all(entry is None for entry in sharding.spec) else str(tuple(sharding.spec))
     return REPLICATED if sharding.is_fully_replicated else f"shards of {sharding.shard_shape(tuple(shape))}"

@@ -1,4 +1,4 @@
-"""What replicas do together: collectives, reductions, gathered parameters, values per replica, custom training loops.
+"""Operations of replicas: collectives, reductions, gathered parameters, values per replica, custom training loops.
 
-`collectives.py` alone names `psum` and the like. A strategy chooses among these; nothing here chooses.
+Only `collectives.py` names `psum` and other collectives. A strategy chooses among these; nothing here chooses.
 """

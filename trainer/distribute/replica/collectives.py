@@ -1,7 +1,7 @@
-"""The collectives between replicas. The only file that names them.
+"""Collectives between replicas. The only file that names them.
 
-Owns the algorithms of an all-reduce, how state that is split over replicas is gathered and reduced, and the context of
-a replica inside `shard_map`.
+Owns the all-reduce algorithms, the gathering and reduction of state that is split over replicas, and the context of a
+replica inside `shard_map`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ __all__ = [
 
 
 class NcclAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.NCCL):
-    """The all-reduce of the backend: NCCL's on NVIDIA GPUs, that of XLA elsewhere. The default.
+    """The all-reduce of the backend, by NCCL on NVIDIA GPUs and by XLA elsewhere. The default.
 
     Args:
-      num_packs: into how many packs a tree is split, about. 1 leaves it to the size of the tree and to the backend; 0
-        reduces each array on its own. The compiler may join packs again.
+      num_packs: approximate number of packs per tree. 1 lets the size of the tree and the backend decide; 0 reduces
+        each array separately. The compiler may join packs again.
       options: hints for every reduction.
 
     Example:
@@ -70,27 +70,26 @@ class NcclAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.N
 
 
 class HierarchicalCopyAllReduce(CrossDeviceOps):
-    """A reduction inside of groups, then between them: for groups that are better connected inside.
+    """A reduction within groups, then between them, for groups with better connections inside.
 
-    Each group reduces and scatters, so that each of its S replicas holds a part of the group's sum; the replicas that
-    hold the same part sum it over the groups; each group gathers. So only 1/S of a vector passes between groups.
+    Each group reduces and scatters, so that each of its S replicas holds a part of the group's sum. The replicas that
+    hold the same part sum it over the groups. Each group then gathers. Only 1/S of a vector passes between groups.
 
     Args:
       num_packs: as in `CrossDeviceOps`.
-      group_size: how many replicas, next to each other, form a group. By default the divisor of the number of replicas
-        nearest to its square root, the larger of two. A prime number of replicas has none: they form one group,
-        without a second level.
+      group_size: number of adjacent replicas in a group. By default the divisor of the number of replicas nearest to
+        its square root, the larger of two. A prime number of replicas forms a single group, without a second level.
       options: hints for every reduction.
 
     Raises:
-      ValueError: if `group_size` is less than 1, or, as soon as their number is known, does not divide the replicas.
-      TypeError: if an argument is of another type.
+      ValueError: if `group_size` is less than 1 or, once the number of replicas is known, does not divide it.
+      TypeError: if an argument has the wrong type.
 
     Example:
       >>> HierarchicalCopyAllReduce().groups(num_replicas=8)
       [[0, 1, 2, 3], [4, 5, 6, 7]]
 
-    Source: `tf.distribute.HierarchicalCopyAllReduce`; the scheme is that of Jia et al., "Highly Scalable Deep Learning
+    Source: `tf.distribute.HierarchicalCopyAllReduce`, with the scheme of Jia et al., "Highly Scalable Deep Learning
     Training System with Mixed-Precision", 2018.
     """
 
@@ -106,7 +105,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
         """Returns the replicas of each group."""
         self.check_replicas(num_replicas)
         divisors = [size for size in range(2, num_replicas) if num_replicas % size == 0]
-        # How far from the square root, as a factor: 2 and 4 are as far from that of 8.
+        # Distance from the square root as a factor: 2 and 4 are equally far from the square root of 8.
         nearest = min(divisors, key=lambda size: (max(size * size / num_replicas, num_replicas / size / size), -size),
                       default=num_replicas)
         size = self.group_size or nearest
@@ -132,28 +131,28 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
 
 class ReductionToOneDevice(CrossDeviceOps):
-    """A reduction to one replica, and a broadcast from there, along a binary tree.
+    """A reduction to one replica and a broadcast from it, along a binary tree.
 
-    N replicas take log2(N) rounds there, rounded up, and as many back. In each, at most half of them send a whole
-    vector.
+    With N replicas the reduction takes log2(N) rounds, rounded up, and so does the broadcast. In each round, at most
+    half of the replicas send a whole vector.
 
     Args:
-      reduce_to_device: the number of the replica that holds the result first; 0 by default.
-      accumulation_fn: returns, from a list of two arrays, their sum, or what is to take its place: an associative
-        function of their entries. It has the derivative of the operations it consists of.
+      reduce_to_device: the index of the replica that holds the result first; 0 by default.
+      accumulation_fn: returns the sum of a list of two arrays, or a replacement for it: an associative function of
+        their entries. Its derivative is the derivative of its operations.
       num_packs: as in `CrossDeviceOps`.
       options: hints for every reduction.
 
     Raises:
-      ValueError: if `reduce_to_device` is negative or, as soon as their number is known, not one of the replicas.
-      TypeError: if an argument is of another type.
+      ValueError: if `reduce_to_device` is negative or, once the number of replicas is known, not a replica.
+      TypeError: if an argument has the wrong type.
 
     Example:
       >>> ReductionToOneDevice(reduce_to_device=2).check_replicas(num_replicas=2)
       Traceback (most recent call last):
       ValueError: `reduce_to_device` is 2, but there are 2 replicas, numbered from 0.
 
-    Source: `tf.distribute.ReductionToOneDevice`; the trees are the binomial trees of Thakur, Rabenseifner and Gropp,
+    Source: `tf.distribute.ReductionToOneDevice`, with the binomial trees of Thakur, Rabenseifner and Gropp,
     "Optimization of Collective Communication Operations in MPICH", 2005.
     """
 
@@ -203,11 +202,11 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 class RingAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.RING):
-    """Copies from each replica to the next, in a ring: the least that any replica has to send.
+    """Copies from each replica to the next in a ring, which minimizes the bytes that each replica sends.
 
-    A vector of B bytes is cut into N parts. In N-1 rounds each part goes around the ring and collects its sum, in N-1
-    more the sums go around: each replica sends 2 (N-1)/N B bytes. The rounds are loops, so the program has as many
-    operations for four replicas as for a thousand.
+    A vector of B bytes is cut into N parts. In N-1 rounds each part goes around the ring and collects its sum, and in
+    N-1 more rounds the sums go around. Each replica sends 2 (N-1)/N B bytes. The rounds are loops, so the program has
+    as many operations for four replicas as for a thousand.
 
     Args:
       num_packs: as in `CrossDeviceOps`.
@@ -236,7 +235,7 @@ class RingAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.R
             passing = pass_on(passing)
             return lax.dynamic_update_index_in_dim(sums, passing, (rank - round_) % num_replicas, 0), passing
 
-        # Part p sets out from replica p + 1, so that its sum is complete at replica p.
+        # Part p starts at replica p + 1, so that its sum is complete at replica p.
         total = lax.fori_loop(
             1, num_replicas, lambda round_, partial: pass_on(partial) + part(rank - round_ - 1), part(rank - 1))
         sums = lax.dynamic_update_index_in_dim(jnp.zeros_like(own), total, rank, 0)
@@ -245,19 +244,18 @@ class RingAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.R
 
 
 def gather_shards(tree: PyTree, axes: Any, axis_name: str, packs: bool = False) -> Any:
-    """Returns whole arrays from each replica's part of them.
+    """Returns whole arrays, gathered from the shards of all replicas.
 
-    The derivative is that of a sum: what reaches a part is its share of the sum of all replicas' gradients.
+    The gradient of a shard is its share of the sum of all replicas' gradients.
 
     Args:
-      tree: arrays, of which some are this replica's part of a larger array.
-      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for an array that is whole
-        already.
-      axis_name: the mesh's axis of replicas.
-      packs: whether parts are joined before they are gathered.
+      tree: arrays; some are this replica's shard of a larger array.
+      axes: the split axis of each array, a list or tree with as many leaves; -1 for an array that is already whole.
+      axis_name: the mesh axis of the replicas.
+      packs: whether shards are packed before they are gathered.
 
     Raises:
-      ValueError: if there are more or fewer axes than arrays.
+      ValueError: if the numbers of axes and arrays differ.
     """
     leaves, treedef, along = _matched(tree, axes)
     split = [index for index, axis in enumerate(along) if axis >= 0 and leaves[index].size]
@@ -268,7 +266,7 @@ def gather_shards(tree: PyTree, axes: Any, axis_name: str, packs: bool = False) 
                   for index, stack in zip(split, stacks, strict=True)]
     else:
         wholes = [gather(leaves[index], axis=along[index], tiled=True) for index in split]
-    # Empty arrays have a size along their axis as well, but no collective takes them.
+    # Empty arrays also have a size along their axis, but collectives do not accept them.
     gathered = [leaf if leaf.size or axis < 0 else joined_along(jnp.stack([leaf] * lax.axis_size(axis_name)), axis)
                 for leaf, axis in zip(leaves, along, strict=True)]
     for index, whole in zip(split, wholes, strict=True):
@@ -277,16 +275,16 @@ def gather_shards(tree: PyTree, axes: Any, axis_name: str, packs: bool = False) 
 
 
 def take_shards(tree: PyTree, axes: Any, axis_name: str, num_replicas: int) -> Any:
-    """Returns this replica's part of arrays that it has whole.
+    """Returns this replica's shard of whole arrays.
 
     Args:
       tree: whole arrays.
-      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for an array that stays whole.
-      axis_name: the mesh's axis of replicas.
-      num_replicas: the size of that axis. It divides the arrays' sizes along `axes`.
+      axes: the split axis of each array, a list or tree with as many leaves; -1 for an array that stays whole.
+      axis_name: the mesh axis of the replicas.
+      num_replicas: the size of this axis. It must divide the sizes along `axes`.
 
     Raises:
-      ValueError: if there are more or fewer axes than arrays, or a size does not divide.
+      ValueError: if the numbers of axes and arrays differ, or `num_replicas` does not divide a size.
     """
     leaves, treedef, along = _matched(tree, axes, num_replicas)
     for index, axis in enumerate(along):
@@ -299,18 +297,18 @@ def take_shards(tree: PyTree, axes: Any, axis_name: str, num_replicas: int) -> A
 def reduce_to_shards(
     reduce_op: ReduceOp | str, tree: PyTree, axes: Any, axis_name: str, num_replicas: int, packs: bool
 ) -> Any:
-    """Returns this replica's part of the sum or the mean over replicas of a tree of arrays.
+    """Returns this replica's shard of the sum or the mean over replicas of a tree of arrays.
 
     Args:
       reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
       tree: arrays of the same shapes on all replicas.
-      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for an array that stays whole.
-      axis_name: the mesh's axis of replicas.
-      num_replicas: the size of that axis. It divides the arrays' sizes along `axes`.
-      packs: whether arrays are joined before they are reduced.
+      axes: the split axis of each array, a list or tree with as many leaves; -1 for an array that stays whole.
+      axis_name: the mesh axis of the replicas.
+      num_replicas: the size of this axis. It must divide the sizes along `axes`.
+      packs: whether arrays are packed before they are reduced.
 
     Raises:
-      ValueError: if there are more or fewer axes than arrays, or a size does not divide.
+      ValueError: if the numbers of axes and arrays differ, or `num_replicas` does not divide a size.
     """
     op = ReduceOp.of(reduce_op)
     leaves, treedef, along = _matched(tree, axes, num_replicas)
@@ -335,15 +333,15 @@ def reduce_to_shards(
 
 
 class MeshReplicaContext(ReplicaContext):
-    """The context of one replica inside `shard_map` over a mesh axis.
+    """The context of a replica inside `shard_map` over a mesh axis.
 
     Args:
-      axis_name: the mesh's axis of replicas.
-      num_replicas: the size of that axis.
+      axis_name: the mesh axis of the replicas.
+      num_replicas: the size of this axis.
       packs: whether trees are packed before a collective.
-      rows: this replica's rows of the batch, padding included.
-      row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without any.
-      ops: what carries out `all_reduce`, and so the reduction of gradients; `NcclAllReduce()` by default.
+      rows: number of this replica's rows of the batch, including padding.
+      row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without padding.
+      ops: the algorithm of `all_reduce`, also for gradients; `NcclAllReduce()` by default.
     """
 
     def __init__(
@@ -390,8 +388,8 @@ def _sums(arrays: list[jax.Array], axis_name: str, packs: bool) -> list[jax.Arra
 def _sum(array: jax.Array, axis_name: str) -> jax.Array:
     if array.dtype != jnp.bfloat16:
         return lax.psum(array, axis_name)
-    # XLA adds in float32 on CPUs anyway. But it ends the process when it is to arrange that itself on a mesh with
-    # another axis that is left to it.
+    # XLA adds in float32 on CPUs anyway, but its own conversion ends the process on a mesh with another axis that it
+    # partitions.
     return lax.platform_dependent(
         array, cpu=lambda array: lax.psum(array.astype(jnp.float32), axis_name).astype(array.dtype),
         default=lambda array: lax.psum(array, axis_name))
@@ -414,15 +412,15 @@ def _matched(tree: PyTree, axes: Any, num_replicas: int = 1) -> tuple[list[jax.A
 def exchange_rows(arrays: PyTree, numbers: jax.Array, axis_name: str, num_replicas: int) -> Any:
     """Returns a replica's rows of arrays that are split by rows over the replicas.
 
-    The replica's batch goes once around the ring of replicas, and each puts in the rows that it has. So a replica holds
-    the rows of two batches of its own at a time, where a sum over all replicas would hold those of all, and no number
-    is computed with.
+    The batch of each replica goes once around the ring of replicas, and each replica fills in the rows that it has. A
+    replica therefore holds the rows of two of its own batches at a time; a sum over all replicas would hold the rows of
+    all batches. The rows are only copied, without arithmetic.
 
     Args:
-      arrays: the replica's part of them, a tree of arrays `(length / num_replicas, ...)`.
-      numbers: the numbers of the rows that the replica needs, counted over all parts, of shape `(rows,)`.
-      axis_name: the axis of the replicas.
-      num_replicas: how many there are.
+      arrays: the replica's shard of the arrays, a tree of arrays `(length / num_replicas, ...)`.
+      numbers: global indices of the rows that the replica needs, of shape `(rows,)`.
+      axis_name: the mesh axis of the replicas.
+      num_replicas: number of replicas.
     """
     length = jax.tree.leaves(arrays)[0].shape[0]
     first = lax.axis_index(axis_name) * length
@@ -438,4 +436,4 @@ def exchange_rows(arrays: PyTree, numbers: jax.Array, axis_name: str, num_replic
             lambda mine, others: jnp.where(is_here.reshape(-1, *[1] * (mine.ndim - 1)), mine, others),
             taken(numbers), rows)
 
-    return lax.fori_loop(0, num_replicas, hop, (numbers, taken(numbers)))[1]  # the last hop brings it home
+    return lax.fori_loop(0, num_replicas, hop, (numbers, taken(numbers)))[1]  # the last hop returns it to its replica

@@ -1,4 +1,4 @@
-"""How replicas communicate, as the user wishes it: hints for the reductions in `collectives.py`."""
+"""Communication options: the user's hints for the reductions in `collectives.py`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trainer.core.arguments import check_count, require_bool, require_positive
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which algorithm reduces over the replicas, as in `tf.distribute.experimental.CommunicationImplementation`.
+    """Algorithm of reductions over replicas, as in `tf.distribute.experimental.CommunicationImplementation`.
 
     Attributes:
-      AUTO: the one of the strategy's `cross_device_ops`.
+      AUTO: the algorithm of the strategy's `cross_device_ops`.
       RING: a ring of copies from replica to replica, `RingAllReduce`.
-      NCCL: the all-reduce of the backend, `NcclAllReduce`: NCCL's on NVIDIA GPUs.
+      NCCL: the all-reduce of the backend, `NcclAllReduce`, which uses NCCL on NVIDIA GPUs.
     """
 
     AUTO = "AUTO"
@@ -25,11 +25,11 @@ class CommunicationImplementation(enum.Enum):
 
     @classmethod
     def of(cls, implementation: CommunicationImplementation | str) -> CommunicationImplementation:
-        """Returns the member for `implementation`, which may be its name in any case.
+        """Returns the member for `implementation`, a member or its name in any case.
 
         Raises:
-          ValueError: for a name that no member has.
-          TypeError: for anything but a member or a name.
+          ValueError: if no member has this name.
+          TypeError: if `implementation` is neither a member nor a name.
         """
         if isinstance(implementation, cls):
             return implementation
@@ -42,22 +42,22 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationOptions:
-    """Hints for reductions over replicas, of one strategy or of one `all_reduce`.
+    """Hints for reductions over replicas, for a strategy or for a single `all_reduce`.
 
     Attributes:
-      bytes_per_pack: how many bytes of a tree are reduced at once, about: an array is never divided. Smaller packs can
-        start sooner, larger packs have less overhead. 0 leaves it to the trainer, which takes 256 KiB on CPUs and
-        leaves it to the compiler elsewhere. On GPUs the number of a strategy is up to how much XLA joins, of
-        all-reduces, all-gathers and reduce-scatters.
-      overlap: of a strategy on several GPUs, whether the compiler schedules collectives beside other work (XLA's
-        latency-hiding scheduler). That takes memory, for what is kept while it is sent.
-      timeout_seconds: how long processes may wait for each other, in seconds; None leaves it to the runtime. It is no
-        part of a compiled reduction: a strategy of several processes may watch it.
-      implementation: which algorithm, or its name in any case.
+      bytes_per_pack: approximate number of bytes that are reduced together; an array is never divided. Smaller packs
+        start sooner, larger packs have less overhead. 0 means 256 KiB on CPUs, and leaves the choice to the compiler
+        elsewhere. On GPUs, for a strategy, it limits the size of the all-reduces, all-gathers and reduce-scatters that
+        XLA combines.
+      overlap: for a strategy on several GPUs, whether the compiler overlaps collectives with other work (XLA's
+        latency-hiding scheduler). This takes memory for the buffers in transfer.
+      timeout_seconds: how long processes may wait for each other, in seconds; None for the default of the runtime. It
+        is not part of a compiled reduction; a strategy of several processes may enforce it.
+      implementation: the algorithm, or its name in any case.
 
     Raises:
-      ValueError: if a value is out of its range, or the implementation unknown.
-      TypeError: if a value is of another type.
+      ValueError: if a value is out of range or the implementation is unknown.
+      TypeError: if a value has the wrong type.
 
     Example:
       >>> CommunicationOptions(bytes_per_pack=50 * 2**20, implementation="nccl").implementation
@@ -80,17 +80,17 @@ class CommunicationOptions:
 
 
 def checked_options(options: Any) -> CommunicationOptions | None:
-    """Returns `options`, or raises TypeError if they are anything but CommunicationOptions or None."""
+    """Returns `options`. Raises TypeError if they are neither CommunicationOptions nor None."""
     if options is not None and not isinstance(options, CommunicationOptions):
         raise errors.wrong_type("options", options, "CommunicationOptions or None")
     return options
 
 
 def without_implementation(options: Any) -> CommunicationOptions:
-    """Returns the options of a strategy whose reductions are the compiler's; defaults for None.
+    """Returns the options of a strategy whose reductions are made by the compiler; defaults for None.
 
     Raises:
-      TypeError: as `checked_options`.
+      TypeError: if `options` are neither CommunicationOptions nor None.
       ValueError: if the options name an algorithm.
     """
     options = checked_options(options) or CommunicationOptions()

@@ -1,8 +1,8 @@
-"""Running a user's function once per replica.
+"""Execution of a user's function once per replica.
 
-Owns which arguments and results are mirrored (the same on all replicas) and which are per-replica. State objects are
-mirrored: a TrainState, and NNX modules and optimizers, which are updated in place. So are plain arguments.
-What replicas make of an NNX object is the business of `nnx_objects.py`.
+Owns the division of arguments and results into mirrored values (the same on all replicas) and per-replica values. State
+objects are mirrored: a TrainState, and NNX modules and optimizers, which are updated in place. Plain arguments are
+mirrored too. `nnx_objects.py` handles NNX objects within a replica.
 """
 
 from __future__ import annotations
@@ -45,14 +45,7 @@ def _is_argument(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """A call of a user's function, but for the arrays that it is given.
-
-    Attributes:
-      function: the function.
-      structure: the tree of its arguments.
-      object_structure: the `ObjectStructure` of the NNX objects among them; None if there are none.
-      constants: the arguments that are no arrays, by their numbers.
-    """
+    """A function, the structure of its arguments and NNX objects (None without objects), and its constants by index."""
 
     function: Callable[..., Any]
     structure: Any
@@ -60,13 +53,7 @@ class _Call:
     constants: Mapping[int, Any]
 
     def __call__(self, context: ReplicaContext, arrays: Mapping[int, Any], object_values: Any) -> tuple[Any, list[Any]]:
-        """Returns what the function returns in a context, and the NNX objects that it was given.
-
-        Args:
-          context: see above.
-          arrays: the arguments that are arrays and states, by their numbers.
-          object_values: the values of NNX objects.
-        """
+        """Returns the outputs of the function, and its NNX objects, for arrays, states and object values."""
         values = {**self.constants, **arrays}
         objects = [] if self.object_structure is None else self.object_structure.open(object_values, context)
         remaining = iter(objects)
@@ -82,25 +69,21 @@ class _Call:
 class _Program:
     call: _Call
     execute: Any = None
-    outputs: PyTree = None  # once traced: where each state in the results comes from, and the tree of the results
-    assumes_mean: bool = False  # once traced: whether gradients are applied without saying how they are reduced
-    is_checked: bool = False  # whether replicas were seen to agree where they have to
+    outputs: PyTree = None  # once traced: the origin of each state in the results, and the tree of the results
+    assumes_mean: bool = False  # once traced: whether gradients are applied without an explicit reduction
+    is_checked: bool = False  # whether the replicas were checked to agree
 
 
 class ReplicaRunner:
-    """Runs functions on all replicas of a strategy, compiled once per function and shapes of arguments.
-
-    Args:
-      strategy: the mesh and the context of its replicas.
-    """
+    """Runs functions on all replicas of a strategy, compiled once per function and argument shapes."""
 
     def __init__(self, strategy: StateStrategy):
         self._strategy = strategy
         self._programs: dict[Any, _Program] = {}
-        self._scale_is_known: set[Any] = set()  # of the gradients of which functions
+        self._scale_is_known: set[Any] = set()  # functions whose gradient scale is checked
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Returns what `function(*args, **kwargs)` returns on each replica; see `Strategy.run`."""
+        """Returns the results of `function(*args, **kwargs)` on each replica; see `Strategy.run`."""
         if not isinstance(args, (tuple, list)):
             raise errors.wrong_type("args", args, "a tuple of the function's arguments, such as `args=(x,)`")
         leaves, treedef = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_argument)
@@ -147,7 +130,7 @@ class ReplicaRunner:
                             "bool(), `if` or numpy. A function that runs on replicas is compiled: use jax.numpy, "
                             "jnp.where or jax.lax.cond in it, and convert what it returns. JAX says: "
                             f"{error}") from error
-        if not program.is_checked:  # the first time only, as it waits for the values
+        if not program.is_checked:  # only the first time, because it waits for the values
             refuse_differences({path: bool(value) for path, value in jax.device_get(_addressable(differing)).items()})
             program.is_checked = True
         if object_structure is not None:
@@ -158,11 +141,11 @@ class ReplicaRunner:
         return jax.tree.unflatten(structure, [next(merged) if origin is None else next(states) for origin in origins])
 
     def _check_scale(self, program: _Program, key: Any, dynamic: tuple[Any, Any, Any]) -> None:
-        """Raises ValueError if the gradients of a function that is not known yet are scaled for another reduction."""
+        """Raises ValueError if the gradients of a function, checked once, are scaled for another reduction."""
         if self._strategy.mesh.shape[REPLICA_AXIS] == 1 or key in self._scale_is_known or is_jit_disabled():
             return
         if program.outputs is None:
-            program.execute.trace(*dynamic)  # which `execute` then has
+            program.execute.trace(*dynamic)  # `execute` reuses the trace
         call = program.call
         if program.assumes_mean and refuse_wrong_scale(self._strategy, _name(call.function), call, *dynamic):
             self._scale_is_known.add(key)
@@ -228,17 +211,14 @@ def _split(objects: Collection[Any]) -> tuple[Any, Any]:
     """Returns the `ObjectStructure` and the values of NNX objects; None and no values if there are none."""
     if not objects:
         return None, ()
-    # Not at the top: it imports `flax.nnx`, a large part of the time that importing the trainer would take.
+    # Not at the top: it imports `flax.nnx`, which would take a large part of the trainer's import time.
     from trainer.distribute.replica.nnx_objects import split_objects
 
     return split_objects(objects)
 
 
 def _check_captured(function: Callable[..., Any], given: Collection[Any]) -> None:
-    """Raises TypeError if a function uses NNX objects from outside, whose values would be constants of the program.
-
-    An object that is also an argument is known to be needed, often under the same name.
-    """
+    """Raises TypeError if a function captures NNX objects that are not arguments: their values would be constants."""
     known = set(map(id, given))
     for name, value in trace_purity.captured(function, is_nnx_object):
         if id(value) not in known and jax.tree.leaves(_split([value])[1]):
@@ -250,7 +230,7 @@ def _check_captured(function: Callable[..., Any], given: Collection[Any]) -> Non
 
 
 def _addressable(tree: PyTree) -> Any:
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)  # each device has them whole
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)  # each device has whole arrays
 
 
 def _as_output(leaf: Any, rows: int | None, row_mask: jax.Array | None) -> PerReplica:
@@ -263,7 +243,7 @@ def _as_output(leaf: Any, rows: int | None, row_mask: jax.Array | None) -> PerRe
 
 
 def _origin(state: TrainState, mirrored: Mapping[int, Any]) -> int:
-    """Returns the number of the argument that a state was made of: no step changes its seed."""
+    """Returns the index of the argument that a state was made from, found by its seed, which no step changes."""
     for index, value in mirrored.items():
         if is_state(value) and value.seed is state.seed:
             return index
@@ -273,7 +253,7 @@ def _origin(state: TrainState, mirrored: Mapping[int, Any]) -> int:
 
 def _left(context: ReplicaContext, name: str, before: TrainState, after: TrainState) -> TrainState:
     if after.step is not before.step:
-        after = after.replace(step=before.step + 1)  # one step, however often gradients were applied in it
+        after = after.replace(step=before.step + 1)  # one step, regardless of the number of applied gradients
     return leave_replica(context, name, before, after)
 
 
@@ -287,7 +267,7 @@ def _spec(tree: PyTree) -> Any:
 
 
 def _identity(function: Any) -> Any:
-    """Returns a key that equal functions share: those with the same code, defaults and captured values."""
+    """Returns a key shared by equal functions, with the same code, defaults and captured values."""
     code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     if code is None or hasattr(function, "__self__"):
         return function

@@ -29,12 +29,12 @@ from trainer.distribute.replica.per_replica import PerReplica
 
 @dataclasses.dataclass(frozen=True)
 class InputContext:
-    """What a function that makes a dataset receives, as in `tf.distribute.InputContext`.
+    """Input of a function that makes a dataset, as in `tf.distribute.InputContext`.
 
     Attributes:
-      num_input_pipelines: how many processes read data.
-      input_pipeline_id: which of them this is.
-      num_replicas_in_sync: how many replicas a step has.
+      num_input_pipelines: number of processes that read data.
+      input_pipeline_id: the index of this process among them.
+      num_replicas_in_sync: number of replicas of a step.
     """
 
     num_input_pipelines: int = 1
@@ -56,18 +56,18 @@ class InputContext:
 class DistributedDataset:
     """Batches split by rows over the replicas; each iteration is another pass over the data.
 
-    Over several processes, all of them must make it and iterate over it, and none may stop sooner than the others.
+    With several processes, all of them must make it and iterate over it, and none may stop before the others.
 
     Args:
-      data: whatever `fit` takes as batches; or, where batches are dealt, this process's own.
-      num_replicas: among how many replicas each batch is split.
-      sharding: where arrays of shape `(replicas, rows, ...)` go.
-      processes: those that have the replicas' devices, as they read data.
-      group: the same processes, as they agree.
+      data: batches, in any form that `fit` accepts; if batches are dealt, this process's own batches.
+      num_replicas: number of replicas that share each batch.
+      sharding: sharding of arrays of shape `(replicas, rows, ...)`.
+      processes: the processes with the devices of the replicas, as readers of data.
+      group: the same processes, as a group that agrees.
       deals_batches: whether each batch goes whole to the next replica of this process, instead of being split over all.
 
     Raises:
-      ValueError: for data that cannot be used, or batches to be dealt where processes share a replica.
+      ValueError: if the data cannot be used, or batches are dealt and processes share a replica.
     """
 
     def __init__(self, data: Any, num_replicas: int, sharding: Sharding, processes: Processes,
@@ -76,7 +76,7 @@ class DistributedDataset:
             with waiting("device"):
                 group.assert_consistent("data for `experimental_distribute_dataset`",
                                         lambda: {"auto_shard_policy": policy_of(data).value})
-        # What is dealt is each process's own, and no other process reads it.
+        # Dealt batches belong to each process, and no other process reads them.
         self._source = adapt(data, processes=Processes() if deals_batches else processes)
         self._num_replicas = num_replicas
         self._sharding = sharding
@@ -113,7 +113,7 @@ class DistributedDataset:
             close()
 
     def _dealt(self, groups: Iterator[Group], channel: Channel) -> Iterator[_Element]:
-        """Yields elements of up to one batch for each replica of this process, as long as any process has some."""
+        """Yields elements of up to one batch for each replica of this process, as long as any process has batches."""
         last: list[Group] = []
         while True:
             with channel.reports_errors():
@@ -152,13 +152,7 @@ class DistributedDataset:
 
 
 class _Element(NamedTuple):
-    """What the replicas get in a step.
-
-    Attributes:
-      data: a tree of arrays `(replicas, rows, ...)`, of all replicas or of those of this process.
-      counts: how many rows of each of all replicas are real, from the first on.
-      rows: how many rows each replica gets.
-    """
+    """Arrays `(replicas, rows, ...)` of all or of this process's replicas, with counts of real rows of all replicas."""
 
     data: Any
     counts: list[int]

@@ -1,9 +1,9 @@
-"""Whether gradients that a function applies on replicas are scaled for how they are reduced.
+"""Check that gradients applied on replicas are scaled for their reduction.
 
-A loss that is divided by the rows of the whole batch asks for the sum of its gradients over replicas; a mean over a
-replica's rows asks for their mean. With the wrong one of the two a training differs by the factor N, in silence. Owns
-the comparison that tells them apart: with the gradients of one replica that has the whole batch. It is a help. Where
-nothing can be told, as for a function that draws random numbers, or that is made for so many rows, it says nothing.
+A loss divided by the rows of the whole batch requires the sum of its gradients over replicas; a mean over a replica's
+rows requires their mean. The wrong reduction silently changes training by the factor N. Owns the comparison with the
+gradients of a single replica with the whole batch. The check is best effort. It stays silent where it cannot tell, as
+for a function that draws random numbers or is written for a fixed number of rows.
 """
 
 from __future__ import annotations
@@ -29,33 +29,22 @@ from trainer.distribute.replica.replicated_state import StateStrategy, map_state
 from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
 
-TOLERANCE = 1e-2  # relative to the norm of a parameter's gradients: half precision adds up other parts of the rows
-NOISE = 1e-2  # relative to the norm of all: what is smaller may be its rounding, as of a bias before a normalization
+TOLERANCE = 1e-2  # relative to the norm of a parameter's gradients: half precision sums other groups of rows
+NOISE = 1e-2  # relative to the norm of all: smaller gradients may be rounding, as for a bias before a normalization
 
 Call = Callable[[ReplicaContext, Mapping[int, Any], Any], Any]
-"""Calls a function in a context, with its arrays and states by their numbers and the values of NNX objects."""
+"""Calls a function in a context, with its arrays and states by index and the values of NNX objects."""
 
 
 class _Applied(NamedTuple):
-    """Gradients that a function has applied without saying how they are reduced.
-
-    Attributes:
-      module: for which module; None without names.
-      grads: what reached the update.
-    """
+    """Gradients, as they reached the update of a module (None without names), applied without an explicit reduction."""
 
     module: str | None
     grads: PyTree
 
 
 class _Recorder(UpdateRule):
-    """An update rule that keeps gradients, and makes no update.
-
-    Args:
-      rule: the rule in whose place it stands.
-      module: the name of the module that it updates; None without names.
-      applied: what it adds to.
-    """
+    """An update rule that appends gradients to `applied` in place of the update of `rule`."""
 
     def __init__(self, rule: UpdateRule, module: str | None, applied: list[_Applied]):
         vars(self).update(vars(rule))
@@ -71,7 +60,7 @@ def refuse_wrong_scale(
     strategy: StateStrategy, name: str, call: Call, mirrored: Mapping[int, Any], split: Mapping[int, PerReplica],
     object_values: Any,
 ) -> bool:
-    """Raises ValueError if all gradients of a call are 1/N, or N times, those of one replica with the whole batch.
+    """Raises ValueError if all gradients of a call are 1/N or N times the gradients of the whole batch on one replica.
 
     The function is traced and run on the replicas and on the whole batch, both without an update. It must have been
     traced before, so that it has no errors of its own.
@@ -79,23 +68,23 @@ def refuse_wrong_scale(
     Args:
       strategy: the strategy, of N replicas.
       name: the function's name.
-      call: calls it.
-      mirrored: its arguments that are equal on all replicas, by their numbers.
-      split: those that differ.
-      object_values: the values of the NNX objects among its arguments.
+      call: calls the function.
+      mirrored: arguments that are equal on all replicas, by index.
+      split: arguments that differ between replicas, by index.
+      object_values: the values of the NNX objects among the arguments.
 
     Returns:
-      Whether the batch can tell; one of which a single replica has all rows cannot.
+      Whether the batch is conclusive; a batch whose rows are all on a single replica is not.
     """
     replicas = strategy.mesh.shape[REPLICA_AXIS]
-    with jax.transfer_guard("allow"):  # a guard is set to watch over loops, and this is once
+    with jax.transfer_guard("allow"):  # guards are meant for loops, and this runs once
         try:
             masks = [None if value.row_mask is None else to_host(value.row_mask) for value in split.values()]
             if any(mask is not None and mask.any(1).sum() == 1 for mask in masks):
                 return False
             rows = [None if mask is None else np.flatnonzero(mask) for mask in masks]
             found = _compare(strategy, call, dict(zip(split, rows, strict=True)), mirrored, split, object_values)
-        except Exception:  # whatever a function does that is made for a replica's rows, or needs too much memory
+        except Exception:  # any error of a function that is written for a replica's rows, or needs too much memory
             return True
     for module, (is_part, is_multiple) in found:
         if is_part:
@@ -109,7 +98,7 @@ def _compare(
     strategy: StateStrategy, call: Call, real_rows: Mapping[int, Any], mirrored: Mapping[int, Any],
     split: Mapping[int, PerReplica], object_values: Any,
 ) -> list[tuple[str | None, Any]]:
-    """Returns for gradients, by module, whether they are 1/N of those of the whole batch, and whether N times those."""
+    """Returns, by module, whether gradients are 1/N, and whether N times, the gradients of the whole batch."""
     if not split or any(value.stacked.ndim < 2 for value in split.values()):
         return []  # no rows
     replicas = strategy.mesh.shape[REPLICA_AXIS]
@@ -140,7 +129,7 @@ def _compare(
 
     traced = compiled(compare, NamedSharding(strategy.mesh, PartitionSpec())).trace(mirrored, split, object_values)
     if traced.jaxpr.effects or not traced.jaxpr.out_avals:
-        return []  # nothing that shows outside is done more often than the function does it
+        return []  # side effects must not be repeated
     program = compile_lowered(traced.lower(), strategy.compiler_options())
     verdicts = jax.tree.map(lambda leaf: bool(leaf.addressable_data(0)), program(mirrored, split, object_values))
     return list(zip(modules, verdicts, strict=True))
@@ -149,7 +138,7 @@ def _compare(
 def _applied(
     call: Call, context: ReplicaContext, mirrored: Any, split: Mapping[int, jax.Array], object_values: Any
 ) -> list[_Applied]:
-    """Returns what a function applies in a context, in order. Its parameters stay as they are."""
+    """Returns the gradients that a function applies in a context, in order; its parameters stay unchanged."""
     applied: list[_Applied] = []
 
     def recording(state: TrainState) -> TrainState:
@@ -169,7 +158,7 @@ def _joined(stacked: jax.Array, real_rows: Any) -> jax.Array:
 
 
 def _are_multiples(grads: PyTree, others: PyTree, factor: float) -> jax.Array:
-    """Returns whether all gradients of a tree, but for rounding, are the others times a factor, and not all zero."""
+    """Returns whether all gradients, up to rounding, equal the others times a factor, and are not all zero."""
     pairs = [(jnp.asarray(one, jnp.float32), factor * jnp.asarray(other, jnp.float32))
              for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(others), strict=True)]
     total = _norm([other for _, other in pairs])

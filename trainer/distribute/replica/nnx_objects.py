@@ -1,8 +1,8 @@
 """NNX objects among the arguments of a function that runs once per replica.
 
-Owns their split into structure and values, what BatchNorm in them normalizes by, and what makes them the same on all
-replicas again: random streams are each replica's own while the function runs and keep their keys, and model state
-follows `replicated_state.py`.
+Owns their split into structure and values, the groups of rows that their BatchNorm normalizes by, and their
+synchronization. Random streams differ between replicas while the function runs, and their keys are restored. Model
+state follows `replicated_state.py`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,22 @@ from trainer.modules.nnx_batch_norm import replace_nnx_batch_norms, restore_nnx_
 
 
 def split_objects(objects: Iterable[Any]) -> tuple[ObjectStructure, Any]:
-    """Returns the structure of NNX objects, shared variables included, and their values, a tree."""
+    """Returns the structure of NNX objects, including shared variables, and the tree of their values."""
     graphdef, values = nnx.split(list(objects))
     return ObjectStructure(graphdef), values
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectStructure:
-    """NNX objects without their values. Can be compared and hashed; holds none of the objects.
-
-    Attributes:
-      graphdef: what `nnx.split` gave for all of the objects together.
-    """
+    """NNX objects without their values, as a `graphdef` of all of them; hashable, without references to the objects."""
 
     graphdef: Any
 
     def open(self, values: Any, context: ReplicaContext) -> list[Any]:
-        """Returns new objects for the function to change on this replica, whose BatchNorm is that of the whole batch.
+        """Returns new objects for the function to change on this replica; their BatchNorm uses the whole batch.
 
         Raises:
-          ValueError: for an object whose state cannot be merged from several replicas.
+          ValueError: if the state of an object cannot be merged from several replicas.
         """
         objects = nnx.merge(self.graphdef, _with_own_streams(values, context))
         for each in objects:
@@ -50,15 +46,15 @@ class ObjectStructure:
         return objects
 
     def close(self, objects: list[Any], before: Any, context: ReplicaContext) -> tuple[Any, dict[str, jax.Array]]:
-        """Returns the values that changed objects leave, equal on all replicas, and those that are taken to be equal.
+        """Returns the values of changed objects, equal on all replicas, and the values that are assumed to be equal.
 
         Args:
-          objects: what `open` returned, once the function has changed them.
-          before: the values that `open` was given.
+          objects: the objects from `open`, after the function has changed them.
+          before: the values that `open` received.
           context: the replica's context.
 
         Raises:
-          ValueError: the function changed the structure of an object.
+          ValueError: if the function changed the structure of an object.
         """
         for each in objects:
             restore_nnx_batch_norms(each)
@@ -70,7 +66,7 @@ class ObjectStructure:
 
     @staticmethod
     def write(objects: Iterable[Any], values: Any) -> None:
-        """Writes values into the user's own objects, those that `split_objects` was given."""
+        """Writes values into the user's own objects, which were given to `split_objects`."""
         nnx.update(list(objects), values)
 
 
@@ -83,10 +79,10 @@ def _check_can_be_merged(value: Any, context: ReplicaContext) -> None:
 
 
 def _with_own_streams(values: Any, context: ReplicaContext) -> Any:
-    """Returns values whose random streams are this replica's own: mirrored keys would mean one mask for all."""
+    """Returns values with this replica's own random streams; mirrored keys would give all replicas equal masks."""
     def own(path: Any, variable: Any) -> Any:
         if not isinstance(variable, nnx.RngKey):
-            return variable.replace(variable.get_value())  # another variable, as objects would write into this one
+            return variable.replace(variable.get_value())  # a new variable, because objects would write into this one
         fold = jax.random.fold_in
         for _ in range(variable[...].ndim):
             fold = jax.vmap(fold, in_axes=(0, None))
@@ -103,7 +99,7 @@ def _with_old_streams(new: Any, old: Any) -> Any:
 
 
 def _with_merged_state(new: Any, old: Any, context: ReplicaContext) -> tuple[Any, dict[str, jax.Array]]:
-    """Returns values whose model state is equal on all replicas: all but parameters, optimizer state and streams."""
+    """Returns values whose model state (all but parameters, optimizer state and streams) is equal on all replicas."""
     flat_old = dict(nnx.to_flat_state(old))
     state = {SEPARATOR.join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(new)
              if not isinstance(variable, (nnx.Param, nnx.OptState, nnx.RngState))}

@@ -1,6 +1,6 @@
-"""Code of a step that runs once per replica, on its rows, where XLA divides the step.
+"""Code of a partitioned step that runs once per replica, on its rows.
 
-Owns what such code may be given and may return. How it is run is the business of the context of the step.
+Owns the requirements on its arguments and outputs. The context of the step runs it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def on_each_replica(function: Function) -> Function:
     """Returns a function that runs once on each replica, with the rows of its share of the batch.
 
-    It is for code that XLA cannot divide over devices, such as a Pallas kernel, a callback or a call of another
-    library: XLA would gather the whole batch for it on each device. Each row of the outputs must depend on its own row
-    of the arguments alone. Then nothing changes but where it is computed. Gradients go through it, those of whole
-    arrays included.
+    Use it for code that XLA cannot divide over devices, such as a Pallas kernel, a callback or a call of another
+    library: XLA would gather the whole batch for it on each device. Each row of the outputs must depend only on its own
+    row of the arguments. Results then equal the undivided computation. Gradients pass through it, including gradients
+    of whole arrays.
 
-    It is called as it is where there is one replica already: on one device, in a function of `strategy.run`, outside of
-    a step, and where the rows of a batch do not divide by the replicas.
+    It is called unchanged if there is a single replica: on one device, in a function of `strategy.run`, outside of a
+    step, and if the replicas do not divide the rows of a batch.
 
     Args:
-      function: takes arrays, in any trees. Those in positional arguments have the rows of the batch as first axis, and
-        are split. Scalars and keyword arguments are whole on each replica: give parameters by keyword. It returns a
-        tree of arrays whose first axis is that of the replica's rows, which are joined to those of the batch. In it,
-        `get_replica_context()` is that of a single replica. Draw random numbers outside of it, or pass a key for each
-        row.
+      function: takes trees of arrays. Arrays in positional arguments have the rows of the batch as first axis and are
+        split. Scalars and keyword arguments are whole on each replica: pass parameters by keyword. It returns a tree of
+        arrays with the replica's rows as first axis, which are concatenated to the rows of the batch. Inside it,
+        `get_replica_context()` is the context of a single replica. Draw random numbers outside of it, or pass a key for
+        each row.
 
     Raises:
-      ValueError: when called in a compiled step, if a positional array or an output does not have the rows in front,
-        or if the function combines rows (by a sum over them, for example) or draws the numbers of all by one key.
+      ValueError: when called in a compiled step, if a positional array or an output does not have the rows as first
+        axis, or if the function combines rows (for example by a sum) or draws the numbers of all rows by one key.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,7 +1,6 @@
-"""The context of a step that XLA divides over the replicas.
+"""Context of a step that XLA partitions over the replicas.
 
-Owns the way from there to code that runs once per replica. To all other code such a step is that of one replica, which
-has the whole batch.
+Owns the transition to code that runs once per replica. All other code sees a single replica with the whole batch.
 """
 
 from __future__ import annotations
@@ -22,12 +21,7 @@ from trainer.distribute.replica.replicated_state import StateStrategy
 
 
 class PartitionedContext(ReplicaContext):
-    """The context of one replica that has all rows of a batch, in a program that XLA divides by them.
-
-    Args:
-      strategy: the strategy over whose devices it is divided.
-      rows: the rows of the batch.
-    """
+    """The context of a single replica with all `rows` of a batch, in a program that XLA partitions by rows."""
 
     has_whole_batch = True
 
@@ -68,7 +62,7 @@ class PartitionedContext(ReplicaContext):
             with replica_context.enter(context):
                 return function(*args, **kwargs)
 
-        # What the compiler cannot divide over the replicas, it cannot divide over the devices of one.
+        # The compiler cannot divide this code over the replicas, nor over the devices of a replica.
         mapped = self._strategy.map_over_replicas(
             on_replica, (specs,), lambda outputs: jax.tree.map(lambda leaf: rows_spec, outputs),
             divides_replicas=False)
@@ -84,15 +78,7 @@ class PartitionedContext(ReplicaContext):
 def _check_is_per_row(
     function: Callable[..., Any], given: Sequence[Any], structure: Any, has_rows: Mapping[int, bool], rows: int | None
 ) -> None:
-    """Raises ValueError for arguments that are not rows of the batch, or where each row is surely not computed alone.
-
-    Args:
-      function: the function that is to be called with rows of the batch.
-      given: its arguments as leaves.
-      structure: that of `(args, kwargs)`.
-      has_rows: whether each array among them, by its place, is to be split.
-      rows: the rows of the batch.
-    """
+    """Raises ValueError if arguments to split are not rows of the batch, or if `function` certainly combines rows."""
     name = getattr(function, "__name__", type(function).__name__)
     wrong = [given[place] for place, is_split in has_rows.items() if is_split and given[place].shape[0] != rows]
     if wrong:

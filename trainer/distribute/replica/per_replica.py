@@ -1,7 +1,7 @@
-"""Values that differ between replicas: how they are held, and how they are combined.
+"""Values that differ between replicas, and their combination.
 
-Owns the rule that padding is invisible: a value with rows carries the mask of its real rows, and every way out of a
-`PerReplica` leaves the others out.
+Owns the rule that padding is invisible: a value with rows carries the mask of its real rows, and every result of a
+`PerReplica` omits the others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from trainer.distribute.placement.placement import is_split_over_processes, to_h
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PerReplica:
-    """One array per replica, all of one shape.
+    """One array per replica, all of the same shape.
 
     Attributes:
       stacked: shape `(replicas, ...)`, entry i on the device of replica i.
-      row_mask: float32 of shape `(replicas, rows)`, 0.0 for rows that pad; None if there are none, or no rows.
+      row_mask: float32 of shape `(replicas, rows)`, 0.0 for padding rows; None without padding or without rows.
     """
 
     stacked: jax.Array
@@ -40,16 +40,16 @@ class PerReplica:
 
     @property
     def values(self) -> tuple[np.ndarray, ...]:
-        """Each replica's array on the host, without rows that pad. Over processes, all of them must ask."""
+        """Arrays of all replicas on the host, without padding rows. With several processes, all must access it."""
         return _real_rows(to_host(self.stacked), None if self.row_mask is None else to_host(self.row_mask))
 
     @property
     def local_values(self) -> tuple[np.ndarray, ...]:
-        """The same of the replicas that this process has devices of."""
+        """Arrays of this process's replicas on the host, without padding rows."""
         return _real_rows(_here(self.stacked), None if self.row_mask is None else _here(self.row_mask))
 
     def reduced(self, op: ReduceOp, axis: int | None) -> jax.Array:
-        """Returns the sum or mean over the replicas and, if `axis` is given, over that axis of each array as well.
+        """Returns the sum or mean over the replicas and, if `axis` is given, also over this axis of each array.
 
         Along axis 0 of a value with rows, each real row counts once.
         """
@@ -63,7 +63,7 @@ class PerReplica:
         if self.row_mask is None or axes[1] != 1:
             return self.stacked.sum(axes) if op is ReduceOp.SUM else self.stacked.mean(axes)
         mask = self.row_mask.reshape(self.row_mask.shape + (1,) * (dimensions - 1))
-        # Not a product: what a step made of a padding row may be infinite.
+        # Not a product: results of padding rows may be infinite.
         total = jnp.where(mask > 0, self.stacked, 0).sum(axes)
         return total if op is ReduceOp.SUM else total / self.row_mask.sum()
 
@@ -87,12 +87,12 @@ def is_per_replica(value: Any) -> bool:
 
 
 def map_values(function: Any, tree: PyTree) -> Any:
-    """Returns `function` of each leaf of a tree, in which a PerReplica is one leaf."""
+    """Returns a tree with `function` applied to each leaf; a PerReplica is a leaf."""
     return jax.tree.map(function, tree, is_leaf=is_per_replica)
 
 
 def rows_of(values: Mapping[int, PerReplica]) -> tuple[int | None, jax.Array | None]:
-    """Returns a replica's number of rows and their mask, from the first of its parts of values that has rows."""
+    """Returns a replica's number of rows and their mask, from the first of its values that has rows."""
     for value in values.values():
         if value.row_mask is not None:
             return value.row_mask.shape[0], value.row_mask

@@ -1,4 +1,4 @@
-"""What every algorithm of an all-reduce has in common: how a tree becomes vectors, sums become means, and hints.
+"""Common part of all-reduce algorithms: conversion of trees to vectors, of sums to means, and hints.
 
 Names no collective: the algorithms are in `collectives.py`.
 """
@@ -26,29 +26,29 @@ _IMPLEMENTATIONS: dict[CommunicationImplementation, type[CrossDeviceOps]] = {}
 
 
 class CrossDeviceOps(abc.ABC):
-    """How values of several replicas are summed: the base class of all algorithms.
+    """Sums of values over replicas: the base class of all algorithms.
 
-    Whatever the algorithm, all replicas end with the same bits, and the derivative of a sum over replicas is a sum over
-    replicas. The order of the additions differs, so another algorithm may round otherwise. Additions are made in the
-    arrays' dtype, or in the wider dtype that the backend takes for it.
+    With every algorithm, all replicas get the same bits, and the derivative of a sum over replicas is a sum over
+    replicas. The order of additions differs, so another algorithm may round differently. Additions use the arrays'
+    dtype, or the wider dtype that the backend chooses for it.
 
-    All but `NcclAllReduce` join arrays to vectors, for which arrays that another axis of the mesh splits are gathered.
+    All but `NcclAllReduce` join arrays to vectors, for which arrays that are split over another mesh axis are gathered.
 
     A custom subclass overrides `sum_over_replicas`.
 
     Args:
-      num_packs: into how many packs a tree is split, about: an array is never divided. 1 leaves it to the size of the
-        tree and to the backend; 0 reduces each array on its own where the algorithm can.
+      num_packs: approximate number of packs per tree; an array is never divided. 1 lets the size of the tree and the
+        backend decide; 0 reduces each array separately if the algorithm can.
       options: hints for every reduction.
 
     Raises:
       ValueError: if `num_packs` is negative.
-      TypeError: if an argument is of another type.
+      TypeError: if an argument has the wrong type.
 
     Source: `tf.distribute.CrossDeviceOps`.
     """
 
-    # Whether an algorithm only takes vectors, and so has to join small arrays on every backend.
+    # Whether an algorithm accepts only vectors, and therefore joins small arrays on every backend.
     takes_vectors_only = True
 
     def __init_subclass__(cls, implementation: CommunicationImplementation | None = None, **kwargs: Any):
@@ -66,13 +66,13 @@ class CrossDeviceOps(abc.ABC):
         """Returns the sum over replicas of a vector that is not empty.
 
         Args:
-          vector: of shape `(size,)`, this replica's.
-          axis_name: the mesh's axis of replicas.
-          num_replicas: the size of that axis, at least 2.
+          vector: this replica's vector, of shape `(size,)`.
+          axis_name: the mesh axis of the replicas.
+          num_replicas: the size of this axis, at least 2.
         """
 
     def check_replicas(self, num_replicas: int) -> None:
-        """Raises ValueError if the algorithm cannot work with this many replicas."""
+        """Raises ValueError if the algorithm does not support this number of replicas."""
         check_count("num_replicas", num_replicas, 1)
 
     def all_reduce(
@@ -84,20 +84,21 @@ class CrossDeviceOps(abc.ABC):
         packs: bool = True,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Returns the sum or the mean over replicas of a tree of arrays; of one replica, the tree as it is.
+        """Returns the sum or the mean over replicas of a tree of arrays; with a single replica, the tree as it is.
 
         Args:
           reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
           tree: arrays of the same shapes on all replicas, of numbers or booleans, which count as 0 and 1. The mean of
-            whole numbers is floating.
-          axis_name: the mesh's axis of replicas.
-          num_replicas: the size of that axis.
-          packs: whether the backend gains from joining arrays. It undoes what another axis of the mesh splits.
-          options: hints for this reduction, in place of the op's own. Where the backend gains nothing from joining
-            arrays here, the op's own `bytes_per_pack` is left to the compiler, which joins them without copying.
+            integers is floating-point.
+          axis_name: the mesh axis of the replicas.
+          num_replicas: the size of this axis.
+          packs: whether the backend gains from packing arrays. Packing gathers arrays that are split over another mesh
+            axis.
+          options: hints for this reduction, instead of the algorithm's own. If packing does not help the backend, the
+            algorithm's own `bytes_per_pack` is left to the compiler, which combines arrays without copying them.
 
         Raises:
-          ValueError: if the algorithm cannot work with this many replicas.
+          ValueError: if the algorithm does not support this number of replicas.
           TypeError: if `options` are not CommunicationOptions.
         """
         op, is_own = ReduceOp.of(reduce_op), checked_options(options) is None
@@ -121,7 +122,7 @@ class CrossDeviceOps(abc.ABC):
         return self if isinstance(self, wanted) else wanted(self.num_packs)
 
     def _bytes_per_pack(self, tree_bytes: int, packs: bool, asked: int) -> int | None:
-        """Returns how large packs may be; None where arrays are better left as they are."""
+        """Returns the maximum size of packs; None if arrays are better not packed."""
         if self.num_packs == 0:
             return 0 if self.takes_vectors_only else None
         if not (packs or self.takes_vectors_only or self.num_packs > 1 or asked):
@@ -131,11 +132,11 @@ class CrossDeviceOps(abc.ABC):
 
 
 def as_summable(leaf: Any) -> jax.Array:
-    """Returns an array of numbers: booleans count as 0 and 1."""
+    """Returns an array of numbers; booleans become 0 and 1."""
     array = jnp.asarray(leaf)
     return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
 
 
 def sum_or_mean(op: ReduceOp, total: jax.Array, num_replicas: int) -> jax.Array:
-    """Returns what `op` makes of a sum over replicas."""
+    """Returns the sum or the mean from a sum over replicas."""
     return total / num_replicas if op is ReduceOp.MEAN else total

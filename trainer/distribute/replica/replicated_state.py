@@ -1,13 +1,13 @@
-"""The state of training in a step over replicas: the one contract between a strategy and the steps that it runs.
+"""State of training in a step over replicas: the contract between a strategy and the steps that it runs.
 
-An execution, of `fit` as of `strategy.run`, takes a state along this way; a strategy says what each stop does, and
-with whole copies on each device all of them are trivial:
+An execution of `fit` or `strategy.run` takes a state through these calls. A strategy implements each of them, and with
+whole copies on each device all are trivial:
 
     on_devices -> to_replica -> [gather_params -> the step -> scatter_updates] -> from_replicas
     `- once an execution -'     `- on each replica: `ReplicaContext` ---------'
 
-Owns that order. What a step computes is not known here, and what becomes of model state that replicas have changed
-stands in `state_reduction.py`.
+Owns this order. It must not know the computation of a step. `state_reduction.py` combines model state that replicas
+have changed.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ Tree = TypeVar("Tree")
 
 
 class StateStrategy(Protocol):
-    """What a strategy does with the state of training, and how it runs a function on its replicas."""
+    """Operations of a strategy on the state of training and on its replicas."""
 
     mesh: Mesh
 
     @property
     def rows_spec(self) -> PartitionSpec:
-        """How arrays whose first axis is rows, or replicas, are split."""
+        """Partition spec of arrays whose first axis is rows or replicas."""
 
     def compiler_options(self) -> CompilerOptions:
         """Returns the XLA options of a program of all replicas."""
 
     def state_shardings(self, state: TrainState) -> TrainState:
-        """Returns where each leaf of a state lives between executions."""
+        """Returns the sharding of each leaf of a state between executions."""
 
     def on_devices(self, state: TrainState) -> TrainState:
-        """Returns a state in the memory of the devices; part of a compiled execution, before its first step."""
+        """Returns a state in device memory; part of a compiled execution, before its first step."""
 
     def to_replica(self, state: TrainState) -> tuple[TrainState, Any]:
-        """Returns what each replica of a step receives for a state, and how that is split over them."""
+        """Returns the state that each replica of a step receives, and its partition specs over the replicas."""
 
     def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
-        """Returns the state after a step, from the state before it and what `scatter_updates` returned."""
+        """Returns the state after a step, from the state before it and the result of `scatter_updates`."""
 
     def with_rows_in_place(self, tree: PyTree) -> Any:
-        """Returns arrays of rows of the whole batch, where they are computed with; part of a compiled execution."""
+        """Returns arrays of rows of the whole batch, placed for the computation; part of a compiled execution."""
 
     def with_gradients_in_place(self, grads: PyTree) -> Any:
         """Returns gradients of the whole batch, split as the update needs them; part of a compiled execution."""
@@ -68,7 +68,7 @@ class StateStrategy(Protocol):
         """Returns a function that runs `function` once on each replica."""
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Makes this the strategy that code in the block gets."""
+        """Makes this the current strategy of the code in the block."""
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
         """Returns the context of the replica being traced."""
@@ -91,14 +91,14 @@ def run_on_replicas(
     """Runs a function once on each replica; part of a compiled execution.
 
     Args:
-      strategy: the mesh and what it does with a state.
-      one_replica: given `mirrored` with the states as replicas receive them, and the replica's part of `args`, returns
-        `(states, *outputs)`. `states` has `(n, state)` for each state that leaves the replica: it was made of the
-        n-th leaf of `mirrored`, and `leave_replica` returned it.
-      mirrored: a tree of states and arrays that are equal on all replicas. States are in the devices' memory.
-      args: what else the function takes.
-      arg_specs: how each of `args` is split over the replicas.
-      out_specs: how each of `outputs` is put together.
+      strategy: the mesh and the operations on a state.
+      one_replica: returns `(states, *outputs)` from `mirrored`, with the states as replicas receive them, and the
+        replica's part of `args`. `states` has `(n, state)` for each state that leaves the replica: the state was made
+        from the n-th leaf of `mirrored` and returned by `leave_replica`.
+      mirrored: a tree of states and arrays that are equal on all replicas. States are in device memory.
+      args: other arguments of the function.
+      arg_specs: partition spec of each of `args` over the replicas.
+      out_specs: partition spec of each of `outputs`.
 
     Returns:
       The states after the step, and the outputs.
@@ -125,14 +125,9 @@ def leave_replica(
     context: ReplicaContext, function: str, before: TrainState, after: TrainState,
     sum_over_replicas: SumOverReplicas | None = None,
 ) -> TrainState:
-    """Returns what leaves a replica for the state `after`, which a function made of `before`.
+    """Returns the form in which the state `after`, made from `before` by `function`, leaves a replica.
 
-    Args:
-      context: the replica's context.
-      function: the function's name, for errors.
-      before: the state as `gather_params` returned it.
-      after: the state that the function returned.
-      sum_over_replicas: returns the sums of some arrays; by default by a reduction of its own.
+    Arrays are summed by `sum_over_replicas`, by default in a separate reduction.
 
     Raises:
       TypeError: if the function changed the structure, shapes or dtypes of the state.
@@ -144,7 +139,7 @@ def leave_replica(
 
 
 def finalize_skipped_updates(before: TrainState, after: TrainState) -> TrainState:
-    """Returns a state once its updates are made: where an update was skipped, its model state stays as it was.
+    """Returns a state after its updates, with the previous model state if an update was skipped.
 
     All optimizers then have the same loss scale.
     """

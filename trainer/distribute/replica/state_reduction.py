@@ -1,7 +1,7 @@
-"""Model state that the replicas of `strategy.run` have changed: how their values become one value.
+"""Reduction of model state that the replicas of `strategy.run` have changed.
 
-Owns the one rule: floating-point arrays become their mean, weighted by real rows, and replicas agree in all others.
-Whatever the kind of an array, one that a function leaves alone keeps its bits.
+Owns the rule: floating-point arrays become their mean, weighted by real rows, and replicas must agree in all others. An
+array of any kind that a function leaves alone keeps its bits.
 """
 
 from __future__ import annotations
@@ -26,15 +26,10 @@ def _is_averaged(value: Any) -> bool:
 def over_replicas(
     before: PyTree, after: PyTree, context: ReplicaContext, sum_over_replicas: SumOverReplicas | None = None
 ) -> Any:
-    """Returns model state that is equal on all replicas.
+    """Returns model state that is equal on all replicas, from this replica's state before and after a step.
 
-    Arrays of integers, such as counts, are those of the replica: `differences` tells whether they are equal.
-
-    Args:
-      before: the state before the step.
-      after: the state after it on this replica, of the same structure.
-      context: the replica's context.
-      sum_over_replicas: returns the sums of some arrays; by default by a reduction of its own.
+    Arrays of integers, such as counts, are the replica's own; `differences` tells whether they are equal. Arrays are
+    summed by `sum_over_replicas`, by default in a separate reduction.
     """
     if context.num_replicas_in_sync == 1:
         return after
@@ -51,14 +46,14 @@ def over_replicas(
 
 
 def counts(before: PyTree, after: PyTree) -> dict[str, jax.Array]:
-    """Returns the arrays that a step has changed and that have no mean, by path: all replicas must agree in them."""
+    """Returns the changed arrays that have no mean, by path; all replicas must agree in them."""
     return {path: new for (path, new), old in zip(
         tree_paths.named_leaves(after).items(), jax.tree.leaves(before), strict=True)
         if new is not old and not _is_averaged(new)}
 
 
 def differences(values: dict[str, jax.Array], context: ReplicaContext) -> dict[str, jax.Array]:
-    """Returns, for arrays by path, whether any replica has other values than the first."""
+    """Returns, by path, whether an array differs on any replica from the first replica."""
     if context.num_replicas_in_sync == 1:
         return {}
     first = context.from_first_replica(values)

@@ -1,12 +1,12 @@
-"""State that is split over the replicas: how a replica gathers what it needs of it, and how it is updated in parts.
+"""State that is split over the replicas: its gathering in a replica, and its update in shards.
 
-A replica gathers the parameters, and its gradients leave it reduced and split. The update itself is made outside of the
-replicas, on arrays that the compiler knows to be split: so it is exact for any optax transformation, also a
-transformation that looks at whole gradients, such as clipping by the global norm, and no device ever holds a whole
-optimizer state (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020).
+A replica gathers the parameters, and its gradients leave it reduced and split. The update is made outside of the
+replicas, on arrays that the compiler knows to be split. It is therefore exact for any optax transformation, including
+transformations of whole gradients, such as clipping by the global norm, and no device ever holds a whole optimizer
+state (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020).
 
-A step that reads parameters after it has updated them, as that of a GAN does, gets them: the replica then gathers the
-optimizer's state and makes the update on whole arrays. Where nothing reads the result, the compiler drops that work.
+A step that reads parameters after their update, such as a GAN's step, gets them: the replica then gathers the
+optimizer's state and makes the update on whole arrays. If nothing reads the result, the compiler drops this work.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ WHOLE = -1  # the axis of a leaf that is not split
 
 
 class ShardingRule(NamedTuple):
-    """Which axis of an array is split over the replicas.
+    """Choice of the axis of an array that is split over the replicas.
 
     Attributes:
-      num_replicas: over how many replicas.
-      min_bytes: smaller arrays stay whole: gathering them costs more than they take.
+      num_replicas: number of replicas.
+      min_bytes: smaller arrays stay whole, because gathering them costs more than their memory.
       shards_params: whether parameters are split as well, or only the state of the optimizer.
     """
 
@@ -43,35 +43,30 @@ class ShardingRule(NamedTuple):
     shards_params: bool
 
     def axis(self, leaf: Any) -> int:
-        """Returns the longest axis that divides by the number of replicas, the first of several; or `WHOLE`."""
+        """Returns the longest axis divisible by the number of replicas, the first of several; or `WHOLE`."""
         if leaf.size * leaf.dtype.itemsize < self.min_bytes:
             return WHOLE
         dividing = [axis for axis, size in enumerate(leaf.shape) if size and size % self.num_replicas == 0]
         return max(dividing, key=lambda axis: leaf.shape[axis], default=WHOLE)
 
     def axes(self, tree: PyTree) -> Any:
-        """Returns the axis for each leaf of a tree."""
+        """Returns the split axis of each leaf of a tree."""
         return jax.tree.map(self.axis, tree)
 
     def axes_at_rest(self, params: PyTree) -> Any:
-        """Returns the axis for each parameter between steps."""
+        """Returns the split axis of each parameter between steps."""
         return self.axes(params) if self.shards_params else jax.tree.map(lambda leaf: WHOLE, params)
 
 
 def spec_of(axis: int) -> PartitionSpec:
-    """Returns how an array is split whose `axis` is."""
+    """Returns the partition spec of an array that is split along `axis`."""
     return PartitionSpec() if axis == WHOLE else PartitionSpec(*[None] * axis, REPLICA_AXIS)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """An array that is split over the replicas; within a replica, its part of it.
-
-    Attributes:
-      value: the part.
-      axis: the axis along which the parts make up the whole.
-    """
+    """An array that is split over the replicas along `axis`; within a replica, its shard."""
 
     value: jax.Array
     axis: int = dataclasses.field(metadata={"static": True})
@@ -83,8 +78,8 @@ class Closed:
     """A part of a state as it leaves a replica: either new values, or the updates that lead to them.
 
     Attributes:
-      updates: for one update after another the reduced gradients, a tree with `Shard`s, and the loss, as "value".
-      values: `(params, opt_state)`, likewise; None if the updates tell all.
+      updates: `(gradients, {"value": loss})` for each update in order; the gradients are reduced, a tree with `Shard`s.
+      values: `(params, opt_state)`, with `Shard`s; None if the updates suffice.
     """
 
     updates: tuple[tuple[Any, dict[str, Any]], ...]
@@ -99,13 +94,7 @@ class _Update(NamedTuple):
 
 
 class ShardedReplicaContext(MeshReplicaContext):
-    """The context of one replica of a strategy that splits the state over the replicas.
-
-    Args:
-      rule: which arrays are split.
-      *args: as in `MeshReplicaContext`.
-      **kwargs: likewise.
-    """
+    """The context of a replica of a strategy that splits the state over the replicas by `rule`."""
 
     def __init__(self, rule: ShardingRule, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -139,7 +128,7 @@ class ShardedReplicaContext(MeshReplicaContext):
     def update(
         self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        # A function of the loss needs the rows, which are not there outside of the replicas.
+        # A function of the loss needs the rows, which are missing outside of the replicas.
         extra = {name: extra[name] for name in extra if name == "value"}
         whole_params, whole_opt_state = rule.update(self._gathered(grads), self._gathered(opt_state), params, extra)
         result = whole_params, self._taken(whole_opt_state)
@@ -151,7 +140,7 @@ class ShardedReplicaContext(MeshReplicaContext):
         return after.replace(params=closed, opt_state=None)
 
     def _closed(self, before: tuple[Any, Any], after: tuple[Any, Any]) -> Closed:
-        """Returns the updates that lead from `before` to `after`; where something else happened, the values."""
+        """Returns the updates that lead from `before` to `after`, or the values if something else happened."""
         start, reached, updates = _identities(before), _identities(after), []
         for update in reversed(self._updates):
             if reached != start and update.after == reached:
@@ -164,7 +153,7 @@ class ShardedReplicaContext(MeshReplicaContext):
 
 
 def part_names(state: TrainState) -> tuple[str | None, ...]:
-    """Returns the names of the parts of a state that have optimizers of their own; `(None,)` for a single optimizer."""
+    """Returns the names of the parts of a state that have their own optimizers; `(None,)` for a single optimizer."""
     return tuple(state.params) if isinstance(state.optimizer, Mapping) else (None,)
 
 
@@ -174,7 +163,7 @@ def part(state: TrainState, name: str | None) -> tuple[Any, Any]:
 
 
 def marked(tree: PyTree, axes: Any) -> Any:
-    """Returns a tree in which each leaf that is split is a `Shard`."""
+    """Returns a tree in which each split leaf is a `Shard`."""
     return jax.tree.map(_marked, tree, axes)
 
 
@@ -188,7 +177,7 @@ def unmarked(tree: PyTree) -> Any:
 
 
 def specs_of(tree: PyTree) -> Any:
-    """Returns how each leaf is split, for a tree in which those that are split are `Shard`s."""
+    """Returns the partition spec of each leaf, for a tree in which split leaves are `Shard`s."""
     return jax.tree.map(lambda leaf: spec_of(leaf.axis if is_shard(leaf) else WHOLE),
                         tree, is_leaf=is_shard)
 
@@ -199,5 +188,5 @@ def is_shard(leaf: Any) -> bool:
 
 
 def _identities(tree: PyTree) -> tuple[Any, ...]:
-    """Returns the arrays of a tree, to be compared by identity: the updates in between are known by them."""
+    """Returns the arrays of a tree to compare by identity, which finds the updates between two states."""
     return tuple(map(Identity, jax.tree.leaves(tree)))

@@ -1,1 +1,1 @@
-"""The strategies: each is a mesh, a placement of the state, and a way to reduce."""
+"""Strategies. Each has a mesh, a placement of the state, and a reduction."""

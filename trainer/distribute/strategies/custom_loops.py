@@ -1,4 +1,4 @@
-"""What loops of a user's own call on a strategy: to run functions on its replicas, and to split data over them."""
+"""Methods of a strategy for custom training loops: run functions on the replicas, and split data over them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from trainer.distribute.replica.per_replica import PerReplica, is_per_replica, m
 
 
 class ValueContext(NamedTuple):
-    """What a function that makes the value of a replica receives, as in `tf.distribute`.
+    """Input of a function that makes the value of a replica, as in `tf.distribute`.
 
     Attributes:
-      replica_id_in_sync_group: the replica's number.
-      num_replicas_in_sync: how many replicas there are.
+      replica_id_in_sync_group: the index of the replica.
+      num_replicas_in_sync: number of replicas.
     """
 
     replica_id_in_sync_group: int
@@ -35,7 +35,7 @@ class ValueContext(NamedTuple):
 
 
 class CustomLoops:
-    """The methods of `Strategy` for custom training loops, as in `tf.distribute`."""
+    """Methods of `Strategy` for custom training loops, as in `tf.distribute`."""
 
     _runner: ReplicaRunner
     _rows_sharding: NamedSharding
@@ -44,29 +44,30 @@ class CustomLoops:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas take part in each step."""
+        """Number of replicas that take part in each step."""
         raise NotImplementedError
 
     @entry_point
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Runs a function on every replica at once, with its rows, compiled once per function and shapes.
+        """Runs a function on every replica, each with its own rows.
 
-        Batches of a distributed dataset and other `PerReplica` values reach each replica as its own part. Everything
-        else is mirrored. NNX modules and optimizers are updated in place. Nothing is donated.
+        The function is compiled once per function and shapes. Each replica receives its part of the batches of a
+        distributed dataset and of other `PerReplica` values. All other values are mirrored. NNX modules and optimizers
+        are updated in place. Nothing is donated.
 
         Args:
           fn: a pure function of arrays; inside it, `get_replica_context()` reduces over the replicas.
-          args: its arguments.
-          kwargs: its keyword arguments.
+          args: positional arguments of `fn`.
+          kwargs: keyword arguments of `fn`.
 
         Returns:
-          What `fn` returns, with a TrainState mirrored and every other array a `PerReplica`.
+          The outputs of `fn`: a TrainState is mirrored, and every other array is a `PerReplica`.
 
         Raises:
-          TypeError: for arguments or results that are not arrays, state objects or, as arguments, hashable constants;
-            and for a function that turns traced values into Python values.
-          ValueError: for a function that changes a state by rows that pad, and for gradients that `apply_gradients`,
-            without `reduce`, would average although they are scaled for a sum, or sums already.
+          TypeError: if an argument or a result is not an array or a state object (arguments may also be hashable
+            constants), or if `fn` turns traced values into Python values.
+          ValueError: if `fn` changes a state by padding rows, or if `apply_gradients`, without `reduce`, would average
+            gradients that are scaled for a sum or are already summed.
 
         Source: `tf.distribute.Strategy.run`.
         """
@@ -78,8 +79,8 @@ class CustomLoops:
 
         Args:
           reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
-          value: what `run` returned, one value or a tree. A value that is not per-replica counts once per replica.
-          axis: an axis of each replica's value to reduce as well: 0 for the rows, of which each real one counts once.
+          value: a result of `run`, a single value or a tree. A value that is not per-replica counts once per replica.
+          axis: an axis of each replica's value to reduce as well, such as 0 for the rows; each real row counts once.
 
         Raises:
           ValueError: if the values have no such axis.
@@ -95,9 +96,9 @@ class CustomLoops:
 
     @entry_point
     def gather(self, value: PyTree, axis: int = 0) -> Any:
-        """Returns per-replica values concatenated along an axis, on the host and without rows that pad.
+        """Returns per-replica values concatenated along an axis, on the host and without padding rows.
 
-        Over processes, all of them must call this, and all get the values of all replicas.
+        With several processes, all of them must call this, and all get the values of all replicas.
         """
         def gathered(leaf: Any) -> np.ndarray:
             values = leaf.values if is_per_replica(leaf) else (leaf,) * self.num_replicas_in_sync
@@ -107,18 +108,18 @@ class CustomLoops:
 
     @entry_point
     def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:
-        """Returns the value of each replica of this process, on the host and without rows that pad, as a tuple."""
+        """Returns the values of the replicas of this process as a tuple, on the host and without padding rows."""
         leaves, structure = jax.tree.flatten(value, is_leaf=is_per_replica)
         count = len(replicas_here(self.num_replicas_in_sync, self._rows_sharding))
         locals_ = [leaf.local_values if is_per_replica(leaf) else (leaf,) * count for leaf in leaves]
         return tuple(jax.tree.unflatten(structure, [values[index] for values in locals_]) for index in range(count))
 
     def experimental_distribute_dataset(self, dataset: Any) -> DistributedDataset:
-        """Returns an iterable of the dataset's batches, each split by rows over the replicas.
+        """Returns an iterable over the batches of a dataset, each split by rows over the replicas.
 
         Args:
-          dataset: batches as `fit` takes them. A `trainer.data.Dataset` that shuffles draws another order in each
-            iteration. Several processes share them by their `AutoShardPolicy`.
+          dataset: batches, in any form that `fit` accepts. A `trainer.data.Dataset` that shuffles uses a new order in
+            each iteration. Several processes share the batches according to their `AutoShardPolicy`.
         """
         return DistributedDataset(
             dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, self._process_group)
@@ -127,8 +128,9 @@ class CustomLoops:
         """Returns an iterable whose elements have one batch of a dataset for each replica.
 
         Args:
-          dataset_fn: returns a dataset with a replica's rows in each batch, from an `InputContext`. Each process calls
-            it, and gives the batches to its own replicas; nothing else shards them.
+          dataset_fn: returns a dataset from an `InputContext`. Each of its batches has the rows of a single replica.
+            Each process calls the function and gives the batches to its own replicas; the batches are not sharded
+            further.
 
         Raises:
           ValueError: if processes share a replica.
@@ -149,8 +151,8 @@ class CustomLoops:
         """Returns per-replica values, a tree of `PerReplica`.
 
         Args:
-          value_fn: returns one replica's value, from a `ValueContext`; of the same structure and shapes for each. It is
-            called for the replicas of this process.
+          value_fn: returns the value of a replica from a `ValueContext`. It is called for the replicas of this process
+            and must return the same structure and shapes for each.
         """
         replicas = self.num_replicas_in_sync
         values = [value_fn(ValueContext(index, replicas)) for index in replicas_here(replicas, self._rows_sharding)]

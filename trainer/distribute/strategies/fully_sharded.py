@@ -1,4 +1,4 @@
-"""Strategies that split the state over the replicas: in the devices' memory, or in that of the host."""
+"""Strategies that split the state over the replicas, in device memory or in host memory."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from trainer.distribute.strategies.strategy import Strategy
 LEVELS = ("parameters", "optimizer")
 MIN_SHARD_BYTES = 4096
 PACKED_GRADIENT_BYTES = 2**25  # of gradients that are reduced together
-MIN_HOST_BYTES = 2**16  # what is sent in about the time that it takes to begin
+MIN_HOST_BYTES = 2**16  # transfer time of this size is about the latency of a transfer
 
 
 class ShardedStrategy(Strategy):
-    """A strategy whose state is split over the replicas; see `FullyShardedStrategy` and `CentralStorageStrategy`.
+    """A strategy whose state is split over the replicas; base of `FullyShardedStrategy` and `CentralStorageStrategy`.
 
     Args:
       devices: the devices, one replica each.
       level: "parameters" or "optimizer", as in `FullyShardedStrategy`.
-      min_shard_bytes: likewise.
-      memory_kind: the memory that large arrays are in between executions; None for the default memory of the devices.
-      options: as `communication_options` of `FullyShardedStrategy`.
-      min_host_bytes: smaller arrays stay in the devices' memory; None as of `CentralStorageStrategy`.
+      min_shard_bytes: as in `FullyShardedStrategy`.
+      memory_kind: memory of large arrays between executions; None for the default memory of the devices.
+      options: `communication_options` of `FullyShardedStrategy`.
+      min_host_bytes: smaller arrays stay in device memory; None for the default of `CentralStorageStrategy`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ShardedStrategy(Strategy):
     def compiler_options(self, deterministic: bool = False) -> CompilerOptions:
         options = super().compiler_options(deterministic)
         if self.gathers_late and options:
-            # Whole gradients wait for others of a pack. XLA counts the bytes of the part that each device gets.
+            # Whole gradients wait for the others of a pack. XLA counts the bytes of each device's shard.
             options.setdefault("xla_gpu_reduce_scatter_combine_threshold_bytes",
                                PACKED_GRADIENT_BYTES // self.num_replicas_in_sync)
         return options
@@ -94,7 +94,7 @@ class ShardedStrategy(Strategy):
         if (memory_kind := self._memory_kind) is None:
             return placed
 
-        # A CPU's memory is the host's: nothing is sent.
+        # CPU devices use host memory, so nothing is transferred.
         limit = (0 if self.is_on_cpu else MIN_HOST_BYTES) if self._min_host_bytes is None else self._min_host_bytes
 
         def at_rest(sharding: NamedSharding, leaf: Any) -> NamedSharding:
@@ -139,9 +139,9 @@ class ShardedStrategy(Strategy):
             if closed.values is not None:
                 params, opt_state = unmarked(closed.values)
             if closed.updates:
-                # Whole first, or the compiler carries them split from step to step and gathers them twice in each.
+                # Without this, the compiler keeps them split between steps and gathers them twice in each step.
                 params = self._constrained(params, self._rule.axes_at_rest(params))
-                # Split also where parameters rest whole, so that each device updates its part of them only.
+                # Split even if parameters rest whole, so that each device updates only its shard.
                 params = self._constrained(params, self._rule.axes(params))
                 rule = before.optimizer if name is None else before.optimizer[name]
                 for grads, extra in closed.updates:
@@ -164,34 +164,35 @@ def _check_host_memory(devices: Sequence[jax.Device], memory_kind: str | None) -
 
 
 class FullyShardedStrategy(ShardedStrategy):
-    """Synchronous training with parameters and optimizer state split over the devices, for states too big for one.
+    """Synchronous training with parameters and optimizer state split over the devices, for states larger than a device.
 
     In each step a device gathers each parameter where the step uses it, in the forward and again in the backward pass,
-    computes gradients on its rows, and keeps its part of their mean; the update is made on the parts. So a device holds
-    a few whole parameters at a time, and never the optimizer's state; where one layer alone is too big, use
-    `ModelParallelStrategy`. In a partitioned step (docs/strategies.md) XLA places the gathers. Numbers are those of one
-    device for any optax transformation, also those that look at whole gradients, such as clipping by the global norm,
-    LAMB and Adafactor. An array is split along its longest axis that divides by the number of devices; it stays whole
-    if there is none, which `explain` shows.
+    computes gradients on its rows, and keeps its shard of their mean. The update runs on the shards. A device therefore
+    holds a few whole parameters at a time, and never the whole optimizer state. If a single layer is too big, use
+    `ModelParallelStrategy`. In a partitioned step (docs/strategies.md) XLA places the gathers. Results are the same as
+    on one device for any optax transformation, including transformations of whole gradients, such as clipping by the
+    global norm, LAMB and Adafactor. An array is split along its longest axis that is divisible by the number of
+    devices. An array without such an axis stays whole, which `explain` shows.
 
     Args:
       devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. By default all
-        devices of the cluster that this process joins, as with `MultiWorkerMirroredStrategy`, or else all local ones.
-      level: "parameters" splits parameters and optimizer state; "optimizer" splits the optimizer state only, which
-        saves the gathering of parameters for each step, at the cost of a whole copy of them on each device.
+        devices of the cluster that this process joins, as with `MultiWorkerMirroredStrategy`, or else all local
+        devices.
+      level: "parameters" splits parameters and optimizer state. "optimizer" splits only the optimizer state, which
+        saves the gathering of parameters in each step, at the cost of a whole copy of them on each device.
       min_shard_bytes: smaller arrays stay whole.
-      communication_options: as of `MultiWorkerMirroredStrategy`, but for `implementation`.
+      communication_options: as in `MultiWorkerMirroredStrategy`, without `implementation`.
 
     Raises:
-      ValueError: for devices that cannot be used, an unknown level, a negative size, or options that name an algorithm.
+      ValueError: if a device cannot be used, the level is unknown, a size is negative, or options name an algorithm.
 
     Example:
       >>> strategy = FullyShardedStrategy(["cpu:0"])
       >>> strategy.num_replicas_in_sync
       1
 
-    Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020), of which
-    the levels are stages 3 and 1.
+    Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020). The
+    levels are its stages 3 and 1.
     """
 
     def __init__(
@@ -205,18 +206,18 @@ class FullyShardedStrategy(ShardedStrategy):
 
 
 class CentralStorageStrategy(ShardedStrategy):
-    """Synchronous training with the variables in the memory of the host.
+    """Synchronous training with the variables in host memory.
 
-    Parameters, model state and optimizer state rest in pinned host memory, each large array once, in as many parts as
-    there are devices. They are copied to the devices for an execution, in which each device updates its part. Between
-    executions the devices are free of them, but for small arrays: to copy these takes longer than it is worth.
+    Parameters, model state and optimizer state rest in pinned host memory. Each large array is stored once, in as many
+    shards as there are devices. An execution copies them to the devices, and each device updates its shard. Between
+    executions the devices hold only small arrays, for which a copy takes longer than it is worth.
 
     Args:
       compute_devices: the devices that compute, as `devices` of `MirroredStrategy`.
-      min_host_bytes: smaller arrays stay on the devices. None is 64 KiB, and 0 where the devices are CPUs.
+      min_host_bytes: smaller arrays stay on the devices. None means 64 KiB, or 0 if the devices are CPUs.
 
     Raises:
-      ValueError: for devices that cannot be used, or a negative size.
+      ValueError: if a device cannot be used or the size is negative.
 
     Example:
       >>> strategy = CentralStorageStrategy(["cpu:0"])

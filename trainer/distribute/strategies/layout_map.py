@@ -1,4 +1,4 @@
-"""Rules that say how parameters are split over the axes of a mesh."""
+"""Rules for the split of parameters over the axes of a mesh."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from trainer.core.types import Layout
 
 
 class LayoutMap(MutableMapping[str, Any]):
-    """Layouts by patterns over the parameters' paths.
+    """Layouts by patterns over the paths of parameters.
 
     A pattern is a regular expression over whole segments of a path such as "block/up/kernel": "up/kernel", ".*/bias"
     and "encoder" are patterns. A layout has one entry per dimension of the parameter: the name of the mesh axis that
     splits the dimension, or None. A tuple of names splits a dimension over several axes. Dimensions beyond the layout,
     and parameters without a rule, are replicated.
 
-    As in Keras, `layout_map[path]` looks a path up: the rule that is equal to the path, or else the one rule that
-    matches it, or None. `in`, `del` and iteration are about the rules themselves, and a rule that exists must be
-    deleted before it is set again.
+    As in Keras, `layout_map[path]` looks up a path: the rule equal to the path, else the single rule that matches it,
+    else None. `in`, `del` and iteration use the rules themselves. A rule must be deleted before it is set again.
 
     Args:
       rules: a mapping from patterns to layouts: tuples, lists or `jax.sharding.PartitionSpec`s.
 
     Raises:
-      TypeError: for a pattern that is not a string, or a layout that is none of these.
-      ValueError: for a pattern that is not a valid regular expression or is set twice; when a path is looked up, if
+      TypeError: if a pattern is not a string, or a layout has another type.
+      ValueError: if a pattern is not a valid regular expression or is set twice; when a path is looked up, if
         several rules match it and none is equal to it.
 
-    Source: `keras.distribution.LayoutMap`, which takes the mesh as well and matches parts of segments.
+    Source: `keras.distribution.LayoutMap`, which also takes the mesh and matches parts of segments.
 
     Example:
       >>> layout_map = LayoutMap({"up/kernel": (None, "model"), "down/kernel": ("model", None)})
@@ -76,7 +75,7 @@ class LayoutMap(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._layouts)
 
-    # The mixins expect `self[key]` to raise for a key that is missing, which a path without a layout does not.
+    # The mixins expect `self[key]` to raise for a missing key, but a path without a layout returns None.
 
     def __contains__(self, pattern: object) -> bool:
         return pattern in self._layouts
@@ -87,32 +86,32 @@ class LayoutMap(MutableMapping[str, Any]):
         return default if layout is None else layout
 
     def pop(self, pattern: str, *default: Any) -> Any:
-        """Deletes a rule and returns its layout, or `default` if that is given and there is no such rule."""
+        """Deletes a rule and returns its layout, or `default` if given and the rule is missing."""
         return self._layouts.pop(pattern, *default)
 
     def setdefault(self, pattern: str, default: Any = None) -> Any:
-        """Returns the layout of a rule, which is set to `default` first if it is missing."""
+        """Returns the layout of a rule, after setting it to `default` if it is missing."""
         if pattern not in self:
             self[pattern] = default
         return self._layouts[pattern]
 
     def specs(self, shapes: Mapping[str, jax.ShapeDtypeStruct], mesh_shape: Mapping[str, int], replica_axis: str,
               annotated: Mapping[str, Layout] = MappingProxyType({})) -> dict[str, PartitionSpec]:
-        """Returns how each parameter is split.
+        """Returns the partition spec of each parameter.
 
         Args:
-          shapes: every parameter by its path.
-          mesh_shape: the number of devices along each axis of the mesh, by the axis's name.
-          replica_axis: the axis that splits batches, which parameters may not use.
-          annotated: the layouts, by path, that the module's own annotations give parameters without a rule.
+          shapes: shapes of all parameters by path.
+          mesh_shape: the number of devices along each axis of the mesh, by the name of the axis.
+          replica_axis: the axis that splits batches; parameters may not use it.
+          annotated: layouts by path from the module's own annotations, for parameters without a rule.
 
         Returns:
           A spec per path, in the order of `shapes`; `PartitionSpec()` for parameters without a rule or annotation.
 
         Raises:
-          ValueError: if a rule matches no parameter; if several match one and none is equal to its path; and if a
-            layout, or an annotation, has more entries than the parameter has dimensions, names an axis twice, the
-            replica axis or one that the mesh does not have, or does not divide the parameter evenly.
+          ValueError: if a rule matches no parameter, or several match a parameter and none is equal to its path; if a
+            layout or an annotation has more entries than the parameter has dimensions, names an axis twice, names the
+            replica axis or an axis that the mesh does not have, or does not divide the parameter evenly.
         """
         tree_paths.check_patterns("layout_map", self, shapes)
         specs = {}
@@ -163,7 +162,7 @@ def _as_entry(argument: str, entry: Any) -> str | tuple[str, ...] | None:
 
 
 def _misfit(layout: Layout, shape: tuple[int, ...], mesh_shape: Mapping[str, int], replica_axis: str) -> str | None:
-    """Returns why an array cannot be split so, and the fix; None if it can."""
+    """Returns the reason why a layout cannot split an array, and the fix; None if it can."""
     axes_by_dimension = [(entry,) if isinstance(entry, str) else entry or () for entry in layout]
     counts = Counter(axis for axes in axes_by_dimension for axis in axes)
     usable = [axis for axis in mesh_shape if axis != replica_axis]

@@ -1,4 +1,4 @@
-"""Strategies of one process that keep a whole copy of the state on each device."""
+"""Single-process strategies that keep a whole copy of the state on each device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainer.distribute.strategies.strategy import Strategy
 
 
 class OneDeviceStrategy(Strategy):
-    """Everything on one device.
+    """Training on a single device.
 
     Args:
       device: a device name such as "gpu:0", an index into `jax.local_devices()`, or a `jax.Device`.
 
     Raises:
       ValueError: if there is no such device.
-      TypeError: if `device` is none of these.
+      TypeError: if `device` has another type.
 
     Example:
       >>> OneDeviceStrategy("cpu:0").num_replicas_in_sync
@@ -38,18 +38,18 @@ class OneDeviceStrategy(Strategy):
 class MirroredStrategy(Strategy):
     """Synchronous training on several devices of one machine, each with a copy of the state.
 
-    Each batch is split by rows over the devices, gradients are averaged, and every device makes the same update, so
-    weights, losses, metrics and predictions are those of one device.
+    Each batch is split by rows over the devices, gradients are averaged, and every device makes the same update.
+    Weights, losses, metrics and predictions are the same as on one device.
 
     Args:
       devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. All local devices
         by default.
-      cross_device_ops: how replicas reduce gradients: `NcclAllReduce()`, the default, `HierarchicalCopyAllReduce()`,
+      cross_device_ops: the reduction of gradients: `NcclAllReduce()`, the default, `HierarchicalCopyAllReduce()`,
         `ReductionToOneDevice()` or `RingAllReduce()`.
 
     Raises:
-      ValueError: if `devices` is empty, names a device twice, or a device that does not exist.
-      TypeError: if `devices` is not a sequence of devices, or `cross_device_ops` is none of these.
+      ValueError: if `devices` is empty, names a device twice, or names a device that does not exist.
+      TypeError: if `devices` is not a sequence of devices, or `cross_device_ops` is not a reduction.
 
     Example:
       >>> with MirroredStrategy(["cpu:0"]).scope() as strategy:

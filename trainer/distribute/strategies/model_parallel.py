@@ -1,4 +1,4 @@
-"""The strategy of models whose parameters are split by rules over a mesh axis of their own."""
+"""Strategy for models whose parameters are split by rules over their own mesh axes."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class ModelParallelStrategy(Strategy):
     """Synchronous training on a mesh: data parallel over the axis "replica", parameters split over the other axes.
 
     Each replica is a group of devices. Its step is one program over these devices: the compiler splits the computation
-    as the parameters are split, and adds the communication between them. Moments and other optimizer state of a
-    parameter are split like it.
+    like the parameters and adds the communication. Moments and other optimizer state of a parameter are split like the
+    parameter.
 
     Args:
-      mesh_shape: the sizes of the mesh's axes by name, such as `{"replica": 4, "model": 2}`. Without "replica" there is
+      mesh_shape: sizes of the mesh axes by name, such as `{"replica": 4, "model": 2}`. Without "replica" there is
         one replica.
-      devices: as many devices as the mesh has places, the last axis fastest; as in `FullyShardedStrategy`.
-      layout_map: a `LayoutMap`, or a mapping that it takes: which parameters are split over which axes. Others are
+      devices: one device per place of the mesh, the last axis fastest; as in `FullyShardedStrategy`.
+      layout_map: a `LayoutMap`, or a mapping for it: the parameters to split, and their axes. Other parameters are
         whole on each device.
       communication_options: as in `FullyShardedStrategy`.
 
     Raises:
-      ValueError: for devices that cannot be used or a mesh that does not fit them; when a model is built or explained,
-        for rules that match no parameter or do not fit a parameter.
-      TypeError: for arguments of a wrong type.
+      ValueError: if a device cannot be used or the mesh does not fit the devices; when a model is built or explained,
+        if a rule matches no parameter or does not fit a parameter.
+      TypeError: if an argument has the wrong type.
 
     Example:
       >>> strategy = ModelParallelStrategy({"replica": 1, "model": 1}, devices=["cpu:0"],
@@ -72,7 +72,7 @@ class ModelParallelStrategy(Strategy):
         return f"{type(self).__name__}({dict(self.mesh.shape)})"
 
     def _mesh_over(self, devices: Sequence[jax.Device]) -> Mesh:
-        # A replica is as large as before, and there are as many as the devices are enough for.
+        # The size of a replica stays, and the number of replicas follows from the number of devices.
         sizes = {name: size for name, size in self.mesh.shape.items() if name != REPLICA_AXIS}
         replica = math.prod(sizes.values())
         if len(devices) % replica:
@@ -95,7 +95,7 @@ class ModelParallelStrategy(Strategy):
             opt_state=opt_states.get(None, opt_states))
 
     def _specs(self, state: TrainState) -> dict[str, PartitionSpec]:
-        annotated = dict(state.layouts) if self.mesh.size > 1 else {}  # whose axes one device need not have
+        annotated = dict(state.layouts) if self.mesh.size > 1 else {}  # a mesh of one device may lack their axes
         return self.layout_map.specs(named_leaves(state.params), self.mesh.shape, REPLICA_AXIS, annotated)
 
     def _placed(self, tree: PyTree, specs: Mapping[str, PartitionSpec]) -> Any:
@@ -108,7 +108,7 @@ class ModelParallelStrategy(Strategy):
         return self._placed(trained, {path: specs[path] for path in named_leaves(trained)})
 
     def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
-        # Without it the compiler may choose another layout for the state between two steps of one execution.
+        # Without this, the compiler may choose another layout for the state between two steps of an execution.
         return jax.lax.with_sharding_constraint(scattered, self.state_shardings(scattered))
 
 
@@ -123,7 +123,7 @@ def _checked_sizes(mesh_shape: Any) -> dict[str, int]:
 
 
 def _spec_of_moment(path: str, leaf: Any, known: Mapping[str, tuple[Any, PartitionSpec]]) -> PartitionSpec:
-    """Returns the spec of the parameter at the end of an optimizer state's path, if that has its shape."""
+    """Returns the spec of the parameter at the end of a path in the optimizer's state, if the shapes are equal."""
     segments = path.split(SEPARATOR)
     for start in range(len(segments)):
         shape, spec = known.get(SEPARATOR.join(segments[start:]), (None, None))

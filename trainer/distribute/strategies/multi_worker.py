@@ -18,24 +18,23 @@ from trainer.distribute.strategies.strategy import Strategy
 class MultiWorkerMirroredStrategy(Strategy):
     """Synchronous training on all devices of several processes, each with a copy of the state.
 
-    Every process runs the same script with the same data, of which each takes the rows of its own replicas. Weights,
-    losses, metrics and predictions are those of one device, and the same in all processes.
+    Every process runs the same script with the same data and takes the rows of its own replicas. Weights, losses,
+    metrics and predictions are the same as on one device, in all processes.
 
-    The processes are those that TF_CONFIG names, Open MPI or SLURM, or that JAX finds by itself (Kubernetes, TPU).
-    Without a cluster there is one process, and this is `MirroredStrategy`. Make the strategy before JAX is used for
-    anything else.
+    TF_CONFIG, Open MPI or SLURM names the processes, or JAX finds them (Kubernetes, TPU). Without a cluster there is
+    one process, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
 
     Args:
-      communication_options: `implementation`, `bytes_per_pack` and `overlap` say how gradients are reduced,
-        `timeout_seconds` how long to wait for the other processes, at the start and while training: 300 by default. It
-        must be more than the longest execution, callback and wait for data take.
+      communication_options: `implementation`, `bytes_per_pack` and `overlap` control the reduction of gradients.
+        `timeout_seconds` is the time to wait for the other processes, at the start and while training, 300 by default.
+        It must exceed the longest execution, callback and wait for data.
 
     Raises:
-      ClusterError: if what describes the cluster is wrong, or the processes were started with different clusters,
+      ClusterError: if the description of the cluster is wrong, or the processes were started with different clusters,
         jobs or versions.
-      ClusterTimeout: if not all processes come in time; it names those that are missing.
-      RuntimeError: if JAX has used its devices already.
-      TypeError: if `communication_options` are none.
+      ClusterTimeout: if not all processes arrive in time; it names the missing processes.
+      RuntimeError: if JAX has already used its devices.
+      TypeError: if `communication_options` has another type.
 
     Source: `tf.distribute.MultiWorkerMirroredStrategy`.
     """

@@ -1,4 +1,4 @@
-"""What a strategy is: a mesh, a placement of the state and of the data, and a way to reduce.
+"""Base class of strategies: a mesh, a placement of the state and of the data, and a reduction.
 
 Owns the strategy in scope. The loop, the step and the callbacks work with any strategy through this class.
 """
@@ -62,15 +62,15 @@ if TYPE_CHECKING:
 class Strategy(CustomLoops):
     """Runs each step on a group of replicas, one per device, that stay in sync.
 
-    A strategy with one device is a mesh of size one and takes the same path as any other.
+    A strategy with a single device is a mesh of size 1 and takes the same code path as any other.
 
     Args:
-      mesh: the devices, with an axis `REPLICA_AXIS`; or a list of them, one replica each.
-      cross_device_ops: how gradients are reduced; `NcclAllReduce()` by default.
+      mesh: the devices, with an axis `REPLICA_AXIS`; or a list of devices, one replica each.
+      cross_device_ops: the reduction of gradients; `NcclAllReduce()` by default.
 
     Attributes:
       is_asynchronous: whether train steps run on other processes, which do not wait for each other.
-      offloads_state: whether large arrays of the state are in the memory of the host between executions.
+      offloads_state: whether large arrays of the state are in host memory between executions.
     """
 
     is_asynchronous = False
@@ -96,24 +96,24 @@ class Strategy(CustomLoops):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas take part in each step; 1 to the code of a step that has the whole batch."""
+        """Number of replicas in each step; 1 inside the code of a step that has the whole batch."""
         return 1 if get_replica_context().has_whole_batch else self.mesh.shape[REPLICA_AXIS]
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether the devices are CPUs, which compute on the cores that the host's own work needs too."""
+        """Whether the devices are CPUs, which share their cores with the host's own work."""
         return self.mesh.devices.flat[0].platform == "cpu"
 
     @property
     def cross_device_ops_are_xla(self) -> bool:
-        """Whether XLA reduces gradients by itself as the strategy's `cross_device_ops` do."""
+        """Whether XLA's own reduction of gradients equals the strategy's `cross_device_ops`."""
         return isinstance(self._cross_device_ops, NcclAllReduce)
 
     @property
     def keeps_arrays(self) -> bool:
-        """Whether arrays that are read again and again are to stay on the devices.
+        """Whether arrays that are read repeatedly stay on the devices.
 
-        CPU devices have the memory of the host, which gathers rows as fast, and from the arrays as they are.
+        CPU devices share host memory, and the host gathers rows from the original arrays just as fast.
         """
         return not self.is_on_cpu
 
@@ -130,58 +130,58 @@ class Strategy(CustomLoops):
 
     @property
     def is_described(self) -> bool:
-        """Whether the devices are described only: programs can be compiled for them, and nothing can be placed."""
+        """Whether the devices are only described, so that programs can be compiled for them but nothing placed."""
         return is_described(self.mesh.devices.flat[0])
 
     @property
     def spans_processes(self) -> bool:
-        """Whether the replicas are on devices of several processes, all of which must then make the same calls."""
+        """Whether the replicas are on devices of several processes, which must all make the same calls."""
         return self._processes.count > 1
 
     @property
     def processes(self) -> Processes:
-        """The processes that have the replicas' devices, which read the data together."""
+        """Processes that have the devices of the replicas and read the data together."""
         return self._processes
 
     @property
     def process_group(self) -> ProcessGroup:
-        """The processes that have the replicas' devices, and how they agree."""
+        """Processes that have the devices of the replicas, and their means of agreement."""
         return self._process_group
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the first, which writes what must be written once."""
+        """Whether this process is the first, which alone writes shared files."""
         return jax.process_index() == 0
 
     @property
     def local_replicas(self) -> int:
-        """How many of the replicas have devices of this process."""
+        """Number of replicas with devices of this process."""
         return len(replicas_here(self.num_replicas_in_sync, self._rows_sharding))
 
     @property
     def logs_sharding(self) -> NamedSharding:
-        """Where running logs live: a copy on each device."""
+        """Sharding of running logs: a copy on each device."""
         return self._whole
 
     @property
     def outputs_sharding(self) -> NamedSharding:
-        """Where the outputs of `predict` are: where the batches are, or on all devices if other processes have some."""
+        """Sharding of the outputs of `predict`: as the batches, or replicated if there are several processes."""
         hosts = {device.process_index for device in self.mesh.devices.flat}
         return self._batch_sharding if len(hosts) == 1 else self._whole
 
     @property
     def rows_spec(self) -> PartitionSpec:
-        """How arrays whose first axis is rows, or replicas, are split."""
+        """Partition spec of arrays whose first axis is rows or replicas."""
         return PartitionSpec(REPLICA_AXIS)
 
     def over(self, devices: Sequence[jax.Device]) -> Strategy:
         """Returns a strategy of the same kind and options over other devices.
 
         Args:
-          devices: the devices, which may be described only; see `plan`.
+          devices: the devices, which may be only described; see `plan`.
 
         Raises:
-          ValueError: if the strategy cannot use so many.
+          ValueError: if the strategy cannot use this number of devices.
         """
         made = copy.copy(self)
         Strategy.__init__(made, self._mesh_over(devices), self._cross_device_ops)
@@ -190,37 +190,37 @@ class Strategy(CustomLoops):
     def _mesh_over(self, devices: Sequence[jax.Device]) -> Mesh | Sequence[jax.Device]:
         return devices
 
-    # --- the state: see `replica/replicated_state.py` for the order of these. Here, a copy on each device. -----------
+    # --- the state, here a copy on each device; `replica/replicated_state.py` gives the order of the calls -----------
 
     def state_shardings(self, state: TrainState) -> TrainState:
-        """Returns where each leaf of a state lives between steps, from a state of arrays or shapes."""
+        """Returns the sharding of each leaf of a state between steps, from a state of arrays or shapes."""
         return jax.tree.map(lambda leaf: self._whole, state)
 
     def on_devices(self, state: TrainState) -> TrainState:
-        """Returns a state in the memory of the devices; part of a compiled execution, before its first step."""
+        """Returns a state in device memory; part of a compiled execution, before its first step."""
         return state
 
     def to_replica(self, state: TrainState) -> tuple[TrainState, Any]:
-        """Returns what each replica of a step receives for a state, and how that is split over them."""
+        """Returns the state that each replica of a step receives, and its partition specs over the replicas."""
         return state, jax.tree.map(lambda leaf: PartitionSpec(), state)
 
     def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
-        """Returns the state after a step, from the state before it and what the replicas scattered."""
+        """Returns the state after a step, from the state before it and the state scattered by the replicas."""
         return scattered
 
     def map_over_replicas(
         self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any] = specs_of,
         divides_replicas: bool = True,
     ) -> Any:
-        """Returns a function, to be called in a compiled function, that runs `function` once on each replica.
+        """Returns a function that runs `function` once on each replica, to be called in a compiled function.
 
         Args:
-          function: what a replica computes, from its part of the arguments.
-          in_specs: how each argument is split over the replicas, a prefix of their trees.
-          out_specs: returns how the outputs are put together, likewise, from the tree of one replica's. By default they
-            are equal on all replicas, but for those that say that they are split.
-          divides_replicas: whether the compiler divides what a replica of several devices computes; without, each of
-            them computes all of it.
+          function: the computation of a replica, on its part of the arguments.
+          in_specs: partition specs of the arguments over the replicas, a prefix of their trees.
+          out_specs: returns the partition specs of the outputs from the tree of a replica's outputs. By default outputs
+            are equal on all replicas, except those marked as split.
+          divides_replicas: whether the compiler divides the computation of a replica over its devices; if False, each
+            device computes all of it.
         """
         axes = [axis for axis in self.mesh.axis_names if axis != REPLICA_AXIS]
         manual = [REPLICA_AXIS] if divides_replicas else self.mesh.axis_names
@@ -235,7 +235,7 @@ class Strategy(CustomLoops):
 
     @contextlib.contextmanager
     def tracing_whole_batch(self) -> Iterator[None]:
-        """Has the block, which traces code for a whole batch, see this strategy and its mesh."""
+        """Makes this strategy and its mesh current in a block that traces code for a whole batch."""
         constrain = on_mesh(self.mesh) if self.mesh.size > 1 else ignore
         with ambient.replaced(strategy=self), constraints_by(constrain):
             yield
@@ -243,16 +243,16 @@ class Strategy(CustomLoops):
     def with_rows_in_place(self, tree: PyTree) -> Any:
         """Returns arrays whose first axis is rows, split over the replicas; part of a compiled execution.
 
-        Where the rows do not divide, each device gets all of them. XLA could split them unevenly, but then ends the
-        process for the gradient of a sort of the rows, and was seen to compute other numbers for parts of them (with
-        jax 0.10 and 0.12).
+        If the replicas do not divide the rows, each device gets all rows. XLA could split them unevenly, but then it
+        ends the process for the gradient of a sort over rows, and gave other numbers for shards in tests (jax 0.10 and
+        0.12).
         """
         replicas = self.mesh.shape[REPLICA_AXIS]
         return tree if replicas == 1 else constrained(tree, jax.tree.map(
             lambda leaf: self._whole if leaf.shape[0] % replicas else self._rows_sharding, tree))
 
     def with_state_in_place(self, state: TrainState) -> TrainState:
-        """Returns a state that is split as between steps, in the devices' memory; part of a compiled execution."""
+        """Returns a state split as between steps, in device memory; part of a compiled execution."""
         return state if self.mesh.size == 1 else constrained(state, self._device_shardings(state))
 
     def with_gradients_in_place(self, grads: PyTree) -> Any:
@@ -263,47 +263,48 @@ class Strategy(CustomLoops):
         return self.state_shardings(state)
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
-        """Returns the context of the replica being traced in a function given to `map_over_replicas`.
+        """Returns the context of the traced replica in a function given to `map_over_replicas`.
 
         Args:
-          rows: the replica's rows, padding included; None for a function that is given no rows.
-          row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without any.
+          rows: number of rows of the replica, including padding; None for a function without rows.
+          row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without padding.
         """
         return MeshReplicaContext(*self._context_arguments(rows, row_mask))
 
     def _context_arguments(self, rows: int | None, row_mask: jax.Array | None) -> tuple[Any, ...]:
-        # To pack arrays that are split over other axes would gather them.
+        # Packing would gather arrays that are split over other axes.
         replicas = self.mesh.shape[REPLICA_AXIS]
         packs = self.is_on_cpu and self.mesh.devices.size == replicas
         return REPLICA_AXIS, replicas, packs, rows, row_mask, self._cross_device_ops
 
     def place_state(self, state: TrainState) -> TrainState:
-        """Returns a state of host or device arrays placed as this strategy keeps it; JAX arrays may share buffers."""
-        # JAX would use the memory of a numpy array on CPU, and so see what its owner writes there later.
+        """Returns a state of host or device arrays placed by this strategy; JAX arrays may share buffers."""
+        # On CPU, JAX would share the memory of a numpy array and see later writes by its owner.
         owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), state)
         return to_devices(owned, self.state_shardings(owned))
 
     def gradient_shardings(self, state: TrainState) -> Any:
-        """Returns where the reduced gradients of the trained parameters of a state live."""
+        """Returns the shardings of the reduced gradients of a state's trained parameters."""
         return jax.tree.map(lambda leaf: self._whole, state.trainable(state.params))
 
     @entry_point
     def explain(self, model: Any, sample: Any = None, *, batch: Any = None) -> StateReport:
-        """Prints and returns how a model's state would be placed, and the bytes that each device would hold.
+        """Prints and returns the placement of a model's state, and the bytes that each device would hold.
 
-        Nothing is allocated. The model may have been made under another strategy, to compare.
+        Nothing is allocated. The model may have been made under another strategy, for comparison.
 
         Args:
-          model: a `trainer.Model`, compiled, so that its optimizer's state is known.
-          sample: some rows of inputs `x`, which a model that is not built needs.
-          batch: one batch as `fit` would be given it, over all replicas, or `jax.ShapeDtypeStruct`s in its place. Its
-            train step is compiled then, and the report has the peak of its memory, what of that gradients, activations
-            and temporary buffers take, and the floating-point operations.
+          model: a compiled `trainer.Model`, whose optimizer state is therefore known.
+          sample: some rows of inputs `x`, required for a model that is not built.
+          batch: a batch over all replicas, as given to `fit`, or `jax.ShapeDtypeStruct`s instead. If given, its train
+            step is compiled, and the report adds the step's peak memory, the shares of gradients, activations and
+            temporary buffers, and the floating-point operations.
 
         Raises:
-          ValueError: if the model is not built and there is neither, or if the strategy cannot place its state.
+          ValueError: if the model is not built and neither `sample` nor `batch` is given, or if the strategy cannot
+            place its state.
         """
-        from trainer.tools.plan import explain  # built on this room
+        from trainer.tools.plan import explain  # it imports this module
 
         return explain(model, self, sample, batch)
 
@@ -312,11 +313,11 @@ class Strategy(CustomLoops):
         self, model: Any, sample: Any, topology: Any = None, *, batch_size: int | None = None,
         alternatives: bool | str = "auto", memory_fraction: float = 0.75, verbose: bool = True,
     ) -> Plan:
-        """Prints and returns what a train step would take on GPUs that need not be there.
+        """Prints and returns the cost of a train step on GPUs that need not be present.
 
-        This is `trainer.plan` with this strategy in the place of the model's, and has its arguments and errors.
+        Same as `trainer.plan` with this strategy instead of the model's strategy, with the same arguments and errors.
         """
-        from trainer.tools.plan import plan  # built on this room
+        from trainer.tools.plan import plan  # it imports this module
 
         return plan(
             model, sample, topology, strategy=self, batch_size=batch_size, alternatives=alternatives,
@@ -325,19 +326,19 @@ class Strategy(CustomLoops):
     # --- data ------------------------------------------------------------------------------------------------------
 
     def placed_arrays(self, arrays: HostArrays) -> Any | None:
-        """Returns what `place_arrays` made of these arrays before; None if it did not."""
+        """Returns the earlier result of `place_arrays` for these arrays; None if there is none."""
         return self.place_arrays(arrays, forced=True) if arrays in self._placed_arrays else None
 
     def place_arrays(self, arrays: HostArrays, forced: bool = False) -> Any | None:
-        """Returns arrays placed on the devices once, or None if they are too large to be kept there.
+        """Returns arrays placed on the devices once, or None if they are too large to stay there.
 
-        Each device holds all rows if they fit into `DATA_FRACTION` of its memory, or else its share of them if that
-        does. Placed arrays are kept as long as `arrays` exists, or until their place is needed: see `PlacedArrays` and
+        Each device holds all rows if they fit into `DATA_FRACTION` of its memory, or else its share of the rows if that
+        fits. Placed arrays stay as long as `arrays` exists, or until their memory is needed: see `PlacedArrays` and
         `device_memory`.
 
         Args:
           arrays: the arrays.
-          forced: place them even if they are too large, split over the replicas.
+          forced: whether to place arrays that are too large as well, split over the replicas.
         """
         budget = self._device_bytes * DATA_FRACTION
         if arrays.nbytes <= budget:
@@ -352,20 +353,20 @@ class Strategy(CustomLoops):
 
     @functools.cached_property
     def _device_bytes(self) -> int:
-        """The memory of the smallest device of the mesh, which all processes are to know as the same."""
+        """Memory of the smallest device of the mesh in bytes, equal in all processes."""
         here = [device for device in self.mesh.devices.flat if device.process_index == jax.process_index()]
         least = min(map(memory_bytes, here), default=0)
         return min(map(int, self._process_group.all_gather(str(int(least)), "memory of the devices")))
 
     def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
-        """Returns a group of batches placed on the devices, rows split over the replicas.
+        """Returns a group of batches placed on the devices, with rows split over the replicas.
 
-        Rows that do not divide by the number of replicas are followed by repeats, which the program cuts off. Of a
-        group with `counts` this process has some rows only, and the other processes have the rest.
+        If the replicas do not divide the rows, repeated rows follow, which the program cuts off. If the group has
+        `counts`, this process has only some of the rows, and the other processes have the rest.
 
         Args:
-          group: the batches; with `arrays`, the numbers of their rows in these.
-          arrays: what `place_arrays` returned.
+          group: the batches; with `arrays`, the indices of their rows in these.
+          arrays: the result of `place_arrays`.
         """
         rows = math.ceil(group.rows / self.num_replicas_in_sync) * self.num_replicas_in_sync
         data = group.data
@@ -400,9 +401,9 @@ class Strategy(CustomLoops):
         """Returns batches of a group of `ResidentBatches` as a stack, gathered on the devices.
 
         Args:
-          group: what `place_group` returned.
-          start: the number in the group of the first batch.
-          length: how many batches the stack has capacity for.
+          group: the result of `place_group`.
+          start: the index of the first batch in the group.
+          length: capacity of the stack in batches.
         """
         return stacked(group, start, length, self.place_number(start))
 
@@ -413,12 +414,12 @@ class Strategy(CustomLoops):
         return self._numbers[number]
 
     def training_data(self, data: Any) -> Any:
-        """Returns what `fit` is to read in this process for what a user gave it as `x`."""
+        """Returns the data that `fit` reads in this process for the user's `x`."""
         return data
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Makes this the strategy of every model that is made inside the `with` block."""
+        """Makes this the strategy of every model made inside the `with` block."""
         outer: Strategy | None = ambient.current().strategy
         if outer is not None and outer is not self:
             raise RuntimeError(f"The scope of {self!r} was entered inside that of {outer!r}. "
@@ -437,12 +438,12 @@ def has_strategy() -> bool:
 
 
 def get_strategy() -> Strategy:
-    """Returns the strategy in scope; without one, that of all local accelerators (one device on a CPU-only machine).
+    """Returns the strategy in scope, by default a strategy of all local accelerators (or of one CPU device).
 
-    The scope holds in this thread, and in those that read data for a `fit` in it.
+    The scope holds in this thread, and in threads that read data for a `fit` in it.
 
     Raises:
-      RuntimeError: in a process that makes batches for another, in which a strategy is in scope.
+      RuntimeError: in a process that makes batches for another process with a strategy in scope.
     """
     around = ambient.current()
     in_scope: Strategy | None = around.strategy

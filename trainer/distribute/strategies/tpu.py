@@ -15,12 +15,12 @@ class TPUStrategy(Strategy):
     """Synchronous training on the chips of a TPU slice, each with a copy of the state.
 
     Args:
-      tpu_cluster_resolver: not used, as JAX finds the slice by itself; here for scripts written for `tf.distribute`.
+      tpu_cluster_resolver: not used, because JAX finds the slice; here for scripts written for `tf.distribute`.
       devices: the devices to use, as in `MirroredStrategy`; by default all chips of the slice.
 
     Raises:
-      RuntimeError: if no devices are given, and there is no TPU.
-      ValueError: for devices that cannot be used.
+      RuntimeError: if no devices are given and there is no TPU.
+      ValueError: if a device cannot be used.
 
     Source: `tf.distribute.TPUStrategy`.
     """

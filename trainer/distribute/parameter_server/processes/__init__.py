@@ -1,4 +1,4 @@
-"""The processes of a parameter-server cluster: how they are started, called and ended, and what travels between them.
+"""Processes of a parameter-server cluster: start, calls, messages and end.
 
-Owns two engines behind one interface, local processes and Ray. What the processes are for is not known here.
+Owns two engines behind one interface, local processes and Ray. It must not know the purpose of the processes.
 """

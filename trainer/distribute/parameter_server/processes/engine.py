@@ -1,4 +1,4 @@
-"""What the parts of a cluster need of whatever starts its processes: local processes, or Ray."""
+"""Interface of an engine that starts the processes of a cluster: local processes, or Ray."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from trainer.distribute.parameter_server.processes.wire import Packed, pack, unp
 
 
 class Handle(abc.ABC):
-    """A process of the cluster, as other processes hold it. It can be sent to them."""
+    """A handle on a process of the cluster for other processes. It can be sent to them."""
 
     name: str
 
     def call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
-        """Returns what a method of the process's object returns.
+        """Returns the result of a method of the process's object.
 
         Args:
-          method: the method.
+          method: name of the method.
           *arguments: its arguments.
           timeout: seconds; None waits as long as the process lives.
 
         Raises:
-          ProcessLostError: if the process ends before, or is not reached.
+          ProcessLostError: if the process ends first, or cannot be reached.
           TimeoutError: if it does not answer in time.
           RemoteCallError: if the method raises.
         """
         return self.call_packed(method, pack(arguments)[0], timeout)
 
     def call_packed(self, method: str, packed: Packed, timeout: float | None = None) -> Any:
-        """Returns what `call` does, for arguments that are packed already."""
+        """Returns the result of `call` for packed arguments."""
         kind, answer = self._answer(method, packed, timeout)
         if kind == RAISED:
             raise RemoteCallError(unpack(answer))
@@ -40,7 +40,7 @@ class Handle(abc.ABC):
 
     @abc.abstractmethod
     def _answer(self, method: str, packed: Packed, timeout: float | None) -> tuple[str, Packed]:
-        """Returns what the process's `Host` answers."""
+        """Returns the answer of the process's `Host`."""
 
     @abc.abstractmethod
     def kill(self) -> None:
@@ -54,13 +54,13 @@ class Engine(Protocol):
         """Starts a process and returns at once.
 
         Args:
-          name: what messages call it, such as "worker 1".
+          name: name in messages, such as "worker 1".
           role: "worker" or "ps".
-          make: returns the object that the process is there for; it is called in it.
+          make: returns the object of the process; it is called in the process.
         """
 
     def close(self, code: int = 0) -> None:
-        """Ends all processes, and removes what they have left.
+        """Ends all processes, and removes their files.
 
         Args:
           code: the exit code of scripts that only serve.
@@ -68,11 +68,7 @@ class Engine(Protocol):
 
 
 class RemoteCallError(Exception):
-    """A method of another process's object has raised.
-
-    Attributes:
-      failure: the exception.
-    """
+    """Raised when a method of another process's object raises `failure`."""
 
     def __init__(self, failure: RemoteFailure):
         super().__init__(failure.message)

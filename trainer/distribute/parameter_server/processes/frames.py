@@ -1,4 +1,4 @@
-"""Messages on a socket: a kind, and a packed value whose arrays go as they lie in memory."""
+"""Messages on a socket: a kind, and a packed value whose arrays are sent as raw memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def send(connection: socket.socket, kind: str, packed: Packed) -> None:
     """Sends a message.
 
     Raises:
-      OSError: if the other end is gone.
+      OSError: if the peer is gone.
     """
     sizes = [len(packed.data), *(buffer.nbytes for buffer in packed.buffers)]
     header = json.dumps([kind, sizes]).encode()
@@ -30,7 +30,8 @@ def receive(connection: socket.socket) -> tuple[str, Packed]:
     """Returns the next message; its arrays may be written to.
 
     Raises:
-      OSError: if the other end is gone, as EOFError if it went between two messages.
+      OSError: if the peer is gone.
+      EOFError: if the peer has closed the connection.
     """
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size).tobytes())
     kind, (first, *sizes) = json.loads(_exactly(connection, length).tobytes())

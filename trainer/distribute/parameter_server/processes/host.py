@@ -1,6 +1,6 @@
-"""The one object that a process of the cluster is there for, and how calls of it are answered.
+"""The object of a process of the cluster, and the answers to its calls.
 
-The same for local processes and Ray's actors: a call comes as bytes, and its result, or its exception, leaves as bytes.
+Local processes and Ray's actors share it: a call arrives as bytes, and its result or exception leaves as bytes.
 """
 
 from __future__ import annotations
@@ -14,23 +14,14 @@ RETURNED, RAISED = "returned", "raised"
 
 
 class Host:
-    """Holds a `Worker` or a `ParameterServer`, and calls it.
-
-    Args:
-      make: a packed function that returns it.
-    """
+    """Holds a `Worker` or a `ParameterServer`, made by a packed function, and calls it."""
 
     def __init__(self, make: Packed):
         self._served: Any = unpack(make)()
 
     def answer(self, method: str, arguments: Packed) -> tuple[str, Packed]:
-        """Returns `RETURNED` and what a method returned, or `RAISED` and its `RemoteFailure`.
-
-        Args:
-          method: the method of the object.
-          arguments: a packed tuple of its arguments.
-        """
-        # BaseException: a function that exits must not end the process, which would look like a crash.
+        """Returns `RETURNED` and the result of a method with packed arguments, or `RAISED` and its `RemoteFailure`."""
+        # BaseException, because a function that exits must not end the process, as if it had crashed.
         try:
             returned = getattr(self._served, method)(*unpack(arguments, getattr(self._served, "resource", None)))
             return RETURNED, pack(returned)[0]

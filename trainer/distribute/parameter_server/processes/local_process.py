@@ -1,4 +1,4 @@
-"""What a process of `local_processes.py` runs: it answers calls on a socket until the process that started it ends."""
+"""Program of a process of `local_processes.py`: it answers calls on a socket until its parent ends."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from trainer.distribute.parameter_server.processes.wire import Packed
 
 
 def main() -> None:
-    """Serves. The first line of standard input says what and where; its end is the end of this process."""
+    """Serves with the settings on the first line of standard input; the end of standard input ends this process."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what functions print is seen, though the process is killed
+        sys.stdout.reconfigure(line_buffering=True)  # output of functions is seen even if the process is killed
     settings = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, args=(settings["address"],), daemon=True).start()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(settings["address"] + ".new")
     listener.listen(128)
     host = Host(Packed(bytes.fromhex(settings["make"]), []))
-    os.rename(settings["address"] + ".new", settings["address"])  # from here on it answers
+    os.rename(settings["address"] + ".new", settings["address"])  # the process now answers
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=_serve, args=(connection, host), daemon=True).start()
@@ -34,7 +34,7 @@ def main() -> None:
 
 def _end_with_parent(address: str) -> None:
     sys.stdin.buffer.read()
-    shutil.rmtree(os.path.dirname(address), ignore_errors=True)  # a parent that was killed could not
+    shutil.rmtree(os.path.dirname(address), ignore_errors=True)  # a killed parent could not
     os._exit(0)
 
 

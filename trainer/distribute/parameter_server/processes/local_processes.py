@@ -1,6 +1,6 @@
-"""An engine of processes on this machine, which talk through sockets in a folder that only this user may open.
+"""Engine of processes on this machine, which communicate through sockets in a folder that only this user may open.
 
-A process ends with the one that started it, however that ends: it reads a pipe from it to its end.
+A process ends with its parent, even if the parent is killed: it reads a pipe from the parent to its end.
 """
 
 from __future__ import annotations
@@ -27,18 +27,12 @@ from trainer.distribute.parameter_server.processes.wire import Packed, pack
 
 _MODULE = f"{__package__}.local_process"
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
-_POLL = 0.02  # seconds between two attempts to reach a process that starts
-_END = 5.0  # seconds that a process has to end
+_POLL = 0.02  # seconds between two attempts to reach a starting process
+_END = 5.0  # seconds for a process to end
 
 
 class LocalHandle(Handle):
-    """A process on this machine.
-
-    Args:
-      name: what messages call it.
-      address: the path of its socket.
-      process: the process, where it was started from this one.
-    """
+    """A process on this machine with a socket at `address`; `process` is None if another process started it."""
 
     def __init__(self, name: str, address: str, process: subprocess.Popen[bytes] | None = None):
         self.name = name
@@ -92,7 +86,7 @@ class LocalHandle(Handle):
             try:
                 connection.connect(self._address)
                 return connection
-            except FileNotFoundError:  # a process that was just started has no socket yet
+            except FileNotFoundError:  # a process that has just started has no socket yet
                 connection.close()
                 if self._process is not None and self._process.poll() is not None:
                     raise self._lost() from None
@@ -127,14 +121,14 @@ class LocalProcesses:
                 raise ProcessLostError(f"{name} cannot be started: the cluster is closed.")
             self._count += 1
             address = os.path.join(self._folder, str(self._count))
-            # A session of its own: Ctrl-C is for the chief, which then ends the others.
+            # A separate session: Ctrl-C reaches only the chief, which then ends the others.
             process = subprocess.Popen([sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, start_new_session=True,
                                        env={**os.environ, **environment_of(role)})
             handle = LocalHandle(name, address, process)
             self._handles.append(handle)
         assert process.stdin is not None, "a pipe"
         settings = {"address": address, "make": pack(make)[0].data.hex()}
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which the first call reports
+        with contextlib.suppress(BrokenPipeError):  # it has ended; the first call reports this
             process.stdin.write(json.dumps(settings).encode() + b"\n")
             process.stdin.flush()
         return handle
@@ -149,18 +143,14 @@ class LocalProcesses:
 
 
 def environment_of(role: str) -> dict[str, str]:
-    """Returns what differs in the environment of a process from that of the chief.
-
-    Args:
-      role: "worker" or "ps".
-    """
-    # The modules of the user's script are found as here, on machines with the same folders.
+    """Returns the environment variables of a "worker" or "ps" process that differ from the chief's."""
+    # Modules of the user's script are found on machines with the same folders.
     environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
                    "XLA_FLAGS": _DEVICE_COUNT.sub("", os.environ.get("XLA_FLAGS", "")).strip()}
     if role == "ps":
         environment["JAX_PLATFORMS"] = "cpu"
     elif "JAX_PLATFORMS" in os.environ:
         environment["JAX_PLATFORMS"] = os.environ["JAX_PLATFORMS"]
-    # Several processes share an accelerator: none may take all of its memory.
+    # Several processes share an accelerator, so none may take all of its memory.
     environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return environment

@@ -1,7 +1,8 @@
-"""An engine of Ray's actors, on the nodes of a cluster. The only file that names `ray`.
+"""Engine of Ray's actors, on the nodes of a cluster. The only file that names `ray`.
 
-Ray's processes listen on all interfaces of their machines, also for a cluster of one machine. They answer who has the
-cluster's token: it is made once a process, since Ray keeps the first, and is in a file that only this user may read.
+Ray's processes listen on all interfaces of their machines, even for a cluster of one machine. They answer only holders
+of the cluster's token. The token is made once per process, because Ray keeps the first, and is in a file that only this
+user may read.
 """
 
 from __future__ import annotations
@@ -28,26 +29,21 @@ from trainer.distribute.parameter_server.processes.local_processes import enviro
 from trainer.distribute.parameter_server.processes.tf_config_cluster import Chief, resource_of
 from trainer.distribute.parameter_server.processes.wire import Packed, pack
 
-LOCAL = "local"  # the address that stands for a cluster on this machine, which is started
+LOCAL = "local"  # the address of a new cluster on this machine
 _OBJECT_STORE = 512 * 2**20  # bytes, of a cluster that is started here
-_HEAD_SECS = 60.0  # that a head has until it is reached
-_CALLS_AT_ONCE = 64  # of an actor, which more than so many workers may call
+_HEAD_SECS = 60.0  # maximum time to reach a head
+_CALLS_AT_ONCE = 64  # of an actor; more workers may call it
 
 
 class RayHost(Host):
-    """A `Host` as an actor. Ray hands out views of shared memory, which users could not write to."""
+    """A `Host` as an actor; it copies arguments, because Ray passes read-only views of shared memory."""
 
     def answer(self, method: str, arguments: Packed) -> tuple[str, Packed]:
         return super().answer(method, _owned(arguments))
 
 
 class RayHandle(Handle):
-    """An actor.
-
-    Args:
-      name: what messages call it.
-      actor: the actor's handle.
-    """
+    """A Ray actor."""
 
     def __init__(self, name: str, actor: Any):
         self.name = name
@@ -66,14 +62,14 @@ class RayHandle(Handle):
         except (ray.exceptions.RayActorError, ray.exceptions.RaySystemError, ray.exceptions.ObjectLostError,
                 ray.exceptions.OutOfMemoryError) as error:
             raise ProcessLostError(f"{self.name} has ended. {_reason(error)}") from None
-        except ray.exceptions.RayTaskError as error:  # of Ray's own: a `Host` answers with those of functions
+        except ray.exceptions.RayTaskError as error:  # an error of Ray: a `Host` answers with errors of functions
             raise ProcessLostError(f"{self.name} cannot be used: {error}") from None
         return kind, _owned(Packed(*answer))
 
     def kill(self) -> None:
         import ray
 
-        with contextlib.suppress(Exception):  # it is gone, or all of Ray is
+        with contextlib.suppress(Exception):  # the actor, or all of Ray, is gone
             ray.kill(self._actor, no_restart=True)
 
 
@@ -81,13 +77,13 @@ class RayCluster:
     """Starts actors on a Ray cluster.
 
     Args:
-      address: "host:port" of a cluster that runs; `LOCAL` starts one on this machine, which ends with this object.
-      chief: of the address in TF_CONFIG, where the tasks of a TF_CONFIG make the cluster: `address` is then this one's.
-      tasks: the names of the other tasks, each of which has the actor of its name.
+      address: "host:port" of a running cluster; `LOCAL` starts a cluster on this machine, which ends with this object.
+      chief: the chief's address in TF_CONFIG, if the tasks of TF_CONFIG form the cluster; it replaces `address`.
+      tasks: the names of the other tasks; each has the actor of its name.
 
     Raises:
-      ImportError: without Ray.
-      RuntimeError: if Ray cannot be started, or is not reached.
+      ImportError: if Ray is not installed.
+      RuntimeError: if Ray cannot be started or reached.
     """
 
     def __init__(self, address: str = LOCAL, chief: str | None = None, tasks: Sequence[str] = ()):
@@ -111,7 +107,7 @@ class RayCluster:
         place = {} if self._chief is None else {resource_of(name): 0.001}
         if not place.keys() <= self._ray.available_resources().keys():
             raise ProcessLostError(f"{name} is not there: its machine or its script has ended.")
-        # Ray would hide the accelerators from an actor that has not asked for them.
+        # Ray would hide the accelerators from an actor that has not requested them.
         environment = {**environment_of(role), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         actor = self._ray.remote(RayHost).options(
             num_cpus=0, resources=place, scheduling_strategy="SPREAD", max_restarts=0, max_concurrency=_CALLS_AT_ONCE,
@@ -140,7 +136,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _begin(address: str) -> None:
-    """Connects this process to Ray; starts it, if `address` says so. A head that was just started gets a minute."""
+    """Connects this process to Ray, and starts Ray if `address` is `LOCAL`; a head that just started gets a minute."""
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "ERROR"}
@@ -156,7 +152,7 @@ def _begin(address: str) -> None:
         before = _children()
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # its children run other programs at once
+                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # children run other programs at once
                 ray.init(address=LOCAL, include_dashboard=False, object_store_memory=_OBJECT_STORE,
                          num_cpus=os.cpu_count(), **quiet)
             return
@@ -185,7 +181,7 @@ def _connect(address: str, options: Mapping[str, Any]) -> None:
 
 
 def _use_token() -> None:
-    """Has Ray ask for a token, unless the environment says which. Ray looks for it when it is imported."""
+    """Makes Ray require a token, before it is imported, unless the environment names a token."""
     if "ray" in sys.modules:
         return
     os.environ.setdefault("RAY_AUTH_MODE", "token")

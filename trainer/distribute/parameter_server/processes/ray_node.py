@@ -1,9 +1,9 @@
-"""What keeps a node of Ray running as long as the process that started it: `ray start`, and its end.
+"""Program that runs a Ray node (`ray start`) as long as its parent process lives.
 
     python -m trainer.distribute.parameter_server.processes.ray_node ARGUMENTS...
 
-Ends Ray at the end of standard input, which is that of the process that started this, however it ends. Ray gives a node
-30 s to start, which is too little on a busy machine: it is tried again.
+It ends Ray at the end of standard input, which is the end of the parent, even if the parent is killed. Ray gives a node
+30 s to start, which is too little on a busy machine, so the start is retried.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import threading
 import time
 
 _ATTEMPTS = 4
-_STARTING = 90.0  # seconds in which a node that ends has failed to start
-_END = 20.0  # seconds that Ray has to end its processes
+_STARTING = 90.0  # a node that ends within these seconds has failed to start
+_END = 20.0  # seconds for Ray to end its processes
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def _run(is_over: threading.Event) -> int:
     while node.poll() is None and not is_over.wait(0.2):
         pass
     if node.poll() is None:
-        node.terminate()  # at which `ray start --block` ends all that it has started
+        node.terminate()  # `ray start --block` then ends all its processes
         try:
             node.wait(_END)
         except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
-"""A Ray cluster made of the tasks of TF_CONFIG, in each of which the same script runs.
+"""Ray cluster of the tasks of TF_CONFIG, which all run the same script.
 
-The chief listens on its address of TF_CONFIG. The other tasks connect there, learn where Ray's head is, make their
-machine a node of it, and end when the chief ends, with its exit code. Nothing but where Ray is and how the chief has
-ended goes over that connection; Ray's own token proves who may join.
+The chief listens on its address of TF_CONFIG. The other tasks connect to it, receive the address of Ray's head, make
+their machine a node, and end when the chief ends, with its exit code. This connection carries only the address and the
+exit code; Ray's own token authenticates the nodes.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ LOGGER = logging.getLogger(__name__)
 ROLES = ("worker", "ps")
 _MODULE = f"{__package__}.ray_node"
 _PATIENCE = 300.0  # seconds until all tasks have met
-_SAY = 15.0  # seconds between two messages about who is missing
-_OBJECT_STORE = "268435456"  # bytes of a node, which hold what functions are sent and return
+_SAY = 15.0  # seconds between two messages about missing tasks
+_OBJECT_STORE = "268435456"  # bytes of a node, for arguments and results of functions
 
 
 def resource_of(name: str) -> str:
-    """Returns the resource of Ray that the node of a task has, by the task's name, such as "worker 0"."""
+    """Returns the Ray resource of a task's node, from the task's name, such as "worker 0"."""
     return "trainer_" + re.sub(r"\W", "_", name)
 
 
 def check_roles(cluster: Mapping[str, Sequence[str]]) -> None:
-    """Raises ClusterError for a cluster that lacks a chief, workers or parameter servers."""
+    """Raises ClusterError if a cluster lacks a chief, workers, parameter servers or a token."""
     for role, what in (("chief", "a chief, which hands out the work"), ("worker", "workers"),
                        ("ps", "parameter servers")):
         if not cluster.get(role):
@@ -66,18 +66,13 @@ def _end_node(node: subprocess.Popen[bytes]) -> None:
 
 
 class _Patience:
-    """Waits for others, says so from time to time, and ends when they do not come."""
+    """Waits for others, reports this periodically, and raises when they do not come."""
 
     def __init__(self) -> None:
         self._begin = self._said = time.monotonic()
 
     def for_more(self, says: str, ends: str) -> None:
-        """Waits a moment.
-
-        Args:
-          says: what is printed from time to time.
-          ends: the message of the `ClusterTimeout` that is raised when it has taken too long.
-        """
+        """Waits a moment, prints `says` periodically, and raises `ClusterTimeout(ends)` after too long."""
         now = time.monotonic()
         if now - self._begin > _PATIENCE:
             raise ClusterTimeout(ends)
@@ -88,14 +83,14 @@ class _Patience:
 
 
 class Chief:
-    """The chief's end: Ray's head, and its messages to the other tasks.
+    """The chief's side: Ray's head, and messages to the other tasks.
 
     Args:
-      address: the chief's of TF_CONFIG.
-      tasks: the names of the other tasks, such as "worker 0".
+      address: the chief's address in TF_CONFIG.
+      tasks: names of the other tasks, such as "worker 0".
 
     Attributes:
-      address: where Ray's head is.
+      address: the address of Ray's head.
     """
 
     def __init__(self, address: str, tasks: Sequence[str]):
@@ -114,13 +109,13 @@ class Chief:
         threading.Thread(target=self._welcome, name="trainer chief", daemon=True).start()
 
     def wait_for_nodes(self, resources: Any) -> None:
-        """Waits until the nodes of all tasks are there.
+        """Waits until the nodes of all tasks have joined.
 
         Args:
           resources: returns the resources of the cluster by name, as `ray.cluster_resources` does.
 
         Raises:
-          ClusterTimeout: if some are not there in time. They are named.
+          ClusterTimeout: if nodes are missing after the timeout. It names them.
         """
         wait = _Patience()
         while missing := [task for task in self._tasks if resource_of(task) not in resources()]:
@@ -130,9 +125,9 @@ class Chief:
                           f"that task, and see whether its machine reaches {self.address}.")
 
     def close(self, code: int) -> None:
-        """Tells all tasks the exit code, and ends Ray's head."""
+        """Sends the exit code to all tasks, and ends Ray's head."""
         for connection in self._connections:
-            with contextlib.suppress(OSError), connection:  # it may be gone
+            with contextlib.suppress(OSError), connection:  # the task may be gone
                 connection.sendall(json.dumps({"exit": code}).encode() + b"\n")
         self._listener.close()
         _end_node(self._node)
@@ -150,17 +145,17 @@ class Chief:
 
 
 def serve(chief: str, name: str) -> int:
-    """Makes this machine a node for a task until the chief ends.
+    """Makes this machine the node of a task until the chief ends.
 
     Args:
-      chief: the chief's address of TF_CONFIG.
-      name: the task's name, such as "worker 0".
+      chief: the chief's address in TF_CONFIG.
+      name: name of the task, such as "worker 0".
 
     Returns:
       The exit code of the chief; 75 if it is lost.
 
     Raises:
-      ClusterTimeout: if the chief is not there in time.
+      ClusterTimeout: if the chief cannot be reached in time.
     """
     with _connected(chief, name) as connection:
         lines = _Lines(connection)
@@ -190,12 +185,12 @@ def _connected(chief: str, name: str) -> socket.socket:
                           "same script with the chief's TF_CONFIG there.")
         else:
             connection.settimeout(None)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may vanish without a word
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may vanish silently
             return connection
 
 
 class _Lines:
-    """The messages of the chief."""
+    """Messages of the chief."""
 
     def __init__(self, connection: socket.socket):
         self._connection, self._received = connection, b""

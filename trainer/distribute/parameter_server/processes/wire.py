@@ -1,7 +1,7 @@
-"""How functions and values travel between the processes of one cluster: the only file that pickles.
+"""Serialization of functions and values between the processes of a cluster: the only file that pickles.
 
-What is unpickled comes from a process that has proved to have the cluster's key, never from a file. Functions of a
-script travel by value (cloudpickle), arrays as they are (PEP 574). What a worker needs again and again, such as a model
+Unpickled bytes come from a process that has proved to have the cluster's key, never from a file. Functions of a script
+travel by value (cloudpickle), arrays as raw buffers (PEP 574). A value that a worker needs repeatedly, such as a model
 or the arrays of `fit`, is a `Resource`: it travels once, and by its key from then on.
 """
 
@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-_LEAST_BUFFER = 2**14  # bytes of an array that travels apart
+_LEAST_BUFFER = 2**14  # minimum bytes of an array with a separate buffer
 
 
 class Packed(NamedTuple):
     """A value as bytes.
 
     Attributes:
-      data: the pickled value, but for its large arrays.
-      buffers: the bytes of these, uint8.
+      data: the pickled value, without its large arrays.
+      buffers: the bytes of these arrays, uint8.
     """
 
     data: bytes
@@ -34,8 +34,8 @@ class Resource(NamedTuple):
     """A value that every worker holds at most once.
 
     Attributes:
-      key: its name, of which no other value of the cluster has the same.
-      build: returns the value from the `Worker` that it is for. Called in that worker when a function first names it.
+      key: a key that is unique in the cluster.
+      build: returns the value from the receiving `Worker`. Called in this worker when a function first names it.
     """
 
     key: str
@@ -84,10 +84,5 @@ def pack(value: Any) -> tuple[Packed, dict[str, Resource]]:
 
 
 def unpack(packed: Packed, find: Callable[[str], Any] | None = None) -> Any:
-    """Returns what was packed.
-
-    Args:
-      packed: what `pack` returned, in this process or another.
-      find: returns the resource of a key; None for a process that has none.
-    """
+    """Returns the value of bytes from `pack`, with resources from `find`; None for a process without resources."""
     return _Unpickler(packed, find).load()

@@ -1,4 +1,4 @@
-"""Tables whose rows are spread over parameter servers: what a server does with its rows, and a step with few of them.
+"""Tables whose rows are spread over parameter servers: the rows of a server, and steps on few rows.
 
 Row r of a table is row r // n of server r % n of n.
 """

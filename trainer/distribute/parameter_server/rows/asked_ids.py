@@ -1,6 +1,6 @@
-"""Which rows of its tables a function looks up, as read from its trace.
+"""Row ids that a function looks up in its tables, read from its trace.
 
-Owns the refusal of functions that use a table otherwise, or look up what can only be known with the table.
+Owns the refusal of functions that use a table in another way, or look up ids that depend on a table.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from trainer.distribute.parameter_server.rows.served_rows import refusal
 from trainer.distribute.parameter_server.rows.take_rows import TAKE_ROWS
 
 Rows = dict[str, tuple[Any, Any]]
-"""Rows of tables by name, and which these are; see `take_rows`."""
+"""Rows of tables by name, with their indices; see `take_rows`."""
 
 _RUN_ONCE = (*CALLS, *REMATERIALISED, "core_call", "custom_jvp_call", "custom_vjp_call")
 _CASTS = ("convert_element_type", "copy", "reduce_precision", "stop_gradient")
 
 
 def asked_ids(function: Callable[..., Any], features: Mapping[str, Any], *args: Any) -> dict[str, list[jax.Array]]:
-    """Returns the ids that `function(rows, *args)` looks up, by table; -1 stands for those that no table has.
+    """Returns the ids that `function(rows, *args)` looks up, by table; -1 means an id outside of the table.
 
     Args:
       function: a pure function of `Rows` and of other arguments.
@@ -33,8 +33,8 @@ def asked_ids(function: Callable[..., Any], features: Mapping[str, Any], *args: 
       *args: the other arguments, or tracers of them.
 
     Raises:
-      ValueError: if the function uses a table otherwise than by `take_rows`, if its ids depend on rows of a table, or
-        if they cannot be known before it runs.
+      ValueError: if the function uses a table other than by `take_rows`, if its ids depend on rows of a table, or if
+        they cannot be known before it runs.
     """
     names = sorted(features)
     few: Rows = {name: (jnp.zeros((1, *features[name].shape), features[name].dtype), jnp.zeros(1, jnp.int32))
@@ -51,7 +51,7 @@ def asked_ids(function: Callable[..., Any], features: Mapping[str, Any], *args: 
         return [ids for _, ids in found]
 
     ids_alone = jax.make_jaxpr(find)(*flat)
-    # Without all that they do not depend on, which is most of a step.
+    # Removes everything that the ids do not depend on, which is most of a step.
     jaxpr, is_used = partial_eval.dce_jaxpr(ids_alone.jaxpr, [True] * len(ids_alone.jaxpr.outvars))
     if any(is_used[:2 * len(names)]):
         raise refusal(names[is_used.index(True) // 2],
@@ -62,7 +62,7 @@ def asked_ids(function: Callable[..., Any], features: Mapping[str, Any], *args: 
 
 
 def _program_of(equation: Any) -> Any | None:
-    """Returns the program that an equation runs once, or in a scan once for each turn, on its own operands."""
+    """Returns the program that an equation runs once on its own operands, or once per iteration of a scan."""
     return program_of(equation) if equation.primitive.name in (*_RUN_ONCE, "scan") else None
 
 
@@ -75,12 +75,7 @@ def _any_looks_up(equation: Any) -> bool:
 
 
 def _check_uses(jaxpr: Any, tables: dict[Any, str]) -> list[str | None]:
-    """Refuses other uses of tables than `take_rows`; returns which of the results are tables.
-
-    Args:
-      jaxpr: a program.
-      tables: the names of its variables that are tables.
-    """
+    """Refuses uses of tables other than `take_rows`; returns the table names of the results, None for other results."""
     def name_of(variable: Any) -> str | None:
         return None if hasattr(variable, "val") else tables.get(variable)  # literals have a value, and no hash
 
@@ -107,7 +102,7 @@ def _check_uses(jaxpr: Any, tables: dict[Any, str]) -> list[str | None]:
 
 
 def _run(closed: Any, args: Sequence[Any]) -> tuple[list[Any], list[tuple[str, Any]]]:
-    """Returns what a program returns, and the ids that it looks up, with the names of the tables."""
+    """Returns the results of a program, and the ids that it looks up, with the names of the tables."""
     jaxpr = jaxpr_of(closed)
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args], strict=True))
 
@@ -117,7 +112,7 @@ def _run(closed: Any, args: Sequence[Any]) -> tuple[list[Any], list[tuple[str, A
     found: list[tuple[str, Any]] = []
     for equation in jaxpr.eqns:
         if equation.effects and not equation.outvars:
-            continue  # such as `jax.debug.print`, which the step itself does
+            continue  # such as `jax.debug.print`, which the step itself runs
         operands = list(map(read, equation.invars))
         inner = _program_of(equation)
         if equation.primitive is TAKE_ROWS:

@@ -1,4 +1,4 @@
-"""A function of parameters, compiled for the rows of their tables that it looks up."""
+"""A function of parameters, compiled for the table rows that it looks up."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from trainer.distribute.parameter_server.rows.served_rows import ServedRows, Tab
 from trainer.distribute.parameter_server.rows.spread import padded_length
 
 Lookup = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
-"""Returns rows of tables by their numbers; those that are beyond a table may have any values."""
+"""Returns rows of tables by index; rows beyond a table may have any values."""
 
 
 class RowsFunction:
-    """A function whose first argument is parameters, of which some are tables that only servers have.
+    """A function whose first argument is parameters, including tables that only servers have.
 
     Args:
-      function: pure. It gets `ServedRows` in the place of the tables, and looks rows up by `nn.Embed` alone.
-      shapes: the parameters' shapes.
-      tables: the paths of the tables among them.
+      function: a pure function. It gets `ServedRows` in place of the tables, and looks up rows only by `nn.Embed`.
+      shapes: shapes of the parameters.
+      tables: paths of the tables among them.
     """
 
     def __init__(self, function: Callable[..., Any], shapes: PyTree, tables: Collection[str]):
@@ -36,10 +36,10 @@ class RowsFunction:
         self._compiled = compiled(self._with_rows)
 
     def shapes(self, params: PyTree, *args: Any) -> Any:
-        """Returns the shapes of what the function returns.
+        """Returns the shapes of the function's outputs.
 
         Raises:
-          ValueError: if it uses a table otherwise than by looking rows up, or in a way that is not known beforehand.
+          ValueError: if it uses a table other than by looking up rows, or if its ids cannot be known beforehand.
         """
         others = self._others(params)
         few: Rows = {}
@@ -50,11 +50,11 @@ class RowsFunction:
         return jax.eval_shape(self._with_rows, few, others, *args)
 
     def __call__(self, lookup: Lookup | None, params: PyTree, *args: Any) -> tuple[Any, dict[str, np.ndarray]]:
-        """Returns what the function returns, on the host, and the numbers of the rows that it had of each table.
+        """Returns the outputs of the function on the host, and the indices of its rows of each table.
 
         Args:
-          lookup: gets rows; None where there are no tables.
-          params: the parameters. Their tables are not looked at.
+          lookup: returns rows; None without tables.
+          params: the parameters. Tables among them are ignored.
           *args: the other arguments.
         """
         others = self._others(params)
@@ -66,7 +66,7 @@ class RowsFunction:
         return jax.device_get(self._compiled(rows, others, *args)), numbers
 
     def _numbers(self, name: str, asked: list[np.ndarray]) -> np.ndarray:
-        """Returns the rows that ids ask for, ascending, and numbers beyond the table up to one of few lengths."""
+        """Returns the unique requested rows, ascending, padded with an index beyond the table to a power of two."""
         unique = np.unique(np.concatenate([np.zeros(0, np.int32), *(ids.reshape(-1) for ids in asked)]))
         unique = unique[unique >= 0]
         numbers = np.full(padded_length(len(unique)), self._tables[name].shape[0], np.int32)

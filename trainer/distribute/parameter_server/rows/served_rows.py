@@ -1,6 +1,6 @@
-"""What a step has in the place of a table whose rows are on parameter servers, and how `nn.Embed` looks rows up in it.
+"""Placeholders for tables whose rows are on parameter servers, and lookups in them by `nn.Embed`.
 
-Owns what becomes of each use of such a table. Which rows are there, others say.
+Owns every use of such a table. It must not choose the rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CALL, _SETUP = (inspect.unwrap(method) for method in (nn.Embed.__call__, nn.Emb
 
 
 def refusal(name: str, use: str) -> ValueError:
-    """Returns the error for a table that is used otherwise than by looking rows up."""
+    """Returns the error for a table that is used other than by looking up rows."""
     return ValueError(f"The table {name!r} is {use}. `variable_partitioner` splits it, so that its rows are on the "
                       "parameter servers, and a step gets those alone that `nn.Embed` is called with. Call "
                       "`nn.Embed` only, or keep the table whole: give the strategy a partitioner that does not split "
@@ -31,7 +31,7 @@ def refusal(name: str, use: str) -> ValueError:
 
 
 class Absent:
-    """An array that code may ask for nothing but its shape and dtype."""
+    """An array with only a shape and a dtype; every other use raises."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, make_error: Callable[[], Exception]):
         self.shape, self.dtype, self.ndim, self.size = shape, dtype, len(shape), int(np.prod(shape))
@@ -40,7 +40,7 @@ class Absent:
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise self._make_error()
 
-    def __getattr__(self, name: str) -> Any:  # also of what JAX looks for in an argument
+    def __getattr__(self, name: str) -> Any:  # also for attributes that JAX looks for in an argument
         if name in ("__setstate__", "__deepcopy__", "_make_error"):
             raise AttributeError(name)
         raise self._make_error()
@@ -50,13 +50,13 @@ class Absent:
 
 
 class Table:
-    """A table, and which of its rows a step has.
+    """A table, and the indices of its rows in a step.
 
     Attributes:
-      name: the path of the parameter.
-      shape: that of the whole table.
-      dtype: its dtype.
-      numbers: which rows there are; see `take_rows`.
+      name: path of the parameter.
+      shape: shape of the whole table.
+      dtype: dtype of the table.
+      numbers: indices of the present rows; see `take_rows`.
     """
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, numbers: Any):
@@ -65,7 +65,7 @@ class Table:
 
 @jax.tree_util.register_pytree_with_keys_class
 class ServedRows(Absent):
-    """Some rows of a table, or their gradients; to JAX a tree of one array."""
+    """Some rows of a table, or their gradients; a pytree with a single array."""
 
     def __init__(self, rows: Any, table: Table):
         super().__init__(table.shape, table.dtype, lambda: refusal(table.name, "used by itself in a step"))
@@ -77,14 +77,14 @@ class ServedRows(Absent):
 
     @classmethod
     def tree_unflatten(cls, table: Table, children: Any) -> ServedRows:
-        """Returns other rows of that table."""
+        """Returns other rows of the table."""
         return cls(children[0], table)
 
     def look_up(self, ids: Any) -> Any:
-        """Returns the rows of some ids as `jnp.take` does: negative ids count from the end, others give NaN."""
+        """Returns the rows of ids, as `jnp.take`: negative ids count from the end, ids out of range give NaN."""
         count = self.table.shape[0]
         ids = jnp.asarray(ids)
-        # In int32 without an overflow. What is below the first row or above the last one, -1 stands for.
+        # Converts to int32 without overflow. -1 replaces ids out of range.
         ids = ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else jnp.clip(
             ids, None if jnp.issubdtype(ids.dtype, jnp.unsignedinteger) else -count - 1, count).astype(jnp.int32)
         ids = jnp.where(ids < 0, ids + count, ids)
@@ -93,14 +93,14 @@ class ServedRows(Absent):
 
 
 def plain(tree: PyTree) -> Any:
-    """Returns a tree with arrays of rows in the place of `ServedRows`."""
+    """Returns a tree with arrays of rows in place of `ServedRows`."""
     return jax.tree.map(lambda leaf: leaf.rows if isinstance(leaf, ServedRows) else leaf, tree,
                         is_leaf=lambda leaf: isinstance(leaf, ServedRows))
 
 
 @contextlib.contextmanager
 def lookups_in_linen() -> Iterator[None]:
-    """Has `nn.Embed` look up rows of `ServedRows`, in modules that are called in the block."""
+    """Makes `nn.Embed` look up rows of `ServedRows`, in modules that are called in the block."""
     with nn.intercept_methods(_intercept):
         try:
             yield

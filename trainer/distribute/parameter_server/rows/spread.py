@@ -1,4 +1,4 @@
-"""Which server has which rows of a table, and in how many lengths rows are computed with."""
+"""Distribution of a table's rows over servers, and padded lengths of rows."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ import numpy as np
 
 
 class Share(NamedTuple):
-    """What one server has of some rows.
-
-    Attributes:
-      mask: which of the rows.
-      places: where it has them.
-    """
+    """Mask of the rows that a server has, and their places on the server."""
 
     mask: np.ndarray
     places: np.ndarray
 
 
 def shares(numbers: np.ndarray, servers: int) -> list[Share]:
-    """Returns the share of each server in rows of some numbers."""
+    """Returns the share of each server in rows with these indices."""
     owners = numbers % servers
     return [Share(owners == index, numbers[owners == index] // servers) for index in range(servers)]
 
 
 def padded_length(count: int) -> int:
-    """Returns the length that so many rows are padded to: a power of two, as each length compiles."""
+    """Returns the padded length of this number of rows: a power of two, because each length compiles separately."""
     return 2 ** math.ceil(math.log2(max(count, 1)))

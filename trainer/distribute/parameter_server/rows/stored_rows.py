@@ -1,4 +1,4 @@
-"""Rows of a table that belongs to no model: each server makes its own, writes them, and reads those of any servers."""
+"""Rows of a standalone table: each server makes, writes and reads its own, from files of any number of servers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import numpy as np
 from trainer.compile.jit import compiled
 from trainer.distribute.parameter_server.rows.table_part import RowsWithState, TablePart
 
-PATH = "rows"  # of the one parameter of such a table
+PATH = "rows"  # of the single parameter of such a table
 _SHAPE = "shape"  # of the whole table, in each file
-_ROWS_AT_ONCE = 2**16  # that are made at a time
+_ROWS_AT_ONCE = 2**16  # made at a time
 
 
 def initial_rows(
     optimizer: Any, numbers: range, features: int, initializer: Callable[..., Any], seed: int
 ) -> RowsWithState:
-    """Returns rows, each derived from the seed and its number, and the state of an `UpdateRule` for them."""
+    """Returns rows, each derived from the seed and its index, and the state of an `UpdateRule` for them."""
     def make(numbers: Any) -> Any:
         key = jax.random.key(seed)
         return jax.vmap(lambda number: initializer(jax.random.fold_in(key, number), (1, features), jnp.float32)[0])(
@@ -33,13 +33,13 @@ def initial_rows(
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         some = np.asarray(numbers[start:start + _ROWS_AT_ONCE], np.uint32)
         rows[start:start + len(some)] = made(some)
-    # Of one row, as there may be too many for an optimizer's device.
+    # For one row, because all rows may be too many for the device.
     one = jax.device_get(optimizer.init({PATH: jnp.zeros((1, features))}))
     return {PATH: rows}, jax.tree.map(lambda leaf: np.broadcast_to(leaf, rows.shape) if leaf.ndim else leaf, one)
 
 
 def save(part: TablePart, folder: str, name: str, shape: tuple[int, int], index: int, servers: int) -> None:
-    """Writes the rows of one of several servers, in the place of an older file; nothing may update them."""
+    """Writes the rows of a server in place of an older file; no update may be in progress."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"{name}-{index}-of-{servers}")
     arrays: dict[str, Any] = {_SHAPE: np.array(shape), **part.arrays()}
@@ -51,7 +51,7 @@ def save(part: TablePart, folder: str, name: str, shape: tuple[int, int], index:
 
 
 def remove_others(folder: str, name: str, servers: int) -> None:
-    """Removes the files that other numbers of servers have written, once those of this number are whole."""
+    """Removes the files of other numbers of servers, once the files of this number are complete."""
     for file in os.listdir(folder):
         found = re.fullmatch(rf"{name}-\d+-of-(\d+)\.npz", file)
         if found and int(found[1]) != servers:
@@ -59,7 +59,7 @@ def remove_others(folder: str, name: str, servers: int) -> None:
 
 
 def restore(part: TablePart, folder: str, name: str, shape: tuple[int, int], index: int, servers: int) -> None:
-    """Reads the rows of one of several servers from the files of all servers that wrote."""
+    """Reads the rows of a server from the files of all servers that wrote."""
     files = os.listdir(folder) if os.path.isdir(folder) else []
     found = [int(match[1]) for file in files if (match := re.fullmatch(rf"{name}-0-of-(\d+)\.npz", file))]
     if len(found) != 1:

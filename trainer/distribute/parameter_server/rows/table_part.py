@@ -1,6 +1,6 @@
-"""A server's part of a table: some of its rows, with the optimizer's state of each.
+"""A server's part of a table: some of its rows, with their optimizer state.
 
-A row and its state change only when the row has a gradient ("lazy" updates, as TensorFlow's of sparse gradients).
+A row and its state change only when the row has a gradient ("lazy" updates, as TensorFlow's for sparse gradients).
 """
 
 from __future__ import annotations
@@ -17,26 +17,21 @@ from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.rows.spread import padded_length
 
 RowsWithState = tuple[PyTree, PyTree]
-"""A tree of one array, the rows, and the optimizer's state, of which each leaf has rows too, or is a number of all."""
+"""A tree of one array, the rows, and the optimizer's state, whose leaves have rows too or are scalars for all rows."""
 
 
 class SomeRows(NamedTuple):
-    """Some rows of a part.
-
-    Attributes:
-      places: where the part has them.
-      table: the rows.
-    """
+    """Some rows of a part, with their places in the part."""
 
     places: np.ndarray
     table: RowsWithState
 
 
 class TablePart:
-    """The rows of a table that one server has.
+    """The rows of a table on a server.
 
     Args:
-      path: the table's.
+      path: path of the table.
       table: the rows.
       update: `(params, opt_state, grads by path, extra, factor) -> (params, opt_state)` of a few rows, compiled; None
         without an optimizer.
@@ -45,9 +40,9 @@ class TablePart:
     def __init__(self, path: str, table: RowsWithState, update: Callable[..., Any] | None):
         self._lock, self._path, self._update = threading.Lock(), path, update
         leaves, self._structure = jax.tree.flatten(table)
-        # Of its own, to be written to; the rows are the first.
+        # Owned and writable; the rows come first.
         self._leaves: list[np.ndarray] = [np.require(leaf, requirements=["O", "W"]) for leaf in leaves]
-        self._is_changed = np.zeros(len(self._leaves[0]), bool)  # since the chief has last asked
+        self._is_changed = np.zeros(len(self._leaves[0]), bool)  # since the chief's last request
 
     def lookup(self, places: np.ndarray) -> np.ndarray:
         """Returns the rows at some places."""
@@ -55,16 +50,9 @@ class TablePart:
             return self._leaves[0][places]
 
     def push(self, places: np.ndarray, grads: np.ndarray, extra: Mapping[str, Any], factor: Any) -> None:
-        """Updates the rows at some places.
-
-        Args:
-          places: each is there once.
-          grads: the gradients of these rows.
-          extra: what the optimizer may ask for besides.
-          factor: scales the gradients.
-        """
+        """Updates the rows at unique places by their gradients times `factor`."""
         assert self._update is not None, "gradients have an optimizer"
-        length = padded_length(len(places))  # the rest is of rows that are not there
+        length = padded_length(len(places))  # the rest is padding
         padded = np.zeros((length, *grads.shape[1:]), self._leaves[0].dtype)
         padded[:len(places)] = grads
         index = np.zeros(length, np.int64)
@@ -75,30 +63,30 @@ class TablePart:
             self._is_changed[places] = True
 
     def replace(self, rows: SomeRows) -> None:
-        """Takes rows, and the numbers that all rows share, in the place of its own."""
+        """Replaces rows, and the scalars that all rows share."""
         with self._lock:
             self._set(rows.places, rows.table)
             self._is_changed[:] = False
 
     def changed(self) -> SomeRows:
-        """Returns the rows that have changed since the last time, or since they were replaced."""
+        """Returns the rows that changed since the last call, or since they were replaced."""
         with self._lock:
             places = np.flatnonzero(self._is_changed)
             self._is_changed[:] = False
             return SomeRows(places, self._at(places))
 
     def changed_places(self) -> np.ndarray:
-        """Returns where the rows are that `changed` would return."""
+        """Returns the places of the rows that `changed` would return."""
         with self._lock:
             return np.flatnonzero(self._is_changed)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the rows, and then the optimizer's state of them by paths, to be read and written to."""
+        """Returns the rows, and then their optimizer state by path; the arrays may be read and written."""
         _, opt_state = jax.tree.unflatten(self._structure, self._leaves)
         return {"rows": self._leaves[0], **named_leaves({"optimizer": opt_state})}
 
     def _at(self, places: np.ndarray) -> RowsWithState:
-        """Returns the rows at some places; zeros of a part without rows, whose numbers of all rows still move."""
+        """Returns the rows at some places; zeros for a part without rows, whose shared scalars still change."""
         def rows(leaf: np.ndarray) -> np.ndarray:
             if leaf.ndim == 0:
                 return leaf.copy()

@@ -1,7 +1,7 @@
-"""`take_rows`: looks up rows of a table of which only some are there.
+"""`take_rows`: lookup in a table of which only some rows are present.
 
-It is an operation of JAX of its own, so that it can be found in the trace of a step: what it looks up says which rows
-have to be there.
+It is a separate JAX primitive, so that a trace of a step shows the ids that it looks up, and therefore the rows to
+fetch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ TAKE_ROWS: Any = Primitive("take_rows")
 
 
 def take_rows(rows: jax.Array, numbers: jax.Array, ids: jax.Array, name: str) -> Any:
-    """Returns the rows of some ids, shape `(*ids.shape, features)`; NaN for those that are not there, as `jnp.take`.
+    """Returns the rows of ids, shape `(*ids.shape, features)`; NaN for absent rows, as `jnp.take`.
 
     Args:
-      rows: those that are there, shape `(count, features)`.
-      numbers: which rows of the table they are, ascending, int32 of shape `(count,)`.
+      rows: the present rows, shape `(count, features)`.
+      numbers: their indices in the table, ascending, int32 of shape `(count,)`.
       ids: int32 of any shape.
-      name: the table's.
+      name: name of the table.
     """
     return TAKE_ROWS.bind(rows, numbers, ids, name=name)
 
