@@ -91,7 +91,6 @@ class CallbackList(Callback):
             if type(callback) is History:
                 callback.reads_late = len(self.callbacks) == 1
         self._is_chief = jax.process_index() == 0
-        self._own_hooks: set[str] | None = None  # of any callback, once a hook was asked for
         self._save_at: int | None = None  # the next batch of this epoch after which a callback saves
         if model is not None:
             self.set_model(model)
@@ -111,7 +110,6 @@ class CallbackList(Callback):
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        self._own_hooks = None
         for callback in self.callbacks:
             callback.set_model(model)
 
@@ -120,13 +118,11 @@ class CallbackList(Callback):
 
         A hook with the attribute `is_for_other_loops` need not be called by a loop that calls `on_execution_end`.
         """
-        if self._own_hooks is None:
-            self._own_hooks = set().union(*map(_own_hooks, self.callbacks))
-        return hook in self._own_hooks
+        return any(hook in _own_hooks(callback) for callback in self.callbacks)
 
     def wants_batch_hooks(self, phase: str) -> bool:
         """Returns whether any callback has to be called for every batch of "train", "test" or "predict"."""
-        return any(map(self.wants, _BATCH_HOOKS[phase]))
+        return any(not _own_hooks(callback).isdisjoint(_BATCH_HOOKS[phase]) for callback in self.callbacks)
 
     def may_stop_differently(self, phase: str) -> bool:
         """Returns whether a callback may end "train", "test" or "predict" at another batch than in other processes."""

@@ -26,7 +26,7 @@ class Logs:
 def test_single_steps_of_a_group_are_queued_unless_several_devices_are_cpus(steps, devices, is_on_cpu, most):
     strategy = types.SimpleNamespace(is_on_cpu=is_on_cpu, mesh=types.SimpleNamespace(size=devices))
     inputs = types.SimpleNamespace(
-        model=types.SimpleNamespace(strategy=strategy), in_flight=collections.deque(),
+        core=types.SimpleNamespace(strategy=strategy), in_flight=collections.deque(),
         timing=types.SimpleNamespace(measure=lambda name: contextlib.nullcontext()))
     waited = []
     for number in range(20):

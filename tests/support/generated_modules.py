@@ -140,14 +140,14 @@ MIXING = {
     "median": lambda h: h - jnp.median(h, 0), "whitened": whitened, "spectrum": spectrum, "pooled": pooled,
     "every_other": every_other,
     "scaled_by_norm": lambda h: h * jnp.minimum(1.0, 2.0 / jnp.sqrt(jnp.square(h).sum() + 0.01)), "branch": branch,
-    "halved_until_small": halved_until_small, "of_unit_gradient": of_unit_gradient, "by_count": by_count,
-    "reduced": reduced,
+    "halved_until_small": halved_until_small,
 }
+WHOLE = {"of_unit_gradient": of_unit_gradient, "by_count": by_count, "reduced": reduced}
 ROWWISE = {
     "tanh": jnp.tanh, "mapped": lambda h: lax.map(jnp.tanh, h), "shifted_features": lambda h: jnp.roll(h, 1, -1) + h,
     "recomputed": jax.checkpoint(lambda h: jnp.tanh(h) * h), "sorted_features": lambda h: jnp.sort(h, -1),
 }
-FUNCTIONS = MIXING | ROWWISE
+FUNCTIONS = MIXING | WHOLE | ROWWISE
 
 
 # --- Linen -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,17 @@ import numpy as np
 import optax
 
 import trainer
-from tests.support.generated_modules import FEATURES, FUNCTIONS, LINEN, MIXING, NETS, ROWWISE, STEPS_OF_TIME, VOCABULARY
+from tests.support.generated_modules import (
+    FEATURES,
+    FUNCTIONS,
+    LINEN,
+    MIXING,
+    NETS,
+    ROWWISE,
+    STEPS_OF_TIME,
+    VOCABULARY,
+    WHOLE,
+)
 from tests.support.generated_steps import (
     BY_ROW,
     LOSS_OVERRIDES,
@@ -206,7 +216,8 @@ def generate(seed):
     place = seed // 4 if is_ordinary else seed - seed // 4 - 1  # among those of its kind
     task, loss = dealt(ORDINARY_GOALS if is_ordinary else GOALS, place, 1)
     inputs = "tokens" if task == "tokens" else dealt(("rows", "rows", "rnn", "nn_scan", "lax_scan"), seed, 2)
-    blocks = [dealt(ORDINARY_BLOCKS, place, 3)] if is_ordinary else [dealt(MIXING, place, 4), dealt(LINEN, place, 5)]
+    blocks = [dealt(ORDINARY_BLOCKS, place, 3)] if is_ordinary else [
+        dealt(MIXING, place, 4), dealt([*LINEN, *WHOLE], place, 5)]
     blocks += list(rng.choice(ORDINARY_BLOCKS if is_ordinary else [*FUNCTIONS, *LINEN], int(rng.integers(0, 3))))
     step = "default" if is_ordinary else dealt([*STEPS, "default", "default"], place, 6)
     form, options, metrics = dealt(FORMS, seed, 7), _options(rng, task, loss, step), _metrics(rng, task, step)

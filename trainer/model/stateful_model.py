@@ -87,11 +87,14 @@ class StatefulModel(OverridableSteps):
         return f"{type(self).__name__}({self.name!r}, {size}, {compiled}, {self.strategy!r})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        self._refuse_a_copy_of_weights()
+        return super().__reduce_ex__(protocol)
+
+    def _refuse_a_copy_of_weights(self) -> None:
         if self.built:
             raise TypeError("A model with weights cannot be copied or pickled, as its arrays and programs are on "
                             "devices, and steps reuse the arrays. Make another model and give it `get_weights()`, or "
                             "use `model.save` and `trainer.load`.")
-        return super().__reduce_ex__(protocol)
 
     def __as_resource__(self) -> Resource | None:
         """Returns what a function that is scheduled on a parameter-server cluster gets for this model in its worker."""
@@ -106,6 +109,7 @@ class StatefulModel(OverridableSteps):
         return worker_copy.SharedTrainStep(self)
 
     def __copy__(self) -> Self:
+        self._refuse_a_copy_of_weights()
         return copied(self, self.strategy, copy.deepcopy(self._core.configuration))
 
     def __call__(self, x: ArrayTree, training: bool = False) -> Any:

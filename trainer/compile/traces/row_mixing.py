@@ -70,7 +70,7 @@ def why_rows_mix(
       known: Results so far for the same function; updated.
 
     Example:
-      >>>       >>> x = jnp.ones((4, 3))
+      >>> x = np.ones((4, 3))
       >>> why_rows_mix(lambda x: x - x.mean(1, keepdims=True), x)
       >>> why_rows_mix(lambda x: x - x.mean(0), x)
       'rows are combined (`reduce_sum`)'

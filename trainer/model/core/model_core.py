@@ -20,6 +20,7 @@ from trainer.compile.program_digest import program_digest
 from trainer.core import replica_context, trace_purity
 from trainer.core.errors import see
 from trainer.core.precision import with_matmul_precision
+from trainer.core.timing import Timing
 from trainer.core.tracebacks import user_stacklevel
 from trainer.core.train_state import TrainState, initial_opt_state
 from trainer.core.tree_paths import named_leaves
@@ -102,8 +103,11 @@ class ModelCore:
         self.module = module
         self.strategy = strategy
         self.configuration = configuration or Configuration()
-        self.state = StateHolder(module, strategy, seed, self.configuration, lambda: self.run.timing)
+        self.state = StateHolder(module, strategy, seed, self.configuration, self._clock)
         self.run = CurrentRun(self.state, self.configuration, strategy)
+
+    def _clock(self) -> Timing:
+        return self.run.timing
 
     def exchange_module(self, module: FunctionalModule) -> None:
         """Exchanges the module of a model without weights.
