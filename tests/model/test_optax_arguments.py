@@ -118,7 +118,8 @@ def test_the_loss_that_is_handed_over_is_not_scaled_by_float16s_loss_scale():
 @pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "options"), [
     *((name, {}) for name in WITH_A_FUNCTION), ("zoom", {"strategy": "four replicas"}),
-    ("sharpness", {"strategy": "four replicas"}), ("zoom", {"strategy": "sharded"}), ("zoom", {"kind": OwnStep, "strategy": "four replicas"}),
+    ("sharpness", {"strategy": "four replicas"}), ("zoom", {"strategy": "sharded"}),
+    ("zoom", {"kind": OwnStep, "strategy": "four replicas"}),
 ])
 def test_a_transformation_is_handed_the_loss_as_a_function(optimizer, options):
     asked = ["grad_fn"] if optimizer == "sharpness" else ["value", "grad", "value_fn"]
