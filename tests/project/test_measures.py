@@ -1,0 +1,46 @@
+"""The limits of measures of the code, and the measures on small sources."""
+
+import ast
+
+import pytest
+
+from tests.project import measures
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return measures.measured(measures.sources())
+
+
+def test_few_files_use_private_names_of_others(measured):
+    assert len(measured.reaches) <= 15, sorted(measured.reaches)
+
+
+def test_docstrings_are_plain(measured):
+    per_thousand = {name: 1000 * getattr(measured, name) / measured.docstring_words for name in ("whats", "ones")}
+    assert per_thousand["whats"] <= 1 and per_thousand["ones"] <= 2, "python -m tests.project.measures"
+
+
+@pytest.mark.parametrize(("source", "names"), [
+    ("from trainer.core.errors import _name", {"_name"}), ("model._core", {"_core"}), ("self._core", set()),
+    ("class A:\n    def set(self): self._x = 1\ndef of(a): return a._x", set()), ("import os\nos._exit(0)", {"_exit"}),
+])
+def test_private_names_of_other_files_are_found(source, names):
+    assert measures.private_names(ast.parse(source)) == names
+
+
+@pytest.mark.parametrize(("text", "whats", "ones"), [
+    ("Returns what it has.", 1, 0), ("Returns the one that is there, or ones.", 0, 2),
+    ("One row, or one of `what`.", 0, 1), (">>> what", 0, 0)])
+def test_words_are_counted(text, whats, ones):
+    found = measures.measured({"trainer/core/a.py": f'"""{text}"""\n'})
+    assert (found.whats, found.ones) == (whats, ones)
+
+
+def test_parameters_and_lines_are_counted():
+    source = ('def f(a: Any, b: int): return a\ndef _g(a: Any):\n    """Text.\n\n    More.\n    """\n    # why\n'
+              "    return a\n")
+    found = measures.measured({"trainer/core/a.py": source, "callbacks/b.py": "x = 1\n"})
+    assert (found.parameters, found.bare) == ({True: 2, False: 1}, {True: 1, False: 1})
+    assert found.lines == {"trainer/core": 8, "callbacks": 1}
+    assert found.code_lines == {"trainer/core": 3, "callbacks": 1}
