@@ -1,4 +1,4 @@
-"""`trainer.load`, and `trainer.load_model`, by which users of Keras look for it."""
+"""`trainer.load`, and `trainer.load_model`, which has the name of Keras's function."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ M = TypeVar("M", bound=Model)
 
 
 def load(filepath: str | os.PathLike[str], model: M) -> M:
-    """Brings a model to the training state that `Model.save` wrote: weights, optimizer, step and seed.
+    """Restores a model to the training state that `Model.save` wrote: weights, optimizer, step and seed.
 
     Args:
-      filepath: the file or the folder; of a folder with numbered checkpoints, as `OrbaxCheckpoint` writes them, the
-        one with the largest number.
-      model: a model of the same module, compiled in the same way. Its strategy may be another one. It need not be
-        built.
+      filepath: the file or the folder. In a folder with numbered checkpoints, as `OrbaxCheckpoint` writes them, the
+        checkpoint with the largest number is loaded.
+      model: a model of the same module, compiled in the same way. Its strategy may differ. It may be unbuilt.
 
     Returns:
       `model`.
 
     Raises:
       FileNotFoundError: if there is no such file or folder.
-      ValueError: if it holds something else or is damaged, or is of another module or optimizer; the arrays that differ
-        are listed.
-      TypeError: if `filepath` is not a path, or `model` not a model.
+      ValueError: if the content is damaged, is not a training state, or belongs to another module or optimizer; the
+        message lists the arrays that differ.
+      TypeError: if `filepath` is not a path, or `model` is not a model.
 
     Example:
       >>> model.save("digits")  # doctest: +SKIP
@@ -44,10 +43,10 @@ def load(filepath: str | os.PathLike[str], model: M) -> M:
 
 
 def load_model(filepath: str | os.PathLike[str], model: M | None = None) -> M:
-    """Brings a model to the training state that `Model.save` wrote, as `load` does.
+    """Restores a model to the training state that `Model.save` wrote, as `load` does.
 
-    Keras's function of this name makes the model too, by code and classes that a file names. Files of this trainer hold
-    arrays and no code, so loading one runs nothing: your code makes the model.
+    Keras's function of this name also makes the model, from code and classes that the file names. Files of this
+    trainer hold arrays and no code, so loading runs no code of the file: your code makes the model.
 
     Args:
       filepath: the file or the folder.
@@ -57,9 +56,9 @@ def load_model(filepath: str | os.PathLike[str], model: M | None = None) -> M:
       `model`.
 
     Raises:
-      TypeError: without a model; and as `load`.
-      ValueError: for a file of Keras; and as `load`.
-      FileNotFoundError: as `load`.
+      TypeError: without a model, or as in `load`.
+      ValueError: for a file of Keras, or as in `load`.
+      FileNotFoundError: as in `load`.
 
     Example:
       >>> model = trainer.load_model("digits", model=new_model())  # doctest: +SKIP
