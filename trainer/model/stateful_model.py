@@ -240,6 +240,7 @@ class StatefulModel(OverridableSteps):
 
         Raises:
           ValueError: if `sample` holds no rows (for example, a shape), or the module cannot take such inputs.
+
         Example:
           >>> model.build(np.zeros((1, 28, 28)))  # doctest: +SKIP
           >>> model.build((images[:1], texts[:1]))  # for `__call__(self, image, text)`  # doctest: +SKIP

@@ -159,6 +159,7 @@ class ModelCore:
           kind: "train", "test" or "predict".
           batch: the first batch.
           batch_rows: the usual number of rows of a batch; 0 if unknown.
+
         Raises:
           ValueError: for data that the model, the loss or the metrics cannot take.
         """
@@ -202,6 +203,7 @@ class ModelCore:
           reader: yields the batches.
           passes: number of passes over the data.
           requested: whether `data_on_device=True` refers to these data, which are the training data.
+
         Raises:
           ValueError: if such data are not arrays.
         """

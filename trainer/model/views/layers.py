@@ -33,6 +33,7 @@ class ModelLayer:
       path: the path of the layer, such as "encoder/Dense_0", as in patterns of `freeze`.
       module: the Flax module or the function. A Linen module has no weights, and is a new instance with the same
         arguments. An NNX module is the user's own, with the arrays from the end of the last `fit`.
+
     Example:
       >>> model.get_layer("Dense_0").set_weights([bias, kernel])  # doctest: +SKIP
     """
