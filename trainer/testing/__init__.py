@@ -1,4 +1,4 @@
-"""Helpers for tests of custom training code: equal numbers under every strategy, and after every crash."""
+"""Helpers for tests of custom training code: equal results under every strategy, and after every crash."""
 
 from trainer.testing.crashes import Kill, assert_resumes_exactly, kill_at
 from trainer.testing.local_cluster import LocalCluster, WorkerError
