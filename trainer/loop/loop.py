@@ -349,7 +349,7 @@ def _run_epoch(
             running = _execute(inputs, group, start, stop, running)
             if is_first and inputs.phase.num_programs > programs:
                 _precompile(inputs, 1 if one_by_one else inputs.reader.group_size)
-                if next_phase is not None and next_phase.phase.num_programs == 0:  # else it was compiled by an earlier run
+                if next_phase is not None and next_phase.phase.num_programs == 0:  # else compiled by an earlier run
                     _precompile(next_phase, next_phase.reader.group_size)
             _queue(inputs, group, stop - start, running)
             with timing.measure("callbacks"):

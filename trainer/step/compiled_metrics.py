@@ -64,7 +64,7 @@ class CompiledMetrics:
         return {entry.log_name: entry.metric for entry in self._entries or []}
 
     def why_of_batch(self) -> str | None:
-        """Returns the reason, as a clause, why a metric may depend on the whole batch; None if all are sums over rows."""
+        """Returns the reason, as a clause, why a metric may depend on the whole batch; None if all sum over rows."""
         for identifier in (*_flat(self._plain), *_flat(self._weighted)):
             of_rows = (isinstance(identifier, str) and identifier not in configs.with_custom_objects({})) or (
                 isinstance(identifier, Metric) and is_builtin(identifier)
