@@ -1,4 +1,4 @@
-"""Tools around a training: what is done before it, after it and beside it. They use a model as its users do."""
+"""Tools around a training: before, after and alongside it. They use a model as its users do."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchSizeSearch", "LearningRateSearch", "find_batch_size", "find_learning_rate"]
 
-# Imported when they are first used: the command line, which lives in this room too, must start without JAX.
+# Imported on first use: the command line, which is also in this package, must start without JAX.
 _HOMES = dict.fromkeys(__all__, "finders")
 
 
