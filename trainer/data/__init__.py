@@ -1,7 +1,7 @@
-"""User data to host batches, to groups of batches, to groups placed ahead of their use.
+"""User data to host batches, to groups of batches, to groups that are placed ahead of use.
 
-Owns everything between what a user passes as `x` and a stacked tree of numpy arrays. It must not know about devices or
-strategies: the caller of `prefetch` brings the function that places a group.
+Owns everything between the user's `x` and a stacked tree of numpy arrays. It must not know about devices or strategies:
+the caller of `prefetch` provides the function that places a group.
 """
 
 from trainer.core.public_names import attach_stub

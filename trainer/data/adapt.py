@@ -1,6 +1,6 @@
-"""Which source a user's `x`, `y` and `sample_weight` become.
+"""The choice of a source for a user's `x`, `y` and `sample_weight`.
 
-Owns the recognition of types, by what they can do and without importing their libraries.
+Owns the recognition of types, by their methods and without importing their libraries.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ def adapt(
     steps: int | None = None,
     processes: Processes | None = None,
 ) -> Source:
-    """Returns the source of batches for what a user passed to `fit`, `evaluate` or `predict`.
+    """Returns the source of batches for the data of `fit`, `evaluate` or `predict`.
 
     Args:
-      x: arrays (one, or a tree of them, with equal first dimensions); or a list of batches; or something that yields
-        batches `x`, `(x,)`,
-        `(x, y)` or `(x, y, sample_weight)`: a batched `Dataset`, a generator, any re-iterable (Grain, `tf.data`, a
-        torch `DataLoader`), or an object with `__getitem__` and a length, such as a `keras.utils.PyDataset`; or what
-        `with_options` made of these; or the `HostArrays` of `(x, y, sample_weight)`, as `split_validation` returns.
-      y: targets, if `x` is arrays: an array or a tree of arrays of as many rows.
-      sample_weight: row weights, if `x` is arrays, of as many rows.
-      batch_size: rows of a batch, if `x` is arrays; by default as many as make `steps` batches, or 32.
-      shuffle: True draws the rows of arrays, or the batches of an indexed object, in another order in each pass;
-        "batch" keeps the rows of a batch together. Other data come in the order in which they yield themselves.
-      seed: of the order.
+      x: arrays (one, or a tree of arrays, with equal first dimensions); or a list of batches; or an iterable of batches
+        `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`: a batched `Dataset`, a generator, any re-iterable (Grain,
+        `tf.data`, a torch `DataLoader`), or an object with `__getitem__` and a length, such as a
+        `keras.utils.PyDataset`; or the result of `with_options` for any of these; or the `HostArrays` of
+        `(x, y, sample_weight)`, as `split_validation` returns.
+      y: targets, if `x` is arrays: an array or a tree of arrays with the same number of rows.
+      sample_weight: row weights, if `x` is arrays, with the same number of rows.
+      batch_size: rows per batch, if `x` is arrays; by default the size that gives `steps` batches, or 32.
+      shuffle: True draws the rows of arrays, or the batches of an indexed object, in a new order in each pass; "batch"
+        keeps the rows of a batch together. Other data keep their own order.
+      seed: seed of the order.
       class_weight: a dict from integer label to the weight of the rows with that label in `y`.
-      steps: how many batches of arrays make an epoch, if the caller was told.
-      processes: those that read the data, as the strategy has them; by default this process alone.
+      steps: number of batches of arrays per epoch, if known.
+      processes: the processes of the strategy, which read the data; by default this process alone.
 
     Raises:
-      ValueError: data that cannot be used, or arguments that do not go together.
+      ValueError: for unusable data, or for arguments that contradict each other.
 
     Example:
       >>> source = adapt(np.zeros((10, 4)), np.zeros(10), batch_size=4)
@@ -146,7 +146,7 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
         raise _rows_of_columns(x)
     if _is_indexed(x):
         return _adapt_indexed(x, shuffle, seed)
-    # Trees and text can be iterated, but not over batches: a tree that comes here has leaves that are not arrays.
+    # Trees and text are iterables, but not of batches: a tree here has leaves that are not arrays.
     is_iterable = hasattr(x, "__iter__") and not isinstance(x, (str, bytes))
     if not is_iterable or not (is_list_of_batches(x) or jax.tree_util.all_leaves([x], is_leaf)):
         raise ValueError(
@@ -174,7 +174,7 @@ def _adapt_indexed(x: Any, shuffle: bool, seed: int) -> IndexedSource:
     length = _indexed_length(x)
     if not hasattr(x, "use_multiprocessing"):
         return IndexedSource(x, length, shuffle, seed)
-    # Keras's words for how the batches of a `PyDataset` are made.
+    # Keras's names for the production of a `PyDataset`'s batches.
     workers, in_processes = as_count("workers", x.workers, 0), bool(x.use_multiprocessing)
     if not workers > (0 if in_processes else 1):
         return IndexedSource(x, length, shuffle, seed)
@@ -182,21 +182,21 @@ def _adapt_indexed(x: Any, shuffle: bool, seed: int) -> IndexedSource:
 
 
 def _indexed_length(x: Any) -> Count:
-    # `PyDataset.num_batches` is None for an endless one.
+    # `PyDataset.num_batches` is None for an endless dataset.
     length = x.num_batches if hasattr(type(x), "num_batches") else len(x)
     return math.inf if length is None else length
 
 
 def _iterable_length(x: Any) -> Count | None:
     if hasattr(x, "cardinality"):
-        # `tf.data`: -1 is an endless dataset and -2 an unknown number.
+        # `tf.data`: -1 means endless, -2 unknown.
         cardinality = int(x.cardinality())
         return {-1: math.inf, -2: None}.get(cardinality, cardinality)
     try:
         length = len(x)
     except TypeError:
         return None
-    # Grain's word for endless.
+    # Grain's value for endless.
     return math.inf if length == sys.maxsize else length
 
 

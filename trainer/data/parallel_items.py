@@ -1,6 +1,6 @@
-"""Batches of an indexed object that several threads or processes make ahead of their use.
+"""Batches of an indexed object that several threads or processes make ahead of use.
 
-Owns the workers, the order of what they return, their errors and their end. It must not know what a batch is.
+Owns the workers, the order of their results, their errors and their end. It does not inspect batches.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from trainer.data.prefetch import is_abandoned
 from trainer.data.sources.order import Count
 from trainer.data.sources.sources import IndexedSource
 
-_POLL_SECS = 0.1  # between looks at whether a batch is still wanted
-_END_SECS = 5.0  # for a process to end by itself
+_POLL_SECS = 0.1  # interval of checks for whether a batch is still needed
+_END_SECS = 5.0  # time for a process to exit by itself
 
 
 class ParallelSource(IndexedSource):
-    """Batches of an indexed object that workers make, in the order in which one thread would.
+    """Batches of an indexed object that workers make, in the order of a single thread.
 
     Args:
-      items, num_batches, shuffle, seed: as of `IndexedSource`.
-      workers: how many threads or processes.
-      in_processes: whether they are processes.
-      max_ahead: how many batches are being made or are ready, at most.
+      items, num_batches, shuffle, seed: as in `IndexedSource`.
+      workers: number of threads or processes.
+      in_processes: whether the workers are processes.
+      max_ahead: maximum number of batches in progress or ready.
     """
 
     def __init__(self, items: Any, num_batches: Count, shuffle: bool, seed: int, workers: int, in_processes: bool,
@@ -46,7 +46,7 @@ class ParallelSource(IndexedSource):
         self._processes: _Processes | None = None
 
     def close(self) -> None:
-        """Ends the processes, if there are any; further reading starts others."""
+        """Ends the processes, if any; the next read starts new processes."""
         if self._processes is not None:
             self._processes.end()
             self._processes = None
@@ -84,19 +84,14 @@ class ParallelSource(IndexedSource):
 
 
 class _Processes:
-    """Processes that each make every n-th batch.
-
-    Args:
-      count: how many.
-      name: what the data set is called in errors.
-    """
+    """Processes that make batches in turn."""
 
     def __init__(self, count: int, name: str):
         self._name = name
-        # A fork would copy the locks of JAX's threads as they happen to be.
+        # A fork would copy the locks of JAX's threads in their current state.
         context = multiprocessing.get_context("spawn")
         self._workers: list[tuple[Any, connection.Connection]] = []
-        self._waiting: collections.deque[tuple[int, int]] = collections.deque()  # workers, and what they were asked for
+        self._waiting: collections.deque[tuple[int, int]] = collections.deque()  # workers, and the requested batches
         self._end = weakref.finalize(self, _end, self._workers)
         for number in range(count):
             here, there = context.Pipe()
@@ -110,8 +105,8 @@ class _Processes:
         self._end()
 
     def made(self, items: Any, indices: Iterator[int], ahead: int) -> Generator[Any, None, None]:
-        """Yields the batches of some numbers, in their order, as the data set makes them now."""
-        while self._waiting:  # what a pass before has asked for and has not read
+        """Yields the batches of given indices, in order, with the current state of the data set."""
+        while self._waiting:  # pending results of an earlier pass
             self._receive()
             self._waiting.popleft()
         for number in range(len(self._workers)):
@@ -134,7 +129,7 @@ class _Processes:
             del made
 
     def _send_items(self, number: int, items: Any) -> None:
-        # In each pass, as it is then: `on_epoch_begin` and `on_epoch_end` are called in this process alone.
+        # Sent again in each pass, because `on_epoch_begin` and `on_epoch_end` are called in this process only.
         try:
             self._workers[number][1].send((items, SentContext()))
         except OSError:
@@ -152,7 +147,7 @@ class _Processes:
             raise self._ended(number, index) from None
 
     def _receive(self) -> tuple[Any, str | None]:
-        """Returns what comes for the batch that was asked for first: the batch, and what a worker raised instead."""
+        """Returns the batch of the oldest request, and the worker's error in place of it."""
         number, index = self._waiting[0]
         worker, channel = self._workers[number]
         while not connection.wait([channel, worker.sentinel], _POLL_SECS):
@@ -174,7 +169,7 @@ class _Processes:
 
 def _end(workers: list[tuple[Any, connection.Connection]]) -> None:
     for _, channel in workers:
-        channel.close()  # at which a worker ends
+        channel.close()  # ends the worker
     for worker, _ in workers:
         worker.join(_END_SECS)
         if worker.is_alive():
@@ -184,10 +179,10 @@ def _end(workers: list[tuple[Any, connection.Connection]]) -> None:
 
 
 def _serve(channel: connection.Connection) -> None:
-    """Makes batches for another process, until that ends or closes the channel."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's to handle
-    os.environ["JAX_PLATFORMS"] = "cpu"  # for what it may start, and ...
-    jax.config.update("jax_platforms", "cpu")  # ... for itself: accelerators are the trainer's
+    """Makes batches for another process, until it exits or closes the channel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process handles Ctrl-C
+    os.environ["JAX_PLATFORMS"] = "cpu"  # for child processes
+    jax.config.update("jax_platforms", "cpu")  # accelerators belong to the trainer's process
     items: Any = None
     context = SentContext()
     while True:
@@ -196,7 +191,7 @@ def _serve(channel: connection.Connection) -> None:
             failure = None
         except (EOFError, OSError):
             return
-        except Exception:  # a class that cannot be imported here
+        except Exception:  # for example, a class that cannot be imported here
             message, failure = (None, context), traceback.format_exc()
         if not isinstance(message, int):
             (items, context), broken = message, failure

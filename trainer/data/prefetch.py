@@ -1,6 +1,6 @@
-"""Reading groups, and placing them on devices, ahead of their use in a background thread.
+"""Reading groups and placing them on devices in a background thread, ahead of use.
 
-Owns the thread, its order, its errors and its end. It must not know what a placement is.
+Owns the thread, its order, its errors and its end. It must not know how groups are placed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from trainer.core.arguments import check_count
 S = TypeVar("S")
 T = TypeVar("T")
 
-# A thread that is inside the user's own code cannot be interrupted, only waited for.
+# A thread inside the user's own code cannot be interrupted; the consumer can only wait for it.
 _JOIN_TIMEOUT_SECS = 2.0
 
 
 class Demand:
-    """Whether a thread waits for a value that is being made, written by one thread and read by another.
+    """Whether a thread waits for a pending value. A single thread writes it and another thread reads it.
 
     It is a context manager: a thread waits while its block runs.
 
     Args:
-      patience_secs: how long they may wait before it is urgent.
+      patience_secs: waiting time in seconds after which the demand is urgent.
     """
 
     def __init__(self, patience_secs: float = 0.3):
@@ -43,11 +43,11 @@ class Demand:
         self._waits_since = None
 
     def is_there(self) -> bool:
-        """Returns whether a thread waits."""
+        """Returns whether a thread is waiting."""
         return self._waits_since is not None
 
     def is_urgent(self) -> bool:
-        """Returns whether a thread has waited for longer than its patience lasts."""
+        """Returns whether a thread has waited longer than `patience_secs`."""
         since = self._waits_since
         return since is not None and time.monotonic() - since > self._patience_secs
 
@@ -58,16 +58,16 @@ def prefetch(
     """Returns an iterator over placed groups that a background thread keeps ready.
 
     Args:
-      groups: an iterator of groups, or of whatever `place` takes. It is the prefetcher's from now on: it runs in the
-        thread, in the caller's context (see `in_caller_context`), and is closed with it.
-      place: turns a group into what the consumer wants, such as arrays on devices; runs in the thread, likewise. Where
-        the consumer waits for the group, it runs in the consumer's thread, so that the next groups come sooner.
-      depth: how many placed groups are ready at most, in addition to the group in use.
+      groups: an iterator of groups, or of other arguments of `place`. The prefetcher takes ownership: the iterator runs
+        in the thread, in the caller's context (see `in_caller_context`), and is closed with the prefetcher.
+      place: converts a group for the consumer, for example to arrays on devices. It runs in the thread too, in the same
+        context, but in the consumer's thread for a group that the consumer waits for, so that later groups come sooner.
+      depth: maximum number of ready groups, in addition to the group in use.
       demand: is notified when the consumer waits.
 
     Raises:
-      ValueError: `depth` is less than 1.
-      TypeError: `depth` is no whole number.
+      ValueError: if `depth` is less than 1.
+      TypeError: if `depth` is not an integer.
 
     Example:
       >>> with prefetch(iter([1, 2, 3]), lambda group: group * 10) as ready:
@@ -78,9 +78,9 @@ def prefetch(
 
 
 class Prefetcher(Generic[T]):
-    """The iterator that `prefetch` returns; also a context manager that closes it.
+    """The iterator of `prefetch`; also a context manager that closes it.
 
-    What the thread raises is raised in the consumer in its place, after the groups before it.
+    An exception in the thread is raised in the consumer, after the groups before it.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Prefetcher(Generic[T]):
         self._channel = _Channel(depth)
         self._place = place
         self._demand = demand or Demand()
-        # The thread holds the channel and not the prefetcher, so that one that is dropped without `close` ends it too.
+        # The thread refers to the channel and not to the prefetcher, so that a dropped prefetcher ends it too.
         self._stop = weakref.finalize(self, self._channel.stop)
         self._thread = threading.Thread(
             target=in_caller_context(_run),
@@ -118,7 +118,7 @@ class Prefetcher(Generic[T]):
             raise
 
     def close(self) -> None:
-        """Ends the thread and drops what is ready; waits for it at most two seconds. May be called again.
+        """Ends the thread and drops ready groups; waits for the thread at most two seconds. May be called again.
 
         The iterator of groups is closed in the thread, so that the `finally` blocks of a pipeline run.
         """
@@ -134,16 +134,13 @@ class Prefetcher(Generic[T]):
 
 
 def is_abandoned() -> bool:
-    """Returns whether the caller reads for a prefetcher that was closed; for what waits in a pipeline."""
+    """Returns whether the caller reads for a closed prefetcher; for waiting pipelines."""
     reader = state.current().reader
     return reader is not None and reader.is_stopped
 
 
 class _Channel:
-    """What consumer and thread share.
-
-    Free places go one way, and triples (value, whether it is placed, error) the other.
-    """
+    """Shared state of consumer and thread: free slots, and results (value, whether it is placed, error)."""
 
     def __init__(self, depth: int):
         self.free: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -154,7 +151,7 @@ class _Channel:
 
     def stop(self) -> None:
         self.is_stopped = True
-        # Wakes a thread that waits for a free place.
+        # Wakes a thread that waits for a free slot.
         self.free.put(None)
 
 
@@ -178,8 +175,8 @@ def _place_all(groups: Iterator[Any], place: Callable[[Any], Any], channel: _Cha
                 return
             is_awaited = demand.is_there()
             channel.ready.put((group if is_awaited else place(group), not is_awaited, None))
-            # Held on to while waiting for a place, it would be one group of memory more.
+            # Otherwise it would hold another group's memory while waiting for a slot.
             del group
     except BaseException as error:
-        # StopIteration is the end; everything else is the consumer's to see.
+        # StopIteration is the end; the consumer raises all other exceptions.
         channel.ready.put((None, True, error))

@@ -1,6 +1,6 @@
-"""Epochs and groups: which batches of a source make up an epoch, stacked how many at a time.
+"""Epochs and groups: the batches of a source that form an epoch, and the number of batches per stack.
 
-Owns what an epoch is, the checks that each batch is like the first, and the errors that name a batch.
+Owns the definition of an epoch, the comparison of each batch with the first, and errors that name a batch.
 """
 
 from __future__ import annotations
@@ -36,37 +36,36 @@ from trainer.data.sources.order import is_finite
 from trainer.data.sources.sources import DatasetSource, Source
 from trainer.data.stream import END, Stream, named
 
-_ROWS_AT_ONCE = 2**15  # whose numbers are found before they are needed
-# Bytes that a group has capacity for, of rows and of their numbers: short arrays of any length then have one program.
+_ROWS_AT_ONCE = 2**15  # number of rows whose indices are computed ahead
+# Minimum capacity of a group in bytes, of rows and of row indices: short arrays of any length then share a program.
 _LEAST_BYTES, _LEAST_NUMBER_BYTES = 2**20, 2**14
 
 
 class Reader:
     """Reads epochs of a source as groups of batches.
 
-    Without `steps_per_epoch`, epoch e is pass e of the source. With it, an epoch takes the next so many batches of a
-    pass, as in Keras: where the pass ends before, so does the epoch, with a warning, and the next epoch begins the next
-    pass. A one-shot source has no passes: each epoch continues where the last epoch stopped.
+    Without `steps_per_epoch`, epoch e is pass e of the source. Otherwise, each epoch takes the next `steps_per_epoch`
+    batches of a pass, as in Keras: when the pass ends early, the epoch ends with a warning, and the next epoch starts
+    the next pass. A one-shot source has a single pass: each epoch continues where the last epoch stopped.
 
-    A reader opens iterators and keeps them open from one epoch to the next: close it, or use it as a context manager.
+    A reader keeps iterators open from one epoch to the next: close it, or use it as a context manager.
 
     Args:
-      source: what `adapt` returned.
-      steps_per_epoch: the most batches of an epoch; None for as many as the source yields in a pass.
-      group_size: the most batches that a group holds; may be assigned between epochs.
-      first_epoch: the number of the first epoch that will be read, at which a one-shot source begins.
-      limit_batches: the most batches that an epoch takes of its pass; None for all.
-      may_be_endless: whether something else ends an epoch.
+      source: a result of `adapt`.
+      steps_per_epoch: maximum number of batches per epoch; None for all batches of a pass.
+      group_size: maximum number of batches per group; may be assigned between epochs.
+      first_epoch: the number of the first epoch to read, where a one-shot source starts.
+      limit_batches: maximum number of batches that an epoch takes of its pass; None for all.
+      may_be_endless: whether the caller ends epochs.
 
     Attributes:
       group_size: see above.
-      arrays: the arrays of which each batch is some rows; None if there are none, or batches are computed from them.
-      exhausted: a one-shot source ran out before its epoch was over; there will be no further batches.
-      keeps_resume_tokens: whether groups get a `resume_token`, where that helps to continue; may be assigned between
-        epochs.
+      arrays: the arrays whose rows form the batches; None without arrays, or if batches are computed from them.
+      exhausted: whether a one-shot source ended before its epoch; there are no further batches.
+      keeps_resume_tokens: whether groups get a `resume_token` if it helps to resume; may be assigned between epochs.
 
     Raises:
-      ValueError: the source is endless and nothing ends an epoch, or an argument is not a positive integer.
+      ValueError: if the source is endless and nothing ends an epoch, or an argument is not a positive integer.
     """
 
     def __init__(
@@ -95,13 +94,13 @@ class Reader:
         self.exhausted = False
         self.keeps_resume_tokens = False
         self._stream: Stream | None = None
-        self._starts: dict[int, tuple[int, int]] = {}  # of epochs in the passes, where that was found by reading
+        self._starts: dict[int, tuple[int, int]] = {}  # starts of epochs within passes, found by reading
         self._is_being_read = False
         self._spec: BatchSpec | None = None
 
     @property
     def num_batches(self) -> int | None:
-        """The most batches of an epoch, or None if only reading will tell."""
+        """Maximum number of batches per epoch; None if unknown before reading."""
         count = self._source.num_batches
         if count is None or count == math.inf:
             return self._steps
@@ -109,64 +108,65 @@ class Reader:
 
     @property
     def epoch_rows(self) -> int | None:
-        """Rows of an epoch, or None if only reading will tell."""
+        """Number of rows per epoch; None if unknown before reading."""
         return self._source.rows if self._steps is None and self._limit is None else None
 
     @property
     def limit_batches(self) -> int | None:
-        """The most batches of an epoch that a dry run takes; None in all others."""
+        """Maximum number of batches per epoch in a dry run; otherwise None."""
         return self._limit
 
     @property
     def capacity(self) -> int:
-        """How many batches stacks of a pipeline have capacity for: a power of two, for few shapes, or `group_size`."""
+        """Capacity of the stacks of a pipeline in batches: a power of two, to limit the shapes, or `group_size`."""
         return self._capacity_of(self.group_size)
 
     @property
     def stack_capacity(self) -> int:
-        """The same for stacks of rows of `arrays`, where short rows have more."""
+        """Capacity of stacks of rows of `arrays` in batches, which is larger for short rows."""
         assert self.arrays is not None, "there are no arrays"
         return self._capacity_of(self.group_size, _LEAST_BYTES, self.arrays.nbytes // self.arrays.rows)
 
     def _capacity_of(self, group_size: int, least_bytes: int = 0, row_bytes: int = 1) -> int:
-        # Two at least: XLA turns the slicing of a stack of one into something else, which may round differently, and
-        # the bits of a step must not depend on the group that it is in.
+        # At least two: XLA simplifies the slicing of a stack of a single batch, which may change rounding, and the bits
+        # of a step must not depend on its group.
         enough = 2 ** max(((self.num_batches or group_size) - 1).bit_length(), 1)
         return min(max(enough, least_bytes // max(row_bytes * (self.batch_rows or 1), 1)), group_size)
 
     @property
     def batch_rows(self) -> int:
-        """How many rows batches have but for the last, where the data say so; otherwise 0."""
+        """Number of rows per batch, except for the last, if the data define it; otherwise 0."""
         return self._source.dataset.batch_size or 0 if isinstance(self._source, DatasetSource) else 0
 
     @property
     def is_single_pass(self) -> bool:
-        """Whether one epoch reads all that there will ever be."""
+        """Whether a single epoch reads all data."""
         return self._source.is_one_shot and self._steps is None
 
     def rows(self, numbers: np.ndarray) -> Batch:
-        """Returns the rows of `arrays`, which there must be, at some numbers."""
+        """Returns the rows of `arrays` at given indices; `arrays` must not be None."""
         assert self.arrays is not None, "there are no arrays"
         return self.arrays.gather(numbers, None, POOL)
 
     def read(
         self, epoch: int, start: int = 0, numbers_of: int | None = None, is_urgent: Callable[[], bool] = lambda: False
     ) -> Generator[Group, None, None]:
-        """Yields one epoch's batches in order, in groups of batches with equally many rows.
+        """Yields the batches of an epoch in order, in groups of batches with the same number of rows.
 
-        A group ends when `group_size` is reached, before a batch of other rows or dtypes, with the epoch, and when it
-        is urgent. Groups share no memory with the user's arrays.
+        A group ends at `group_size`, before a batch with other rows or dtypes, at the end of the epoch, and when it is
+        urgent. Groups share no memory with the user's arrays.
 
         Args:
-          epoch: which epoch, from 0.
-          start: how many batches at its beginning to leave out. Arrays skip them; other data are read and dropped.
-          numbers_of: yield the numbers of the rows in `arrays`, which there must be, instead of the rows, those of so
-            many batches at most in the place of `group_size`.
-          is_urgent: called after each batch of a pipeline; returns whether a group should not wait for more batches.
+          epoch: index of the epoch, from 0.
+          start: number of batches to skip at the beginning. Arrays skip them; other data are read and dropped.
+          numbers_of: yields row indices into `arrays`, which must not be None, instead of rows; this is the maximum
+            number of batches per group, instead of `group_size`.
+          is_urgent: called after each batch of a pipeline; returns whether to end the group early.
 
         Raises:
-          ValueError: a batch is unlike the first one of the run, is inconsistent in itself, or there is none at all.
-          RuntimeError: the user's pipeline raised; the cause is attached. Both name the batch, counted from 0 in the
+          ValueError: if a batch differs from the first batch of the run or is inconsistent in itself, or there is no
+            batch.
+          RuntimeError: if the user's pipeline raised, as the cause. Both errors name the batch by its index in the
             epoch.
         """
         if isinstance(self._source, DatasetSource) and self.arrays is not None:
@@ -174,15 +174,15 @@ class Reader:
         return self._read_stream(epoch, start, is_urgent)
 
     def prepare(self, epoch: int) -> None:
-        """Begins to find the order of an epoch's rows, where that takes long; the epoch before may still be read."""
+        """Starts a slow computation of the row order of an epoch; the epoch before may still be read."""
         if isinstance(self._source, DatasetSource) and (start := self._start_of(epoch)) is not None:
             self._source.dataset.prepare(*start)
 
     def peek(self) -> Batch:
-        """Returns the first batch of epoch 0, or of a one-shot source the next batch, as a copy and without losing it.
+        """Returns a copy of the first batch of epoch 0, or of a one-shot source's next batch, without consuming it.
 
         Raises:
-          ValueError, RuntimeError: as `read`.
+          ValueError, RuntimeError: as in `read`.
         """
         if isinstance(self._source, DatasetSource) and self.arrays is not None:
             try:
@@ -195,12 +195,12 @@ class Reader:
         return jax.tree.map(np.array, all_rows(batch))
 
     def ran_out(self) -> bool:
-        """Returns whether a one-shot source has no batch left for another epoch, after warning that it ran out.
+        """Returns whether a one-shot source has no batch left for another epoch, after a warning.
 
-        A batch that must be read to find out is the first one of the next `read`.
+        The next `read` yields the batch that this check may read.
 
         Raises:
-          ValueError, RuntimeError: as `read`.
+          ValueError, RuntimeError: as in `read`.
         """
         if self._source.is_one_shot and not self.exhausted:
             stream, batch = self._look_ahead()
@@ -210,19 +210,19 @@ class Reader:
 
     @property
     def consumed(self) -> int:
-        """How many batches of a one-shot source were read; 0 for other data, which can be read again."""
+        """Number of batches read from a one-shot source; 0 for other data, which can be read again."""
         return self._stream.position if self._source.is_one_shot and self._stream is not None else 0
 
     @property
     def is_exact(self) -> bool:
-        """Whether the same batches can be read again in another process, once the first batch was looked at."""
+        """Whether another process can read the same batches again; known after the first batch was looked at."""
         return self._source.is_exact
 
     def fingerprint(self) -> dict[str, Any]:
-        """Returns plain data that differ for other data, if these begin otherwise or have another length.
+        """Returns plain data that identify the data by their first batch and their length.
 
         Raises:
-          ValueError, RuntimeError: as `read`.
+          ValueError, RuntimeError: as in `read`.
         """
         first = self.peek()
         leaves, structure = jax.tree.flatten(first)
@@ -235,30 +235,30 @@ class Reader:
                 "steps of the pipeline": self._source.pipeline, "first batch": digest.hexdigest()}
 
     def position(self, epoch: int, batch: int, resume_token: ResumeToken | None = None) -> dict[str, Any]:
-        """Returns plain data with which `resume` continues at a batch.
+        """Returns plain data from which `resume` continues at a batch.
 
         Args:
-          epoch: the batch's epoch.
-          batch: its number there.
-          resume_token: that of the group that holds the batch before it, if any.
+          epoch: the epoch of the batch.
+          batch: the index of the batch in the epoch.
+          resume_token: the token of the group with the previous batch, if any.
         """
         stream, start = self._stream, self._start_of(epoch)
-        # The state of an iterator that another thread is reading may be that of half a batch. Without a token,
+        # While another thread is reading, the state of an iterator may be in the middle of a batch. Without a token,
         # the first batches of the epoch are read again.
         if (resume_token is None and stream is not None and start is not None and not self._is_being_read
                 and (stream.pass_index, stream.position) == (start[0], start[1] + batch)):
             resume_token = self._resume_token(stream, batch)
-        # The key "mark" is that of every checkpoint so far.
+        # All checkpoints have the key "mark".
         return {"mark": None if resume_token is None else dataclasses.asdict(resume_token), "start": start}
 
     def resume(self, epoch: int, batch: int, position: dict[str, Any]) -> int:
-        """Lets the next `read` of that epoch from that batch on continue as in the process that `position` is from.
+        """Lets the next `read` of the epoch from the batch on continue as in the process of `position`.
 
         Returns:
-          How many batches were read and dropped for that, but for the few after a state of an iterator.
+          The number of batches that were read and dropped, except for the few after a saved state of an iterator.
 
         Raises:
-          ValueError, RuntimeError: as `read`; or ValueError, if the data cannot continue from there.
+          ValueError, RuntimeError: as in `read`; also ValueError, if the data cannot continue from the position.
         """
         if self.arrays is not None:
             return 0
@@ -280,12 +280,12 @@ class Reader:
             self._stream = Stream(self._source.read_from(state), *first, ResumeToken(token["batch"], state))
             for number in range(token["batch"], batch):
                 self._next_batch(self._stream, number)
-        if self._steps is None or batch < self._steps:  # the next batch may depend on what ends the epoch
+        if self._steps is None or batch < self._steps:  # the next batch may depend on the end of the epoch
             self._look_at(self._stream, batch)
         return 0 if self.is_exact else skipped
 
     def _read_up_to(self, place: tuple[int, int]) -> int:
-        """Reads and drops all batches before a place; returns how many. A pass may depend on those before it."""
+        """Reads and drops all batches before a position, on which a pass may depend; returns their number."""
         count = 0
         for pass_index in range(place[0] + 1):
             stream = self._seek_place(pass_index, 0)
@@ -295,7 +295,7 @@ class Reader:
         return count
 
     def close(self) -> None:
-        """Closes the iterator that is open, unless it is the user's own one-shot iterator."""
+        """Closes the open iterator, unless it is the user's own one-shot iterator."""
         if self._stream is not None:
             self._close(self._stream)
 
@@ -314,8 +314,9 @@ class Reader:
             stop = min(first + self._steps, stop)
         position, group_size = first + start, numbers_of or self.group_size
         capacity = self._capacity_of(numbers_of, _LEAST_NUMBER_BYTES, 4) if numbers_of else self.stack_capacity
-        # Row numbers of several small groups are found at once, as it takes longer than to read a few rows. Of more and
-        # more groups, as all that comes after a shorter batch, at the end of a pass, is found in vain.
+        # Row indices of several small groups are computed at once, because a call takes longer than reading a few rows.
+        # The number of groups grows gradually, because all indices after a shorter batch, at the end of a pass, are
+        # discarded.
         most = group_size * max(_ROWS_AT_ONCE // (group_size * (dataset.batch_size or 1)), 1)
         ahead = group_size
         while position < stop:
@@ -345,17 +346,17 @@ class Reader:
                 element = self._draw(stream, number)
                 if element is END:
                     break
-                if not buffer.add_if_alike(element):  # what is like a checked batch is a good one
+                if not buffer.add_if_alike(element):  # it is like a checked batch
                     batch = self._checked(element, number)
                     if not buffer.add_if_alike(batch):
                         if buffer.count:
-                            yield buffer.take(token)  # also the next group's, whose first batch was read
+                            yield buffer.take(token)  # valid for the next group too: its first batch was read
                         buffer.begin(batch, number)
                 number += 1
                 if buffer.is_full or is_urgent():
                     yield buffer.take(token)
         except (DataError, RuntimeError):
-            # The batches before the faulty one come first, as they would have one by one.
+            # Yields the batches before the faulty batch first.
             if buffer.count:
                 yield buffer.take(token)
             raise
@@ -371,7 +372,7 @@ class Reader:
             self._report_end(stream, number)
 
     def _look_ahead(self) -> tuple[Stream, Batch | Part | None]:
-        """Returns the stream at epoch 0, where a one-shot source has any place, and its next batch, which it keeps."""
+        """Returns the stream at epoch 0, or a one-shot stream, and its next batch without consuming it."""
         stream = self._seek(self._first_epoch, 0)
         return stream, self._look_at(stream, 0)
 
@@ -383,7 +384,7 @@ class Reader:
         return batch
 
     def _place(self, epoch: int, start: int) -> tuple[int, int]:
-        """Returns the pass and the position in it of an epoch's batch, after reading up to the epoch if need be."""
+        """Returns the pass of a batch and its position in the pass, after reading up to the epoch if needed."""
         found = self._start_of(epoch)
         if found is None:
             for earlier in range(max((known for known in self._starts if known < epoch), default=0), epoch):
@@ -392,12 +393,12 @@ class Reader:
                     number += 1
                 self._note_end(earlier, stream, number)
             if start:
-                self._seek(epoch, 0)  # shows whether the pass is over
+                self._seek(epoch, 0)  # shows whether the pass has ended
             found = self._starts[epoch]
         return found[0], found[1] + start
 
     def _start_of(self, epoch: int) -> tuple[int, int] | None:
-        """Returns the pass and the position in it at which an epoch begins; None if only reading will tell."""
+        """Returns the pass in which an epoch starts and the position in it; None if unknown before reading."""
         epoch, count = epoch - self._first_epoch, self._source.num_batches
         if self._steps is None:
             return epoch, 0
@@ -409,24 +410,24 @@ class Reader:
         return self._starts.get(epoch)
 
     def _note_end(self, epoch: int, stream: Stream, number: int) -> None:
-        """Notes where the epoch after one of so many batches begins."""
+        """Records the start of the next epoch, given an epoch of `number` batches."""
         if self._is_continuous:
             is_pass_over = number != self._steps
             self._starts[epoch + 1] = (
                 (stream.pass_index + 1, 0) if is_pass_over else (stream.pass_index, stream.position))
 
     def _resume_token(self, stream: Stream, number: int) -> ResumeToken | None:
-        if stream.is_ahead:  # and the source with it, or it has not come to this stream yet
+        if stream.is_ahead:  # also the source is ahead, or has not reached this stream yet
             token = stream.next_token
             return None if token is None else dataclasses.replace(token, batch=number)
         state = self._source.state()
         return None if state is None else ResumeToken(number, state)
 
     def _seek(self, epoch: int, start: int) -> Stream:
-        """Returns the stream of batches from where the epoch's batch `start` is next."""
+        """Returns the stream of batches from the epoch's batch `start` on."""
         stream = self._seek_place(*self._place(epoch, start))
         if start == 0 and stream.position and self._is_continuous and self._look_at(stream, 0) is None:
-            # Only now it shows that the epoch before has taken the last batch of a pass.
+            # The previous epoch has taken the last batch of a pass.
             stream = self._seek_place(stream.pass_index + 1, 0)
             self._starts[epoch] = stream.pass_index, 0
         return stream
@@ -459,14 +460,14 @@ class Reader:
         return None if element is END else self._checked(element, number)
 
     def _draw(self, stream: Stream, number: int) -> Any:
-        """Returns what comes next; `END` at the end."""
+        """Returns the next element; `END` at the end."""
         try:
             return stream.next()
         except Exception as error:
             raise named(error, number) from error
 
     def _checked(self, element: Any, number: int) -> Batch | Part:
-        """Returns what a source yielded as a batch; raises if it is none, or unlike the first one of the run."""
+        """Returns an element as a batch; raises if it is invalid, or differs from the first batch of the run."""
         try:
             batch = element if isinstance(element, Part) else as_batch(element)
             rows = rows_here(batch)

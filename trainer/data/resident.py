@@ -1,7 +1,7 @@
-"""Stacks of batches on the devices, and how one is gathered from arrays that are there.
+"""Stacks of batches on the devices, gathered from arrays there.
 
-A step takes stacks alone. So the rows of a host, a pipeline and arrays on the devices all run in one program. Where
-arrays live is not known here.
+A step takes stacks only, so host rows, pipelines and arrays on the devices share a program. The placement of arrays is
+not known here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class ResidentBatches:
 
     Attributes:
       arrays: a tree of arrays of shape `(length, ...)`.
-      numbers: int32 of shape `(batches, rows)`, each below `length`.
-      exchange: a hashable function `(arrays, numbers)` that returns a batch's rows, in a compiled function, where no
-        device has all of them; None where the compiler is to find them.
+      numbers: row indices, int32 of shape `(batches, rows)`, each below `length`.
+      exchange: a hashable function `(arrays, numbers)` that returns the rows of a batch in a compiled function, if no
+        device has all rows; None if the compiler gathers them.
     """
 
     arrays: Any
@@ -33,14 +33,14 @@ class ResidentBatches:
 
     @property
     def are_whole(self) -> bool:
-        """Whether each device has all rows, so that none is sent to another."""
+        """Whether each device has all rows, so that no row is sent to another."""
         return all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(self.arrays))
 
 
 def gathered(batches: ResidentBatches, start: jax.Array, length: int) -> Any:
-    """Returns a stack of `length` batches from the number `start` on, in a compiled function.
+    """Returns a stack of `length` batches from the index `start` on, in a compiled function.
 
-    Beyond the last batch, the last is repeated: a stack has one shape, and the step leaves out what is not there.
+    The last batch is repeated to fill the stack, which keeps a single shape; the step ignores the repetitions.
     """
     numbers = batches.numbers[jnp.minimum(start + jnp.arange(length), len(batches.numbers) - 1)]
     if batches.exchange is None:
@@ -50,24 +50,24 @@ def gathered(batches: ResidentBatches, start: jax.Array, length: int) -> Any:
 
 
 def batch_at(stack: Any, index: Any) -> Any:
-    """Returns one batch of a stack, in a compiled function.
+    """Returns a batch of a stack, in a compiled function.
 
     Args:
       stack: a tree of arrays of shape `(batches, rows, ...)`.
-      index: the batch's number, a scalar that may be traced.
+      index: the index of the batch, a scalar that may be traced.
 
     Returns:
       A tree of arrays of shape `(rows, ...)`.
     """
     batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, 0, keepdims=False), stack)
-    return lax.optimization_barrier(batch)  # the rounding of what follows must not depend on the stack
+    return lax.optimization_barrier(batch)  # later rounding must not depend on the stack
 
 
 def take_rows(arrays: Any, numbers: jax.Array) -> Any:
-    """Returns the rows with some numbers, all of which exist, of each of a tree of arrays."""
+    """Returns the rows at given indices, which must all exist, of each array in a tree."""
     return jax.tree.map(lambda leaf: leaf.at[numbers].get(mode="promise_in_bounds"), arrays)
 
 
 def stack_length(stack: Any) -> int:
-    """Returns how many batches a stack has capacity for."""
+    """Returns the capacity of a stack in batches."""
     return jax.tree.leaves(stack)[0].shape[0]

@@ -1,6 +1,6 @@
-"""A stream of batches: a pass of a source, and the present position in it.
+"""A stream of batches: a pass of a source, with the current position.
 
-Owns how a batch is looked at without losing it. It must not look into batches.
+Owns looking ahead at a batch without consuming it. It must not inspect batches.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ END: Any = object()
 
 
 class Stream:
-    """An open iterator of batches and where it stands.
+    """An open iterator of batches and its position.
 
     Args:
-      batches: from there on.
-      pass_index: which pass of its source.
-      position: how many batches of the pass come before.
-      resume_token: the place that the next batch has, if the source was put there and has not told it yet.
+      batches: the batches from the position on.
+      pass_index: index of the pass of the source.
+      position: number of batches of the pass before the position.
+      resume_token: the position of the next batch, if the source was set to it and does not report it yet.
 
     Attributes:
       pass_index: see above.
-      position: how many batches of the pass come before the next batch.
-      is_ahead: whether the source does not stand before the next batch.
-      next_token: where it would, if it is known.
+      position: number of batches of the pass before the next batch.
+      is_ahead: whether the state of the source is not the state before the next batch.
+      next_token: the position of the next batch in this case, if known.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Stream:
         self._pushed_back = END
 
     def next(self) -> Any:
-        """Returns the next batch, as the source yields it; `END` after the last batch."""
+        """Returns the next element of the source; `END` after the last batch."""
         batch, self._pushed_back = self._pushed_back, END
         self.is_ahead, self.next_token = False, None
         if batch is END:
@@ -53,14 +53,14 @@ class Stream:
         return batch
 
     def push_back(self, batch: Batch | Part, resume_token: ResumeToken | None) -> None:
-        """Lets the batch that came last be the next batch again, at the place that it has."""
+        """Makes the last batch the next batch again, with its position."""
         self._pushed_back, self.is_ahead, self.next_token = batch, True, resume_token
         self.position -= 1
 
     def close(self) -> None:
         """Closes the iterator."""
-        # A prefetching thread may still be in the user's code; then the generator ends with that thread.
-        if not getattr(self._batches, "gi_running", False):  # `inspect` may be gone as Python ends
+        # A prefetching thread may still be in the user's code; then the generator ends with the thread.
+        if not getattr(self._batches, "gi_running", False):  # `inspect` may be gone at exit
             self._batches.close()
 
 

@@ -1,4 +1,4 @@
-"""The local launcher: runs a script as the processes of a cluster on one machine. It imports no JAX."""
+"""The local launcher: runs a script as the processes of a cluster on one machine. It does not import JAX."""
 
 from trainer.launch.command import main
 

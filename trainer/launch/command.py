@@ -1,10 +1,10 @@
 """The local launcher of clusters: `python -m trainer.launch --workers 2 train.py` runs a script as two workers.
 
-Owns the command line and when a job is started again. Imports no JAX.
+Owns the command line and the decision to restart a job. Does not import JAX.
 
-Exit codes: 0 if all workers succeeded; otherwise that of the worker that failed first, 128 + s if signal s killed it.
-75 means that a worker lost a peer, which counts only if no worker failed in another way; 2 a configuration that was
-refused; 124 that time was over; 130 Ctrl-C; 143 that the workers were preempted and have saved.
+Exit codes: 0 if all workers succeeded; otherwise the code of the worker that failed first, 128 + s if signal s killed
+it. 75 means that a worker lost a peer, which counts only if no worker failed in another way; 2 a rejected
+configuration; 124 a timeout; 130 Ctrl-C; 143 that the workers were preempted and have saved.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ def run(
     """Runs a Python program as the workers of a cluster on this machine, and returns the job's exit code.
 
     Each worker gets `TF_CONFIG` with free ports of this machine, and the same `TRAINER_JOB_ID`. Their output appears
-    line by line on stdout and stderr, with a prefix. When a worker fails the others get SIGTERM, and SIGKILL five
-    seconds later; what it last wrote to stderr is then shown again. In the main thread, Ctrl-C, SIGTERM and SIGHUP are
-    passed on to the workers; a second Ctrl-C kills them. No process is left, not even if the launcher is killed; what
-    workers have started ends with them.
+    line by line on stdout and stderr, with a prefix. When a worker fails, the others receive SIGTERM, and SIGKILL five
+    seconds later; then the end of its stderr is shown again. In the main thread, Ctrl-C, SIGTERM and SIGHUP are
+    forwarded to the workers; a second Ctrl-C kills them. All processes end, even if the launcher is killed; child
+    processes of workers end with them.
 
-    The GPUs of `CUDA_VISIBLE_DEVICES`, or else all of the machine, are divided among the workers, unless
+    The GPUs of `CUDA_VISIBLE_DEVICES`, by default all GPUs of the machine, are divided among the workers, unless
     `JAX_PLATFORMS` names no GPUs.
 
     Args:
-      command: what follows `python`: a script, or `-m` and a module; and its arguments.
-      workers: how many processes.
-      devices_per_worker: how many GPUs each gets; None for an equal part of all, of which a rest stays unused. Without
-        GPUs, how many CPU devices JAX simulates in each; None leaves that to `XLA_FLAGS`.
-      restarts: how often all workers are started again, on other ports, after a failure. Exit code 2, which means a
-        rejected configuration, the end of time, and signals to this process end the job at once.
+      command: the arguments of `python`: a script, or `-m` and a module; and its arguments.
+      workers: number of processes.
+      devices_per_worker: number of GPUs of each worker; None for equal shares, with a remainder unused. Without GPUs,
+        the number of CPU devices that JAX simulates in each; None leaves that to `XLA_FLAGS`.
+      restarts: maximum number of restarts of all workers, on other ports, after a failure. Exit code 2, which means a
+        rejected configuration, a timeout, and signals to this process end the job at once.
       env: changes to the environment of the workers.
-      timeout_secs: after how long, in all, the workers are ended. None for never.
-      grace_secs: how long workers may take to end after a signal, before they are killed.
-      memory_fraction: what part of each of its GPUs' memory a worker takes when JAX starts; 0 for as much as it needs,
-        when it needs it. None for what the environment says, or else JAX's default, 0.75.
+      timeout_secs: seconds, in total, after which the workers are ended. None for no limit.
+      grace_secs: seconds that workers have to exit after a signal, before they are killed.
+      memory_fraction: fraction of the memory of each of its GPUs that a worker allocates when JAX starts; 0 to allocate
+        on demand. None for the setting in the environment, or JAX's default, 0.75.
 
     Returns:
       0 if all workers succeeded; otherwise the exit code of the worker that failed first, 128 + s if signal s killed
-      it. 75 (a peer was lost; also for SIGABRT) counts only if no worker failed in another way; 124 if time was over;
+      it. 75 (a peer was lost; also for SIGABRT) counts only if no worker failed in another way; 124 after a timeout;
       130 after Ctrl-C; 143 if the workers were preempted and have saved.
 
     Raises:
-      TypeError: if a number is of another type.
+      TypeError: if a number has another type.
       ValueError: if `command` is empty, a number is out of range, or there are GPUs, but fewer than the workers need.
       FileNotFoundError: if there is no such script.
 
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line, and returns the exit code.
 
     Args:
-      arguments: those of the command line, by default this process's.
+      arguments: the arguments of the command line, by default of this process.
     """
     parser = _parser()
     own, command = _split(sys.argv[1:] if arguments is None else arguments)
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     try:
         sys.stdout.flush()
-    except OSError:  # it has no reader any more, which Python would complain about once more when it exits
+    except OSError:  # no reader is left, and Python would report it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
@@ -125,7 +125,7 @@ def _run_once(
         try:
             if not output_is_lost:
                 output.show(worker, stream, lines)
-        except OSError:  # the terminal or the pipe is gone: the workers shall end, and may save
+        except OSError:  # the terminal or the pipe is gone: ends the workers, which may save
             output_is_lost = True
             requests.append(signal.SIGTERM)
 
@@ -144,7 +144,7 @@ def _run_once(
 def _tell_of_failure(job: Job, worker: int) -> None:
     lines, code, workers = output.end_of(list(job.last_lines[worker])), job.codes[worker], len(job.codes)
     assert code is not None, "the job has ended"
-    if lines and workers > 1:  # what others wrote since may hide it
+    if lines and workers > 1:  # later output of others may hide it
         output.say(f"The end of worker {worker}'s stderr:")
         with contextlib.suppress(OSError):
             output.show(worker, "stderr", lines)
@@ -153,13 +153,13 @@ def _tell_of_failure(job: Job, worker: int) -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects the signals that this process gets, where it would end of them."""
+    """Collects the signals that would end this process."""
     received: list[int] = []
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             recorded = signal.SIGTERM if number == signal.SIGHUP else number
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # of `nohup`, or in the background
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # with `nohup`, or in the background
                 before[number] = signal.signal(number, lambda *_, recorded=recorded: received.append(recorded))
     try:
         yield received
@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    """Returns the launcher's own options, and the command: `argparse` would take its options, or drop a `--` of it."""
+    """Separates the launcher's own options from the command, whose options `argparse` would parse, or drop its `--`."""
     position = 0
     while position < len(arguments) and arguments[position].startswith("-") and arguments[position] not in ("-m", "--"):
         position += 1 if "=" in arguments[position] or arguments[position] in ("-h", "--help") else 2

@@ -1,6 +1,6 @@
-"""The GPUs of this machine, and each worker's part of them.
+"""The GPUs of this machine, and the share of each worker.
 
-Owns how GPUs are found without JAX, and what the environment says of them and of their memory.
+Owns the detection of GPUs without JAX, and the environment variables for GPUs and their memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPU_PLATFORMS = {"", "cuda", "gpu"}
-_IDENTIFIER = re.compile(r"\d+|(GPU|MIG)-\S+")  # CUDA reads a list up to the first entry that is none, such as -1
+_IDENTIFIER = re.compile(r"\d+|(GPU|MIG)-\S+")  # CUDA reads a list up to the first invalid entry, such as -1
 _GPU_LINE = re.compile(r"GPU (\d+):")
 _INSTANCE_LINE = re.compile(r"\s+MIG .*\(UUID: (\S+)\)")
 _DRIVER_FOLDERS = "/proc/driver/nvidia/gpus/*"
@@ -22,13 +22,13 @@ _LIST_SECS = 30.0  # the first call after a boot loads the driver
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Returns the names of the GPUs that a process would use, as `CUDA_VISIBLE_DEVICES` has them.
+    """Returns the names of the GPUs that a process would use, in the form of `CUDA_VISIBLE_DEVICES`.
 
-    They are those of `CUDA_VISIBLE_DEVICES`, or else all that `nvidia-smi -L` lists: of GPUs that are divided into MIG
-    instances, the instances. There are none where `JAX_PLATFORMS` names no GPUs.
+    These are the GPUs of `CUDA_VISIBLE_DEVICES`, by default all GPUs that `nvidia-smi -L` lists; for GPUs that are
+    divided into MIG instances, the instances. The list is empty if `JAX_PLATFORMS` names no GPUs.
 
     Args:
-      environment: that of the process.
+      environment: the environment of the process.
     """
     if _GPU_PLATFORMS.isdisjoint(environment.get("JAX_PLATFORMS", "").lower().split(",")):
         return []
@@ -40,15 +40,15 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def divide(gpus: Sequence[str], workers: int, per_worker: int | None) -> list[Sequence[str]]:
-    """Returns the GPUs of each worker: the same number for each, none twice.
+    """Returns the GPUs of each worker: the same number for each, without overlap.
 
     Args:
-      gpus: all of them.
-      workers: how many workers there are.
-      per_worker: how many GPUs each gets; None for as many as there are for all.
+      gpus: all GPUs.
+      workers: number of workers.
+      per_worker: number of GPUs of each worker; None for equal shares.
 
     Raises:
-      ValueError: if there are too few.
+      ValueError: if there are too few GPUs.
 
     >>> divide(["0", "1", "2", "3", "4"], 2, None)
     [['0', '1'], ['2', '3']]
@@ -64,10 +64,10 @@ def divide(gpus: Sequence[str], workers: int, per_worker: int | None) -> list[Se
 
 
 def memory_settings(fraction: float | None) -> dict[str, str]:
-    """Returns the changes of an environment in which JAX takes a part of each GPU's memory.
+    """Returns the changes of an environment that limit JAX to a fraction of each GPU's memory.
 
     Args:
-      fraction: the part that it takes when it starts; 0 for as much as it needs, when it needs it; None for no change.
+      fraction: the fraction allocated at the start; 0 to allocate on demand; None for no change.
 
     >>> memory_settings(0)
     {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}
@@ -76,7 +76,7 @@ def memory_settings(fraction: float | None) -> dict[str, str]:
         return {}
     if fraction == 0:
         return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    # JAX does not start if the older name is set, too.
+    # JAX does not start if the older name is set too.
     return {"XLA_CLIENT_MEM_FRACTION": str(fraction), "XLA_PYTHON_CLIENT_MEM_FRACTION": ""}
 
 
@@ -85,11 +85,11 @@ def _all_gpus(path: str | None) -> list[str]:
     if program is not None:
         try:
             listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=_LIST_SECS, check=True)
-        except (OSError, subprocess.SubprocessError):  # a driver that does not answer
+        except (OSError, subprocess.SubprocessError):  # a driver that does not respond
             pass
         else:
             lines = listed.stdout.splitlines()
             instances = [found[1] for found in map(_INSTANCE_LINE.match, lines) if found]
-            # CUDA shows a process no whole GPU where there are instances.
+            # With instances, CUDA shows a process no whole GPU.
             return instances or [found[1] for found in map(_GPU_LINE.match, lines) if found]
     return [str(index) for index, _ in enumerate(glob.glob(_DRIVER_FOLDERS))]

@@ -1,7 +1,7 @@
-"""One job on this machine: the worker processes of a cluster, their environment and their output.
+"""A job on this machine: the worker processes of a cluster, their environment and their output.
 
-Owns how processes are started and ended, so that none is left behind. Knows nothing of when to end them: the
-supervisor decides. Imports no JAX: a launcher must start at once and hold no device.
+Owns the start and the end of processes, so that none is left behind. The supervisor decides when to end them. Does not
+import JAX: a launcher must start at once and hold no device.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ OnLines = Callable[[int, str, Sequence[bytes]], None]
 
 _PARENT_DEATH = os.path.abspath(parent_death.__file__)
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
-_KEPT_LINES = 200  # of each worker's stderr
+_KEPT_LINES = 200  # of the stderr of each worker
 _READ_BYTES = 2**16
-_DRAIN_SECS = 1.0  # for output after the last process ended: something out of reach may hold the pipe
+_DRAIN_SECS = 1.0  # for output after the last process ended; an unreachable process may hold the pipe
 _FIRST_PORT = 10_000
 _TRIES = 50  # for each port
 
 
 class Job:
-    """The processes of one cluster. Use it in a `with` statement, whose end kills whatever still runs.
+    """The processes of a cluster. Use it in a `with` statement, which kills the running processes at its end.
 
-    The kernel kills the workers when the thread that made the job ends, so that must outlive it.
+    The kernel kills the workers when the thread that made the job ends, so this thread must outlive the job.
 
     Args:
-      command: what follows `python`: a script, or `-m` and a module, or `-c` and a program; and its arguments.
-      workers: how many processes.
-      devices_per_worker: how many GPUs each gets, or without GPUs how many CPU devices JAX simulates in each; None for
-        an equal part of all GPUs, and for as many CPU devices as the environment says.
-      env: changes to the environment of all of them.
-      on_lines: gets each worker's output, as (worker, "stdout" or "stderr", lines), in the thread that calls `wait`.
+      command: the arguments of `python`: a script, or `-m` and a module, or `-c` and a program; and its arguments.
+      workers: number of processes.
+      devices_per_worker: number of GPUs of each worker, or without GPUs the number of CPU devices that JAX simulates in
+        each; None for equal shares of all GPUs, or for the number of CPU devices in the environment.
+      env: changes to the environment of all workers.
+      on_lines: receives each worker's output, as (worker, "stdout" or "stderr", lines), in the thread that calls
+        `wait`.
 
     Raises:
       ValueError: if there are GPUs, but fewer than the workers need.
@@ -81,44 +82,44 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether all processes have ended and all that they wrote was passed on."""
+        """Whether all processes have ended and all their output was forwarded."""
         return not self.running and (not self._selector.get_map() or time.monotonic() > self._drained_by)
 
     @property
     def running(self) -> list[int]:
-        """The indices of the workers that have not ended."""
+        """The indices of the running workers."""
         return [worker for worker, code in enumerate(self.codes) if code is None]
 
     def wait(self, secs: float) -> list[int]:
-        """Waits for output and passes it on, and for ends of processes.
+        """Waits for output, which it forwards, and for exits of processes.
 
         Args:
-          secs: for how long at most.
+          secs: maximum seconds to wait.
 
         Returns:
-          The workers that ended since the last call. Whatever they had started is ended with them.
+          The workers that ended since the last call. Their child processes are ended with them.
         """
         for key, _ in self._selector.select(secs):
             self._read(key)
         return self._reap()
 
     def send(self, number: int, to_helpers: bool = False) -> None:
-        """Sends a signal to all workers that run.
+        """Sends a signal to all running workers.
 
         Args:
           number: the signal.
-          to_helpers: whether also to processes that they started, as a terminal does with Ctrl-C.
+          to_helpers: whether to include their child processes, as a terminal does with Ctrl-C.
         """
         for worker in self.running:
-            pid = self._processes[worker].pid  # not reaped, so it cannot be another's by now
+            pid = self._processes[worker].pid  # not reaped, so the id is not reused
             (os.killpg if to_helpers else os.kill)(pid, number)
 
     def kill(self) -> None:
-        """Kills all workers and what they started, at once."""
+        """Kills all workers and their child processes at once."""
         self.send(signal.SIGKILL, to_helpers=True)
 
     def close(self) -> None:
-        """Ends everything that is left."""
+        """Ends all remaining processes."""
         self.kill()
         for worker in self.running:
             self.codes[worker] = self._processes[worker].wait()
@@ -137,7 +138,7 @@ class Job:
         self.close()
 
     def _start(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        # -I and -S are for that script alone: it then replaces itself by an ordinary `python -u`.
+        # -I and -S apply to this script only, which then replaces itself by an ordinary `python -u`.
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", _PARENT_DEATH, "tie", str(os.getpid()), sys.executable, "-u", *command],
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
@@ -152,7 +153,7 @@ class Job:
             self._selector.register(pipe, selectors.EVENT_READ, (worker, name, output.LineSplitter()))
 
     def _tell_guard(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it was killed: then only the kernel's signal is left
+        with contextlib.suppress(BrokenPipeError):  # if it was killed, only the kernel's signal is left
             self._guard.stdin.write(f"{line}\n".encode())  # type: ignore[union-attr]
 
     def _read(self, key: selectors.SelectorKey) -> None:
@@ -177,7 +178,7 @@ class Job:
         ended = []
         for worker in self.running:
             process = self._processes[worker]
-            # Looks without reaping: until then its number, and so its group's, is no other's.
+            # Checks without reaping, so that neither its id nor its group id is reused yet.
             if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 parent_death.kill_group(process.pid)
                 self.codes[worker] = process.wait()
@@ -189,10 +190,10 @@ class Job:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of this machine that nothing uses now.
+    """Returns unused ports of this machine.
 
-    They lie below those that the kernel gives to outgoing connections, so nothing takes one by chance before the
-    worker does.
+    They are below the kernel's range for outgoing connections, so that none is taken by chance before the worker binds
+    it.
     """
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
@@ -204,7 +205,7 @@ def free_ports(count: int) -> list[int]:
     found: list[int] = []
     with contextlib.ExitStack() as sockets:
         while len(found) < count:
-            # All stay bound until the last is found, so that none comes twice. 0: whichever the kernel likes.
+            # All stay bound until the last is found, so that they are distinct. 0 lets the kernel choose.
             bound = sockets.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 bound.bind(("", candidates.pop() if candidates else 0))

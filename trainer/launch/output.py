@@ -1,6 +1,6 @@
-"""The outputs of several processes as one stream: whole lines, each with its worker's number.
+"""The outputs of several processes as a single stream: whole lines, each with its worker's number.
 
-Owns lines and prefixes. Knows nothing of processes. Bytes pass as they are, whatever they mean.
+Owns lines and prefixes. Knows nothing of processes. Bytes pass unchanged.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import sys
 import time
 from collections.abc import Sequence
 
-_MAX_LINE_BYTES = 2**20  # a longer line is shown in parts
+_MAX_LINE_BYTES = 2**20  # longer lines are split
 _BAR_EVERY_SECS = 10.0
 _LAST_LINES = 20
 _TRACEBACK = ("Traceback (most recent call last):", "  + Exception Group Traceback (most recent call last):")
-_IGNORED = "Exception ignored in"  # of an object that Python clears at its end, after the error that ended it
+_IGNORED = "Exception ignored in"  # in an object that Python clears at exit, after the actual error
 _CHAINS = ("During handling of the above exception, another exception occurred:",
            "The above exception was the direct cause of the following exception:")
 
 
 class LineSplitter:
-    """Makes lines of one stream's bytes as they come.
+    """Splits the bytes of a stream into lines as they arrive.
 
-    A carriage return takes a line back to its start, as a progress bar does: of such a line only the last state is
-    passed on, when it is complete and, meanwhile, every ten seconds.
-
+    A carriage return overwrites a line, as in a progress bar. Only the last state of such a line is emitted: when it is
+    complete and, until then, every ten seconds.
     >>> splitter = LineSplitter()
     >>> splitter.feed(b"one\\ntw"), splitter.feed(b"o\\n 5%\\r10%"), splitter.rest()
     ([b'one'], [b'two'], [b'10%'])
@@ -35,12 +34,12 @@ class LineSplitter:
         self._last_line_at = time.monotonic()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Returns the lines, without their ends, that these bytes complete."""
+        """Returns the lines, without line ends, that these bytes complete."""
         *lines, self._pending = (self._pending + data).split(b"\n")
         now = time.monotonic()
         if b"\r" in self._pending:
             *overwritten, current = self._pending.split(b"\r")
-            self._pending = _last_state(overwritten) + b"\r" + current  # so that a bar does not pile up
+            self._pending = _last_state(overwritten) + b"\r" + current  # limits the size of a pending progress bar
             if now - self._last_line_at >= _BAR_EVERY_SECS:
                 lines.append(self._pending)
         if len(self._pending) > _MAX_LINE_BYTES:
@@ -51,31 +50,31 @@ class LineSplitter:
         return [_last_state(line.split(b"\r")) for line in lines]
 
     def rest(self) -> list[bytes]:
-        """Returns the line that was begun and not ended, if any."""
+        """Returns the unfinished line, if any."""
         line, self._pending = _last_state(self._pending.split(b"\r")), b""
         return [line] if line else []
 
 
 def show(worker: int, stream: str, lines: Sequence[bytes]) -> None:
-    """Writes lines of one worker, at once, to this process's stream of the same name.
+    """Writes lines of a worker at once to this process's stream of the same name.
 
     Args:
       worker: the worker's index.
       stream: "stdout" or "stderr".
-      lines: what to write, without line ends.
+      lines: the lines, without line ends.
     """
     prefix = f"[worker {worker}] ".encode()
     _write(stream, b"".join(prefix + line + b"\n" for line in lines))
 
 
 def say(message: str) -> None:
-    """Writes a message of the launcher's own to stderr, if that can still be written to."""
+    """Writes a message of the launcher to stderr, if it is still writable."""
     with contextlib.suppress(OSError):
         _write("stderr", f"[launcher] {message}\n".encode())
 
 
 def end_of(lines: Sequence[bytes]) -> list[bytes]:
-    """Returns what says most about a failure: all from its traceback on, or else the last lines.
+    """Returns the most informative lines about a failure: from its traceback on, or else the last lines.
 
     Args:
       lines: the last lines of a process's stderr.
@@ -89,7 +88,7 @@ def end_of(lines: Sequence[bytes]) -> list[bytes]:
     if not begins:
         return list(lines[-_LAST_LINES:])
     begin = begins.pop()
-    while begins and any(text in _CHAINS for text in texts[begins[-1]:begin]):  # this one explains the next
+    while begins and any(text in _CHAINS for text in texts[begins[-1]:begin]):  # this traceback explains the next
         begin = begins.pop()
     return list(lines[begin:])
 
@@ -101,7 +100,7 @@ def _last_state(states: Sequence[bytes]) -> bytes:
 def _write(stream: str, data: bytes) -> None:
     file = getattr(sys, stream)
     buffer = getattr(file, "buffer", None)
-    if buffer is None:  # a notebook's stream takes text only
+    if buffer is None:  # a notebook's stream accepts text only
         file.write(data.decode(errors="replace"))
     else:
         file.flush()

@@ -1,6 +1,6 @@
-"""Watches a job to its end: when its processes are to stop, and which of their exit codes is the job's.
+"""Watches a job to its end, and decides when its processes stop and which of their exit codes is the job's.
 
-Owns these decisions. How processes are started and ended is the job's matter.
+The job starts and ends processes.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import NamedTuple
 
 from trainer.launch.job import Job
 
-PEER_LOST = 75  # as MultiWorkerMirroredStrategy exits when another process is gone
+PEER_LOST = 75  # exit code of MultiWorkerMirroredStrategy when another process is gone
 REFUSED = 2
 PREEMPTED = 143
-TIMED_OUT = 124  # as `timeout` of the shell has it
+TIMED_OUT = 124  # as in the shell command `timeout`
 
 FAILED, TIMEOUT, INTERRUPTED, TERMINATED = "failed", "timeout", "interrupted", "terminated"
 
 _POLL_SECS = 0.05
-_FAILURE_GRACE_SECS = 5.0  # from SIGTERM to SIGKILL for the others, once one has failed
-_PEER_LOST_WAIT_SECS = 5.0  # for the process that caused it to say what was wrong with it
+_FAILURE_GRACE_SECS = 5.0  # from SIGTERM to SIGKILL for the others, after a failure
+_PEER_LOST_WAIT_SECS = 5.0  # for the process that caused it to report its error
 
 
 class Outcome(NamedTuple):
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
-      exit_code: the job's, 0 if it succeeded; 128 + s for a process that signal s killed.
-      worker: whose exit code it is, if it is a worker's.
-      reason: why the processes that still ran were ended: `FAILED`, `TIMEOUT`, `INTERRUPTED` by SIGINT or
-        `TERMINATED` by SIGTERM; None if they ended by themselves.
+      exit_code: the exit code of the job, 0 if it succeeded; 128 + s for a process that signal s killed.
+      worker: the worker with this exit code, if any.
+      reason: the reason why running processes were ended: `FAILED`, `TIMEOUT`, `INTERRUPTED` by SIGINT or `TERMINATED`
+        by SIGTERM; None if all ended by themselves.
       killed: the workers that did not end in time then, and were killed.
     """
 
@@ -49,11 +49,11 @@ def supervise(
 
     Args:
       job: the job.
-      timeout_secs: how long it may take; None for any time.
-      grace_secs: how long processes may take to end after SIGINT or SIGTERM of `requests`, before they are killed.
-      failure_grace_secs: the same after the SIGTERM that they get when another failed or time is over.
-      requests: signals that this process received, SIGINT and SIGTERM, to which a signal handler appends. The first is
-        forwarded; after it, or when the job is ending already, SIGINT kills. They are taken out as they are obeyed.
+      timeout_secs: maximum seconds; None for no limit.
+      grace_secs: seconds that processes have to exit after SIGINT or SIGTERM of `requests`, before they are killed.
+      failure_grace_secs: the same after the SIGTERM for a failure of another process or a timeout.
+      requests: signals that this process received, SIGINT and SIGTERM, appended by a signal handler. The first is
+        forwarded; after it, or when the job is ending already, SIGINT kills. Handled signals are removed.
     """
     requests = [] if requests is None else requests
     watch = _Watch(job, grace_secs, failure_grace_secs)
@@ -72,7 +72,7 @@ class _Watch:
     def __init__(self, job: Job, grace_secs: float, failure_grace_secs: float):
         self.job, self.grace_secs, self.failure_grace_secs = job, grace_secs, failure_grace_secs
         self.reason: str | None = None
-        self.failures: list[int] = []  # workers that failed by themselves, the first one first
+        self.failures: list[int] = []  # workers that failed by themselves, the first failure first
         self.first_failure_at = 0.0
         self.kill_at = float("inf")
         self.killed: set[int] = set()
@@ -83,7 +83,7 @@ class _Watch:
         failed = [worker for worker in ended if self.job.codes[worker] != 0]
         if failed and not self.failures:
             self.first_failure_at = time.monotonic()
-        # Survivors of a killed process fail within milliseconds of it, so both may be seen at once.
+        # Survivors of a killed process fail within milliseconds, so both may be seen at once.
         self.failures += sorted(failed, key=lambda worker: (self.code(worker) >= 0, worker))
 
     def obey(self, number: int) -> None:
@@ -95,7 +95,7 @@ class _Watch:
         elif self.reason is None:
             self.end(TERMINATED, number, self.grace_secs)
         elif self.reason == FAILED:
-            self.reason = TERMINATED  # they are ending already; this only says that nothing is to start again
+            self.reason = TERMINATED  # already ending; only prevents a restart
 
     def end_what_is_due(self) -> None:
         now = time.monotonic()
@@ -105,11 +105,11 @@ class _Watch:
             self.kill()
 
     def patience_secs(self) -> float:
-        """Returns for how long the others may go on after the first failure."""
+        """Returns the seconds that the others may continue after the first failure."""
         codes = {self.code(worker) for worker in self.failures}
         if any(_is_cause(code) for code in codes):
             return 0.0
-        return self.grace_secs if codes == {PREEMPTED} else _PEER_LOST_WAIT_SECS  # preempted ones save, all of them
+        return self.grace_secs if codes == {PREEMPTED} else _PEER_LOST_WAIT_SECS  # preempted processes all save
 
     def end(self, reason: str, number: int, grace_secs: float) -> None:
         self.reason = reason
@@ -158,7 +158,7 @@ class _Watch:
 
     @staticmethod
     def _outcome_of(workers: Sequence[int], codes: dict[int, int]) -> int | None:
-        """Returns the worker among these whose failure counts: a cause, or else a worker that lost a peer."""
+        """Returns the worker whose failure counts: a cause, or else a worker that lost a peer."""
         failed = [worker for worker in workers if codes[worker] != 0]
         for counts in (_is_cause, lambda code: code != PREEMPTED, lambda code: True):
             found = next((worker for worker in failed if counts(codes[worker])), None)
@@ -172,7 +172,7 @@ class _Watch:
 
 
 def describe_end(code: int) -> str:
-    """Returns what an exit code says of a process.
+    """Returns a description of an exit code.
 
     >>> describe_end(1), describe_end(-9)
     ('failed with exit code 1', 'was killed by SIGKILL')
@@ -187,5 +187,5 @@ def describe_end(code: int) -> str:
 
 
 def _is_cause(code: int) -> bool:
-    """Tells whether a failure can be the first, and not what another process's failure led to."""
+    """Returns whether a failure can be the first, rather than the consequence of another process's failure."""
     return code not in (0, PEER_LOST, -signal.SIGABRT, PREEMPTED)

@@ -1,4 +1,4 @@
-"""The only host loop: fit, evaluate and predict are phases of it; and where a run stands.
+"""The only host loop, with the phases fit, evaluate and predict; and the progress of a run.
 
 Owns the order of batches, executions, callbacks and save points. It must not compute: steps do.
 """

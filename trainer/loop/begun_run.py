@@ -1,6 +1,6 @@
-"""What callbacks noted of the world when a run began: for a run that is killed before anything of it is saved.
+"""The callbacks' records of the initial side effects of a run, for a run that is killed before its first checkpoint.
 
-Owns the file in which this lies, beside the checkpoints until the first of them is there.
+Owns the file of these records, which lies beside the checkpoints until the first checkpoint exists.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ FILE_NAME = "begun.json"
 
 
 def begin(folder: str, callbacks: CallbackList) -> None:
-    """Notes that a run begins in a folder without a checkpoint, or lets the callbacks begin again with one that had.
+    """Records the start of a run in a folder without a checkpoint, or rolls the callbacks back to an earlier record.
 
     Raises:
-      ValueError: if the file in the folder is none that was written here.
-      OSError: if it cannot be read or written.
+      ValueError: if the file in the folder is not such a record.
+      OSError: if the file cannot be read or written.
     """
     path = os.path.join(folder, FILE_NAME)
     if os.path.exists(path):
@@ -36,7 +36,7 @@ def begin(folder: str, callbacks: CallbackList) -> None:
 
 
 def forget(folder: str) -> None:
-    """Removes the file: the run has a checkpoint, or is over."""
+    """Removes the file: the run has a checkpoint, or has ended."""
     for name in (FILE_NAME, f"{FILE_NAME}.tmp"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, name))

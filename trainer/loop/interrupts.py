@@ -1,6 +1,6 @@
-"""Ctrl-C, held off while it would do harm.
+"""Ctrl-C, deferred during critical sections.
 
-Owns the signal handler of a run. What is protected, and why, is up to the loop that uses it.
+Owns the signal handler of a run. The loop decides which sections are critical.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Interrupts:
-    """Lets Ctrl-C take effect only outside of certain blocks, as long as this context is open.
+    """Defers Ctrl-C during certain blocks, as long as this context is open.
 
     The handler is set once and not for each block, because setting it takes longer than a small step.
 
@@ -26,10 +26,10 @@ class Interrupts:
         self.deferred = _Deferred()
 
     def __enter__(self) -> Interrupts:
-        # Another one each time: a callback may have kept the last one's handler, to call it from its own.
+        # A new object each time: a callback may have kept the last handler, to call it from its own.
         self.deferred = _Deferred()
         handler = signal.getsignal(signal.SIGINT)
-        # Python calls handlers in the main thread only, and only there may they be set.
+        # Python calls and sets handlers in the main thread only.
         if threading.current_thread() is threading.main_thread() and callable(handler):
             self.deferred.handler = handler
             try:
@@ -47,13 +47,13 @@ class Interrupts:
             self._put_back()
 
     def _put_back(self) -> None:
-        # Other code may have set another handler in the meantime, which then stays.
+        # If other code has set a handler in the meantime, it stays.
         if self.deferred.handler is not None and signal.getsignal(signal.SIGINT) == self.deferred.handle:
             signal.signal(signal.SIGINT, self.deferred.handler)
 
 
 class _Deferred:
-    """A block in which signals wait."""
+    """A block that defers signals."""
 
     def __init__(self) -> None:
         self.handler: Any = None

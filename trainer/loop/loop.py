@@ -1,8 +1,8 @@
-"""The only host loop: fit, evaluate and predict are phases of it.
+"""The only host loop, with the phases fit, evaluate and predict.
 
-It does not wait for the step that it has just begun: logs stay on the device until they are read, and batches are
-placed ahead, by a thread where that saves time. Few executions are queued (see `MAX_IN_FLIGHT`), which bounds the
-memory of their batches and outputs.
+It does not wait for the step that it has just started: logs stay on the device until they are read, and batches are
+placed ahead, in a thread if that saves time. Few executions are queued (see `MAX_IN_FLIGHT`), which bounds the memory
+of their batches and outputs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from trainer.loop.run_limits import RunLimits
 from trainer.model.core.model_core import ModelCore
 from trainer.model.core.run_fingerprint import describe_data, describe_run, describe_sets
 
-# How many executions may not have ended when the next begins.
+# Maximum number of unfinished executions when the next starts.
 MAX_IN_FLIGHT = 2
-MAX_WHOLE_GROUPS_IN_FLIGHT = 1  # they hold many batches each, and take much longer than a dispatch
-MAX_SINGLE_STEPS_IN_FLIGHT = 8  # of a group; they are cheap, and the batches of all take no more memory than the group
+MAX_WHOLE_GROUPS_IN_FLIGHT = 1  # each holds many batches, and takes much longer than a dispatch
+MAX_SINGLE_STEPS_IN_FLIGHT = 8  # of a group; they are cheap, and need no more memory than the group
 
 _NO_SETS: Mapping[str, Reader] = {}
 
 Running = Any  # the running logs of a phase
-Reached = Callable[[int, Running, ResumeToken | None], None]  # called with how far an epoch is, after each execution
+Reached = Callable[[int, Running, ResumeToken | None], None]  # called after each execution of an epoch
 
 
 def fit(
@@ -56,14 +56,14 @@ def fit(
     Args:
       core: the model; its state is replaced after each execution.
       reader: the training batches.
-      callbacks: called as in Keras; whatever is recorded of the run, they record.
-      epochs: the number after that of the last epoch.
+      callbacks: called as in Keras; they keep all records of the run.
+      epochs: total number of epochs, including epochs before `initial_epoch`.
       initial_epoch: the number of the first epoch.
-      validation: sets of batches to evaluate one after another at the end of an epoch, by their names, which their
-        logs begin with; a single set may have the name "".
-      validation_freq: evaluate every so many epochs, or in the epochs listed (counted from 1).
+      validation: sets of batches to evaluate in turn at the end of an epoch, by name; the name is the prefix of their
+        logs. A single set may have the name "".
+      validation_freq: number of epochs between evaluations, or a list of epochs to evaluate after (counted from 1).
       timing: the clock to use.
-      limits: what ends the run before.
+      limits: ends the run early.
     """
     limits = limits or RunLimits()
     validations = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs))
@@ -75,7 +75,7 @@ def fit(
                              "validation then takes the next batches.")
     core.set_stops("train", False)
     with core.run.timed(timing) as timing:
-        # All epochs count, not those that are left: a resumed run decides the same.
+        # Counts all epochs, not the remaining epochs, so that a resumed run decides the same.
         train = start_phase(core, "train", reader, passes=epochs, data_on_device=True)
         tests = []
         for name, each in validation.items():
@@ -92,7 +92,7 @@ def fit(
         with run, core.run.validating(validator, list(validation)):
             with timing.measure("callbacks"):
                 callbacks.on_train_begin()
-            run.started()  # a resumed run goes on at another epoch, and may be in its middle or have stopped
+            run.started()  # a resumed run may be at another epoch, in the middle of an epoch, or stopped
             logs: Any = run.logs
             trained: Running = None
             while run.epoch < epochs and not run.is_over:
@@ -128,11 +128,11 @@ def fit(
 
 
 def evaluate(core: ModelCore, readers: Mapping[str, Reader], callbacks: CallbackList) -> dict[str, Any]:
-    """Returns the logs over the first epoch of each reader; of a one-shot source, over its next batches.
+    """Returns the logs over the first epoch of each reader, or over the next batches of a one-shot source.
 
     Args:
       core: the model.
-      readers: the batches; of several sets by the names that their logs begin with.
+      readers: the batches of each set, by name; the name is the prefix of the logs.
       callbacks: called as in Keras, for each set.
     """
     with core.run.timed():
@@ -153,7 +153,7 @@ def _evaluate_set(inputs: PhaseInput, callbacks: CallbackList, reached: Reached 
     with inputs.timing.measure("callbacks"):
         callbacks.on_test_begin()
     with inputs.timing.measure("data"):
-        inputs.reader.peek()  # a generator may have nothing left
+        inputs.reader.peek()  # raises if a generator is exhausted
     running = _run_epoch(inputs, callbacks, epoch=0, reached=reached)
     logs = inputs.lazy_logs(running)
     _store_metrics(inputs, running, logs)
@@ -163,7 +163,7 @@ def _evaluate_set(inputs: PhaseInput, callbacks: CallbackList, reached: Reached 
 
 
 def _store_metrics(inputs: PhaseInput, running: Running, logs: Mapping[str, Any]) -> None:
-    """Gives metric objects what an epoch has accumulated, as Keras's have it after a run."""
+    """Gives metric objects their results over an epoch, which Keras's metrics have after a run."""
     inputs.phase.store_metrics(running)
     if (loss := inputs.log_name("loss")) in logs:
         inputs.core.note_loss(logs[loss])
@@ -171,7 +171,7 @@ def _store_metrics(inputs: PhaseInput, running: Running, logs: Mapping[str, Any]
 
 @contextlib.contextmanager
 def _naming_validation_data(name: str) -> Iterator[None]:
-    """Adds to errors of the block that they are of `validation_data`, of the set of that name, if there are several."""
+    """Adds a note to errors in the block that they are about `validation_data`, and about which set of several."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -181,7 +181,7 @@ def _naming_validation_data(name: str) -> Iterator[None]:
 
 
 def _distinct(names: Sequence[str]) -> Sequence[str]:
-    """Returns the names of logs, after checking that sets of data give no two logs one name."""
+    """Returns the names of logs, after checking that they are unique across data sets."""
     twice = [name for name, count in collections.Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"Two sets of data would have the log {twice[0]!r}. Give one of them another name.")
@@ -191,7 +191,7 @@ def _distinct(names: Sequence[str]) -> Sequence[str]:
 def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterator[Any]:
     """Yields the outputs for each batch as host arrays, in input order and without padding.
 
-    At most `MAX_IN_FLIGHT` executions are ahead of the outputs that were yielded.
+    At most `MAX_IN_FLIGHT` executions run ahead of the yielded outputs.
     """
     core.set_stops("predict", False)
     with core.run.timed() as timing:
@@ -226,9 +226,9 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
 
 
 def _call_after_prediction(core: ModelCore, callbacks: CallbackList, group: PlacedGroup, outputs: Any) -> int:
-    """Calls the hooks for a group; returns how many of its batches came before `stop_predicting`.
+    """Calls the hooks for a group; returns the number of its batches before `stop_predicting`.
 
-    Outputs are stacked, so batches are not run one by one even if a callback wants to see each.
+    Outputs are stacked, so batches do not run separately even for per-batch hooks.
     """
     def logs(index: int) -> LazyLogs:
         return LazyLogs(("outputs",), lambda: {"outputs": _batch_on_host(group, jax.device_get(outputs), index)})
@@ -246,7 +246,7 @@ def _call_after_prediction(core: ModelCore, callbacks: CallbackList, group: Plac
 
 
 def run_on_batch(core: ModelCore, kind: Phase, reader: Reader) -> dict[str, Any]:
-    """Runs the one batch of `reader` outside of any epoch; returns its logs, fetched."""
+    """Runs the only batch of `reader` outside of any epoch; returns its logs on the host."""
     with core.run.timed():
         inputs = start_phase(core, kind, reader, passes=1)
         group, = inputs.stacks([inputs.phase.place_group(next(reader.read(0)))])
@@ -256,16 +256,16 @@ def run_on_batch(core: ModelCore, kind: Phase, reader: Reader) -> dict[str, Any]
 
 
 def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_sample: bool) -> None:
-    """Compiles a phase for the batches of `reader` as a run that reads them `passes` times would, running nothing.
+    """Compiles a phase for `passes` passes over the batches of `reader`, without running anything.
 
-    That is for full batches and, of arrays, for a shorter last one.
+    This covers full batches and, for arrays, a shorter last batch.
 
     Args:
       core: the model.
       kind: "train", "test" or "predict".
       reader: the batches.
-      passes: how often they will be read.
-      is_sample: whether there is one batch that stands for a stream of such batches.
+      passes: number of passes over the batches.
+      is_sample: whether a single batch represents a stream of such batches.
     """
     with core.run.timed() as timing:
         inputs = start_phase(core, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
@@ -273,7 +273,7 @@ def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_
         if reader.arrays is not None and reader.num_batches is not None and not is_sample:
             programs = _programs_of_arrays(inputs, reader.group_size)
         else:
-            if is_sample:  # of what a pipeline yields, though it is an array
+            if is_sample:  # treated as the output of a pipeline, although it is an array
                 reader.group_size = inputs.phase.steps_per_execution
             buffer = GroupBuffer(reader.capacity)
             buffer.begin(reader.peek(), 0)
@@ -286,13 +286,13 @@ def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_
 
 
 def _programs_of_arrays(inputs: PhaseInput, steps: int) -> Iterator[tuple[PlacedGroup, int]]:
-    """Yields what an epoch over arrays needs programs for: groups of batches, and how many of theirs run at once.
+    """Yields the groups and numbers of steps for which an epoch over arrays needs programs.
 
-    These are whole executions, a last one of fewer steps, and a last batch of fewer rows.
+    These are whole executions, a last execution of fewer steps, and a last batch of fewer rows.
 
     Args:
-      inputs: what the epoch runs on.
-      steps: how many steps an execution has.
+      inputs: the inputs of the epoch.
+      steps: number of steps per execution.
     """
     reader = inputs.reader
     batches = reader.num_batches
@@ -308,13 +308,13 @@ def _programs_of_arrays(inputs: PhaseInput, steps: int) -> Iterator[tuple[Placed
 
 
 def _precompile(inputs: PhaseInput, steps: int) -> None:
-    """Begins to compile what an epoch over arrays will need, while devices that are no CPUs compute.
+    """Starts to compile the programs of an epoch over arrays, while accelerators compute.
 
-    An epoch would else stop for the compilation of its last batch, or of its validation.
+    Otherwise, an epoch would wait for the compilation of its last batch or of its validation.
 
     Args:
-      inputs: what the epoch runs on.
-      steps: how many steps an execution has.
+      inputs: the inputs of the epoch.
+      steps: number of steps per execution.
     """
     phase, reader = inputs.phase, inputs.reader
     if phase.precompiles_in_background and reader.arrays is not None and reader.num_batches is not None:
@@ -328,17 +328,17 @@ def _run_epoch(
     inputs: PhaseInput, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
     reached: Reached | None = None, last_of_run: int | None = None, next_phase: PhaseInput | None = None,
 ) -> Running:
-    """Runs an epoch from its batch number `batch` on, before which it had the logs `running`; returns those at its end.
+    """Runs an epoch from the batch `batch` on, with the logs `running` so far; returns the logs at its end.
 
-    `reached` is called after each execution, after all callbacks. No execution goes beyond the batch `last_of_run`. If
-    the first execution had to be compiled, other programs of the epoch and of `next_phase` are compiled beside it.
+    `reached` is called after each execution and its callbacks. No execution goes beyond the batch `last_of_run`. If the
+    first execution has to compile, other programs of the epoch and of `next_phase` are compiled alongside.
     """
     core, kind, timing = inputs.core, inputs.kind, inputs.timing
     running = inputs.phase.empty_logs if running is None else running
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = core.strategy.spans_processes and callbacks.may_stop_differently(kind)
     one_by_one, begun = per_batch and not inputs.phase.is_asynchronous, batch
-    one_by_one = _stops(core, kind, agrees) or one_by_one  # asked before the epoch, it ends after one batch
+    one_by_one = _stops(core, kind, agrees) or one_by_one  # after an earlier stop, the epoch ends after a single batch
     with inputs.interrupts, inputs.groups(epoch, batch) as groups:
         for group, start, stop in _executions(inputs, groups, callbacks, one_by_one, last_of_run):
             first, last = group.first + start, group.first + stop - 1
@@ -349,7 +349,7 @@ def _run_epoch(
             running = _execute(inputs, group, start, stop, running)
             if is_first and inputs.phase.num_programs > programs:
                 _precompile(inputs, 1 if one_by_one else inputs.reader.group_size)
-                if next_phase is not None and next_phase.phase.num_programs == 0:  # a run before has compiled all else
+                if next_phase is not None and next_phase.phase.num_programs == 0:  # else compiled by an earlier run
                     _precompile(next_phase, next_phase.reader.group_size)
             _queue(inputs, group, stop - start, running)
             with timing.measure("callbacks"):
@@ -367,9 +367,9 @@ def _run_epoch(
 
 
 def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> None:
-    """Raises ClusterError in all processes if pipelines of theirs have not come equally far.
+    """Raises ClusterError in all processes if the positions of their pipelines differ.
 
-    Before anything else runs over the devices of all: a process with further batches waits there for those without.
+    It runs before all other work on the devices, where a process with more batches would wait for the others.
     """
     core, timing = inputs.core, inputs.timing
     if core.strategy.spans_processes and inputs.reader.arrays is None:
@@ -379,8 +379,7 @@ def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> Non
 
 
 def _agreed_on(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
-    """Yields groups that all processes have: the outputs of a group come together as one array, of which a process with
-    fewer batches would leave others with rows that none has computed."""
+    """Checks that every process has the next group, because `predict` gathers a group's outputs from all of them."""
     for group in groups:
         last = group.first + group.count - 1
         _agree_on_batches(inputs, {"next batches": f"{group.first} to {last} ({group.rows} rows each)"})
@@ -391,13 +390,13 @@ def _agreed_on(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[Pl
 def _executions(
     inputs: PhaseInput, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool, last: int | None
 ) -> Iterator[tuple[PlacedGroup, int, int]]:
-    """Yields `(group, start, stop)`: which batches of which group to execute at once.
+    """Yields `(group, start, stop)`: the batches of a group to execute at once.
 
-    That is as many as go into one execution, unless they go one by one, or a callback has a sync point or the run its
-    `last` batch in the middle.
+    These are as many batches as fit into an execution, unless each runs alone, or a sync point of a callback or the
+    `last` batch of the run lies in between.
     """
     has_sync_points = callbacks.wants("next_sync_step")
-    # Where a group is of many executions, these end where they would if each had a group of its own.
+    # In a group of many executions, these have the same bounds as if each had its own group.
     steps = 1 if one_by_one else inputs.reader.group_size
     for group in _awaited(inputs, groups):
         start = 0
@@ -424,12 +423,12 @@ def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, runn
     held, timing = inputs.core.state, inputs.timing
     executable = inputs.phase.executable(
         held.state_or_shapes, running, group=group, guard=inputs.guard, timing=timing, start=start, stop=stop)
-    present = held.current  # its weights may still have been made during the compilation
+    present = held.current  # its weights may have been pending during the compilation
     timing.begin_steps(stop - start)
     if inputs.kind == "test":
         return executable(present, running)
-    # Between a step, which donates the old state, and the storing of the new one, Ctrl-C would leave the model without.
-    # An asynchronous one donates nothing, and may take long.
+    # A train step donates the old state: Ctrl-C before the new state is stored would leave the model without a state.
+    # An asynchronous step donates nothing, and may take long.
     with contextlib.nullcontext() if inputs.phase.is_asynchronous else inputs.interrupts.deferred:
         state, running = executable(held.take_for_donation(), running)
         held.set(state)
@@ -438,23 +437,23 @@ def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, runn
 
 
 def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: Running) -> None:
-    """Notes that an execution of some batches of `group` has begun, and waits until few enough are queued."""
+    """Records the start of an execution of some batches of `group`, and waits until few enough are queued."""
     most, strategy = MAX_IN_FLIGHT, inputs.core.strategy
     if 1 < steps == group.count:
         most = MAX_WHOLE_GROUPS_IN_FLIGHT
-    elif steps == 1 < group.count and not (strategy.is_on_cpu and strategy.mesh.size > 1):  # which can lock each other
+    elif steps == 1 < group.count and not (strategy.is_on_cpu and strategy.mesh.size > 1):  # which can deadlock
         most = MAX_SINGLE_STEPS_IN_FLIGHT
-    in_flight = inputs.in_flight  # of the epoch before, too
-    in_flight.append(running.sums["float32"])  # which are there even without logs
+    in_flight = inputs.in_flight  # includes the previous epoch
+    in_flight.append(running.sums["float32"])  # exists even without logs
     while len(in_flight) > most:
         with inputs.timing.measure("device"):
             in_flight.popleft().block_until_ready()
 
 
 def _stops(core: ModelCore, kind: Phase, agrees: bool) -> bool:
-    """Returns whether a callback has asked to stop; with `agrees`, in any process, of which all get to know."""
+    """Returns whether a callback has asked to stop; with `agrees`, in any process, with the same result in all."""
     if agrees:
-        with core.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+        with core.run.timing.measure("device"):  # or for other processes; a watchdog treats both alike
             if core.strategy.process_group.any(core.stops(kind)):
                 core.set_stops(kind, True)
     return core.stops(kind)
@@ -473,19 +472,19 @@ def _batch_on_host(group: PlacedGroup, outputs: Any, index: int) -> Any:
 
 def _assert_consistent(core: ModelCore, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
     if core.strategy.spans_processes:
-        with core.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+        with core.run.timing.measure("device"):  # or for other processes; a watchdog treats both alike
             core.strategy.process_group.assert_consistent(what, describe)
 
 
 def agree_on_data(core: ModelCore, call: str, **data: Any) -> None:
     """Raises ClusterError in all processes unless all make this call, with data that they share in the same way.
 
-    It goes before the data are looked at: processes that share them in different ways would wait for each other.
+    It precedes all access to the data: processes that share them in different ways would wait for each other.
 
     Args:
-      core: whose method is called.
-      call: the method.
-      **data: the user's, by the argument's name.
+      core: the core of the model.
+      call: the name of the method.
+      **data: the user's data, by the argument's name.
     """
     if core.strategy.spans_processes:
         with core.run.timed():

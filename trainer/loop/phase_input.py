@@ -1,6 +1,6 @@
-"""What a phase of a run needs while it lasts: its compiled step, its batches on the devices, its clock.
+"""The inputs of a phase of a run: its compiled step, its batches on the devices, its clock.
 
-Owns how a phase starts and how its batches reach the devices. When which batches run is the loop's business.
+Owns the start of a phase and the transfer of its batches to the devices. The loop decides when batches run.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from trainer.model.core.model_core import ModelCore
 from trainer.step.compiled_phase import CompiledPhase, on_host
 
 _NUMBERS_AT_ONCE = 2**18
-_BATCHES_AT_ONCE = 2**13  # the devices keep the number of each, where callbacks have them run one by one
+_BATCHES_AT_ONCE = 2**13  # limit for callbacks that run batches one by one, because the devices keep the index of each
 
 
 @dataclasses.dataclass(frozen=True)
 class PhaseInput:
-    """What a phase runs on.
+    """The inputs of a phase.
 
     Attributes:
-      core: what is trained, evaluated or used.
+      core: the model.
       kind: "train", "test" or "predict".
       phase: the compiled step.
       reader: yields the batches.
-      arrays: the reader's arrays on the devices, where batches are gathered from them.
-      numbers_of: of how many batches the row numbers are placed at once, then; None without `arrays`.
-      labels_are_checked: whether no label of the arrays on the devices is outside of the model's classes.
+      arrays: the reader's arrays on the devices, if batches are gathered from them.
+      numbers_of: number of batches whose row indices are placed at once; None without `arrays`.
+      labels_are_checked: whether all labels of the arrays on the devices are valid classes of the model.
       guard: watches the compilations of the run.
       timing: the clock of the run.
-      name: that of the data, if they are one of several sets to validate on; it goes before the names of logs.
-      interrupts: holds off Ctrl-C.
-      in_flight: an array of each execution that may not have ended, the oldest first.
-      begun: by epoch, its first group on the devices, and the others; see `look_ahead`.
+      name: the name of the validation set, if there are several; the prefix of its logs.
+      interrupts: defers Ctrl-C.
+      in_flight: an array of each execution that may be unfinished, the oldest first.
+      begun: the first group on the devices and the other groups, by epoch; see `look_ahead`.
     """
 
     core: ModelCore
@@ -67,9 +67,9 @@ class PhaseInput:
     begun: dict[int, tuple[PlacedGroup, Iterator[Group]]] = dataclasses.field(default_factory=dict)
 
     def look_ahead(self, epoch: int) -> None:
-        """Finds and places the first row numbers of an epoch to come, while the devices are busy with the epoch before.
+        """Computes and places the first row indices of a later epoch while the devices run the current epoch.
 
-        Nothing else is read ahead: a pipeline may depend on what callbacks do in between, and labels may be bad.
+        Nothing else is read ahead: a pipeline may depend on callbacks in between, and labels may be invalid.
         """
         if self.arrays is not None and self.labels_are_checked:
             with self.timing.measure("data"):
@@ -78,16 +78,16 @@ class PhaseInput:
 
     @contextlib.contextmanager
     def groups(self, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
-        """Gives an epoch's groups as stacks on the devices, from a batch on.
+        """Yields an iterator of an epoch's groups as stacks on the devices, from a batch on.
 
-        A thread is ahead where that saves time. Stacks are gathered by the loop alone: all processes must do it in the
+        A thread reads ahead if that saves time. Only the loop gathers stacks, because all processes must do it in the
         same order.
         """
         if not self._reads_ahead:
             if batch == 0 and epoch in self.begun:
                 first, groups = self.begun.pop(epoch)
                 begun = itertools.chain([first], map(self._place, groups))
-                del first  # it is not to stay on the devices for the whole epoch
+                del first  # must not stay on the devices for the whole epoch
                 yield self.stacks(begun)
             else:
                 yield self.stacks(map(self._place, self.reader.read(epoch, batch, self.numbers_of)))
@@ -95,15 +95,15 @@ class PhaseInput:
         demand, spans_processes = Demand(), self.core.strategy.spans_processes
 
         def is_urgent() -> bool:
-            # Several processes must run the same executions, so none of them may end a group for having waited. A group
-            # that will not be used ends at once, so that no thread goes on with the user's pipeline.
+            # Several processes must run the same executions, so waiting must not end a group in any of them. A group
+            # that will not be used ends at once, so that no thread continues the user's pipeline.
             return is_abandoned() or (not spans_processes and demand.is_urgent())
 
         with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), self._place, demand=demand) as placed:
             yield self.stacks(placed)
 
     def stacks(self, groups: Iterable[PlacedGroup]) -> Iterator[PlacedGroup]:
-        """Yields placed groups as stacks, which the compiled step takes; see `Strategy.stacks`."""
+        """Yields placed groups as stacks for the compiled step; see `Strategy.stacks`."""
         strategy = self.core.strategy
         for group in groups:
             batches = group.data
@@ -112,7 +112,7 @@ class PhaseInput:
                 continue
             length = stack_length(batches.numbers) if self.arrays is None else self.reader.stack_capacity
             for start in range(0, group.count, length):
-                # CPU devices run executions side by side: two that exchange rows could wait for each other.
+                # CPU devices run executions concurrently: two executions that exchange rows could deadlock.
                 if strategy.is_on_cpu and not batches.are_whole and self.in_flight:
                     self.in_flight[-1].block_until_ready()
                 yield strategy.stack_at(group, start, length)
@@ -125,11 +125,11 @@ class PhaseInput:
 
     @property
     def _reads_ahead(self) -> bool:
-        """Whether groups are read and placed by a thread, alongside the loop."""
+        """Whether a thread reads and places groups, alongside the loop."""
         if self.reader.arrays is None:
             return True
-        # Row numbers are placed in no time, and of a single group nothing can be placed ahead. CPU devices compute on
-        # the same cores while the loop gathers the next rows: a thread would only compete for the interpreter.
+        # Row indices are placed quickly, and a single group leaves nothing to place ahead. CPU devices compute on the
+        # same cores while the loop gathers the next rows: a thread would only compete for the interpreter.
         batches = self.reader.num_batches
         is_single = batches is not None and batches <= self.reader.group_size
         return self.arrays is None and not is_single and not self.core.strategy.is_on_cpu
@@ -140,17 +140,17 @@ class PhaseInput:
         return list(map(self.log_name, self.phase.log_names))
 
     def log_name(self, name: str) -> str:
-        """Returns the name of what the step calls so."""
+        """Returns the log name for a name in the step's logs."""
         return f"{self.name}_{name}" if self.name else name
 
     def lazy_logs(self, running: Any) -> LazyLogs:
-        """Returns logs that are fetched when they are read."""
+        """Returns logs that are fetched when read."""
         results = _Results(self, running)
         return LazyLogs(self.log_names, results.fetch, results.begin)
 
 
 class _Results:
-    """The values of running logs, computed once. Light, as each execution has its own."""
+    """The values of running logs, computed once. Small, because each execution has its own."""
 
     __slots__ = ("_begun", "_inputs", "_running")
 
@@ -173,14 +173,14 @@ class _Results:
 def start_phase(
     core: ModelCore, kind: Phase, reader: Reader, passes: int, data_on_device: bool = False, name: str = ""
 ) -> PhaseInput:
-    """Returns what a phase runs on, after checking the first batch and tracing the step on it.
+    """Returns the inputs of a phase, after checking the first batch and tracing the step on it.
 
     Args:
       core: see `PhaseInput`.
       kind: "train", "test" or "predict".
       reader: yields the batches.
-      passes: how often they will be read.
-      data_on_device: whether `data_on_device=True` is meant for them.
+      passes: number of passes over the batches.
+      data_on_device: whether `data_on_device=True` refers to these batches.
       name: see `PhaseInput`.
     """
     timing = core.run.timing
@@ -192,7 +192,7 @@ def start_phase(
     with timing.measure("data"):
         arrays = core.place_arrays(kind, reader, passes, data_on_device)
         is_checked = kind == "predict" or (arrays is not None and _has_good_labels(core, reader))
-        # Bad labels are reported when their execution is due, and all rows of a group are looked at for them.
+        # Invalid labels are reported when their execution is due, and all rows of a group are checked.
         at_once = reader.group_size if not is_checked else _batches_at_once(
             reader.group_size, jax.tree.leaves(batch))
     return PhaseInput(
@@ -201,7 +201,7 @@ def start_phase(
 
 
 def _batches_at_once(steps_per_execution: int, batch: list[np.ndarray]) -> int:
-    """Returns of how many batches the row numbers are placed at once: it takes as long as many small steps."""
+    """Returns the number of batches whose row indices are placed at once: placing takes as long as many small steps."""
     batches = min(_NUMBERS_AT_ONCE // batch[0].shape[0], _BATCHES_AT_ONCE)
     executions = batches // steps_per_execution
     return max(executions, 1) * steps_per_execution
@@ -211,5 +211,5 @@ def _has_good_labels(core: ModelCore, reader: Reader) -> bool:
     try:
         core.check_labels(reader.arrays.tree if reader.arrays is not None else None)
     except ValueError:
-        return False  # maybe in rows that are never read: each batch will be looked at
+        return False  # maybe in rows that are never read, so each batch is checked
     return True

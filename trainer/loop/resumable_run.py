@@ -1,7 +1,7 @@
-"""TrainingRun: where a `fit` stands, and all of it that a checkpoint holds.
+"""TrainingRun: the progress of a `fit`, and the content of its checkpoints.
 
-Owns what is saved, and how a run is brought back to where it was. How a checkpoint lies on the disk is in
-`checkpoint/`, and when to save is what callbacks decide.
+Owns the saved content, and the restoration of a run. `checkpoint/` defines the files of a checkpoint, and callbacks
+decide when to save.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFol
 _KIND = "run"
 _KEYS = ("epoch", "batch", "batches", "logs", "initial_epoch", "epochs", "settings", "stop_training", "data",
          "validation", "validation_sets", "fingerprint", "callbacks")
-_PROGRAMS = "programs"  # of the settings: they differ with the packages too
-_PLATFORM = "platform"  # of the settings: another gives other bits, but the same numbers to float tolerance
-_TYPES = "types"  # of the fingerprint of data: other types are other steps
+_PROGRAMS = "programs"  # in the settings; they also differ between packages
+_PLATFORM = "platform"  # in the settings; another platform gives other bits, but the same numbers to float tolerance
+_TYPES = "types"  # in the fingerprint of data; other types need other steps
 
 
 def check_is_of_run(path: str, document: Any) -> None:
-    """Raises ValueError unless the document of the checkpoint at `path` is that of a run."""
+    """Raises ValueError unless the document of the checkpoint at `path` belongs to a run."""
     if not isinstance(document, Mapping) or document.get("kind") != _KIND:
         raise ValueError(f"{path!r} is no checkpoint of a run. `trainer.load` reads what `Model.save` wrote.")
     missing = [name for name in _KEYS if name not in document]
@@ -46,21 +46,21 @@ def check_is_of_run(path: str, document: Any) -> None:
 
 
 def is_at_the_end(document: Mapping[str, Any]) -> bool:
-    """Returns whether a run's document is of the moment after its last epoch."""
+    """Returns whether a run's document was saved after its last epoch."""
     if document["batch"] > 0:
         return False
     return document["stop_training"] or document["epoch"] >= document["epochs"]
 
 
 def restored_state(checkpoint: Checkpoint, state: TrainState) -> TrainState:
-    """Returns the training state that a run's checkpoint holds, without the rest of the run.
+    """Returns the training state of a run's checkpoint, without the rest of the run.
 
     Args:
       checkpoint: the checkpoint.
-      state: a training state of the same model, compiled in the same way, placed as the restored state shall be.
+      state: a training state of the same model, compiled in the same way, with the placement for the result.
 
     Raises:
-      ValueError: if the checkpoint is of another model or optimizer; the arrays that differ are listed.
+      ValueError: if the checkpoint is of another model or optimizer; the message lists the arrays that differ.
     """
     targets = tree_paths.named_leaves({"state": state})
     targets.update({name: target for name, target in checkpoint.targets_here().items()
@@ -74,30 +74,29 @@ def restored_state(checkpoint: Checkpoint, state: TrainState) -> TrainState:
 
 
 class TrainingRun:
-    """A `fit` that is running; what its callbacks get as a `SavePoint`, which documents the public part.
+    """A running `fit`, which callbacks receive as a `SavePoint`. `SavePoint` documents the public members.
 
-    Use it as a context manager: its end waits for what is being written.
+    Use it as a context manager: its end waits for pending writes.
 
     Args:
-      core: what is trained.
+      core: the model.
       reader: the training batches.
-      validation: the validation's batches, by the names of the sets; one that has no name is "".
+      validation: the validation batches, by the names of the sets; "" for a set without a name.
       callbacks: all callbacks of the run.
-      empty_logs: the running logs at the beginning of an epoch.
-      epochs: the first epoch, and the number after that of the last epoch.
+      empty_logs: the running logs at the start of an epoch.
+      epochs: the initial epoch, and the total number of epochs.
       timing: the clock of the run.
-      limits: what ends the run before its last epoch.
+      limits: ends the run before its last epoch.
 
     Attributes:
       kind, epoch, batch, batches, is_at_limit: see `SavePoint`.
       running: the running logs of the epoch so far.
-      logs: those of the last epoch that ended.
-      is_epoch_over: whether the epoch has no further batch, as the run that is resumed was stopped in it.
-      is_over: whether there is no further epoch, as the run was stopped.
+      logs: the logs of the last finished epoch.
+      is_epoch_over: whether the epoch has no further batch, because the resumed run was stopped in it.
+      is_over: whether there is no further epoch, because the run was stopped.
 
-    An exception may come between two save points. What a checkpoint then holds is of the last one: the training state
-    that was there, if no step has taken its memory since, and, where hooks have been called since, what they have
-    changed as it was before.
+    If an exception comes between two save points, a checkpoint holds the last save point: its training state, unless a
+    step has reused its memory, and the side effects of hooks before their later calls.
     """
 
     def __init__(self, core: ModelCore, reader: Reader, validation: Mapping[str, Reader], callbacks: CallbackList,
@@ -116,12 +115,12 @@ class TrainingRun:
         self._callbacks = callbacks
         self._timing = timing
         self._resume_token: ResumeToken | None = None
-        self._before_hooks: dict[str, Any] | None = None  # what `_snapshot` returned at the last save point
+        self._before_hooks: dict[str, Any] | None = None  # the `_snapshot` of the last save point
         self._state: TrainState | None = None  # at the last save point
         self._writer: CheckpointWriter | None = None
-        self._folders: dict[str, CheckpointFolder] = {}  # which are locked for as long as the run goes on
+        self._folders: dict[str, CheckpointFolder] = {}  # locked for the duration of the run
         self._is_watched = callbacks.wants("on_save_point")
-        # Before a batch is trained on: the first batches of a generator cannot be looked at again.
+        # Before training: the first batches of a generator cannot be inspected again.
         self._fingerprint = self._described_data() if self._is_watched else None
         self._digests = core.program_digests(reader.peek()) if self._is_watched else {}
         reader.keeps_resume_tokens = self._is_watched
@@ -130,36 +129,36 @@ class TrainingRun:
 
     @property
     def last_batch(self) -> int | None:
-        """The number of the epoch's batch beyond which no execution may go; None if there is none."""
+        """The index of the epoch's batch that no execution may go beyond; None without a limit."""
         return self._limits.last_batch(self.batches, self.batch)
 
     def started(self) -> None:
-        """All callbacks were told that training begins."""
+        """Called after the callbacks' hooks for the start of training."""
         self._reached("start")
         if self.batches and self._limits.are_reached(self.batches, self._core.strategy):
             self.is_at_limit = self.is_over = True
 
     def trained(self, batch: int, running: Any, resume_token: ResumeToken | None) -> None:
-        """`batch` batches of the epoch are done, the last of a group with this `resume_token`."""
+        """Called after `batch` batches of the epoch, the last of a group with this `resume_token`."""
         self.batches += batch - self.batch
         self.batch, self.running, self._resume_token = batch, running, resume_token
         self._before_hooks = None
         self.is_at_limit = self._limits.are_reached(self.batches, self._core.strategy)
         self._reached("batches")
-        if self.is_at_limit:  # not before: what is saved here can go on
+        if self.is_at_limit:  # after saving, so that the saved run can continue
             self._core.set_stops("train", True)
 
     def epoch_trained(self) -> None:
-        """The epoch's training is over; its validation and its end are to come."""
-        # Callbacks may count what they see of these, and will see them again if the run is resumed.
+        """Called after the epoch's training, before its validation and its end."""
+        # Callbacks may count these hooks, and receive them again in a resumed run.
         self._keep_snapshot()
 
     def validated(self, batch: int, running: Any, resume_token: ResumeToken | None) -> None:
-        """Some batches of the validation are done."""
+        """Called after some batches of the validation."""
         self._reached("validation")
 
     def epoch_ended(self, logs: Mapping[str, Any]) -> None:
-        """All callbacks were told that the epoch is over, which had these logs."""
+        """Called after the callbacks' hooks for the end of the epoch, with its logs."""
         self.logs = dict(logs) if self._is_watched else {}
         self.epoch, self.batch, self.running, self._resume_token = self.epoch + 1, 0, self._empty_logs, None
         self.is_epoch_over, self.is_over = False, self._core.stops("train")
@@ -169,7 +168,7 @@ class TrainingRun:
     def _reached(self, kind: str) -> None:
         self.kind = kind
         if self._is_watched:
-            if kind != "start":  # where it may still be being made
+            if kind != "start":  # at the start, it may be pending
                 self._state = self._core.state.current
             with self._timing.measure("callbacks"):
                 self._callbacks.on_save_point(self)
@@ -188,7 +187,7 @@ class TrainingRun:
         self.kind = "closed"
         try:
             if self._writer is None or (error is not None and jax.process_count() > 1):
-                return  # other processes would be waited for, which may not come
+                return  # would wait for other processes, which may not come
             with self._timing.measure("checkpoint"):
                 self._writer.close()
         except (OSError, ValueError) as failure:
@@ -200,7 +199,7 @@ class TrainingRun:
                 folder.release()
 
     def _failed(self) -> None:
-        """Gives callbacks the chance to save; what goes wrong in that must not hide the exception."""
+        """Lets callbacks save; a failure must not hide the original exception."""
         self.kind = "error"
         try:
             self._callbacks.on_save_point(self)
@@ -227,7 +226,7 @@ class TrainingRun:
             state = self._core.state.current if self.kind != "error" else self._state_of_last_point()
             arrays = tree_paths.named_leaves({"state": state, "logs": self.running})
             document = self._before_hooks or self._snapshot()
-            # After the last batch of an epoch the run may have been saved already, before the epoch's end.
+            # After the last batch of an epoch, the run may already be saved, before the epoch's end.
             self._writer.save(checkpoints.path_of(self.batches), arrays, document, replace=True,
                               on_saved=on_saved)
             if wait:
@@ -253,7 +252,7 @@ class TrainingRun:
             self._compare_programs(path, document["settings"][_PROGRAMS])
         self._is_restored = True
         if document["batch"] > 0:
-            # Before the states: what a callback did at the beginning of the epoch is in them, and counts once.
+            # Before the states are restored: they contain the effects of the epoch's begin hook, which must count once.
             self._callbacks.on_epoch_begin(document["epoch"])
         self._core.state.set(restored["state"])
         self.running, self.logs = restored["logs"], document["logs"]
@@ -334,7 +333,7 @@ class TrainingRun:
         }
 
     def _settings(self) -> dict[str, Any]:
-        # The totals of all logs are one array: other logs could be mistaken for them.
+        # The totals of all logs form a single array, so other logs could be mistaken for them.
         logs = {log.name: "mean" if log.metric is None else type(log.metric).__name__ for log in self._empty_logs.logs}
         return {**self._core.run_settings(), "logs": logs, "limit_batches": self._reader.limit_batches,
                 _PROGRAMS: {**package_versions(), **self._digests},
@@ -359,7 +358,7 @@ class TrainingRun:
 
     @staticmethod
     def _compare_platforms(path: str, then: Mapping[str, str], now: Mapping[str, str]) -> None:
-        """Warns if the run that is resumed was computed by other devices, or compiled by another compiler."""
+        """Warns if the resumed run was computed on other devices, or compiled by another compiler."""
         differ = [f"{name} (here {now.get(name)}, then {value})" for name, value in then.items()
                   if now.get(name) != value]
         if differ:
@@ -368,12 +367,12 @@ class TrainingRun:
                           "bit.", stacklevel=2)
 
     def _compare_programs(self, path: str, then: Mapping[str, str]) -> None:
-        """Warns of what has the names of the run that is resumed, and is traced to another program."""
+        """Warns of parts that have the same names as in the resumed run, but trace to other programs."""
         if any(then.get(name) != version for name, version in package_versions().items()):
-            return  # which trace the same functions otherwise
+            return  # other versions trace the same functions differently
         differ = [name for name, digest in self._digests.items() if then.get(name, digest) != digest]
         if differ:
-            # No error: a trace may also differ for a way to compute the same, or for the order of a set.
+            # Not an error: traces may also differ for equivalent computations, or by the order of a set.
             warnings.warn(f"What {' and '.join(differ)} computes is not what it was in the run that {path!r} is from: "
                           "another function, or other arguments. The run goes on with it, but a constant learning rate "
                           "is that of the checkpoint. Start in another folder to begin again.", stacklevel=2)
@@ -393,7 +392,7 @@ class TrainingRun:
                 **{_described_set(name): reader.fingerprint() for name, reader in self._validation.items()}}
 
     def _has_same_data(self, path: Any, saved: dict[str, Any]) -> bool:
-        """Returns whether the data are those of the run; raises where it cannot go on with others."""
+        """Returns whether the data are the data of the run; raises if the run cannot continue with other data."""
         is_same = True
         readers = {"training data": self._reader,
                    **{_described_set(name): reader for name, reader in self._validation.items()}}

@@ -1,4 +1,4 @@
-"""Where a `fit` ends before its last epoch: after a number of steps, or some time."""
+"""Early ends of a `fit`: after a number of steps, or some time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class RunLimits:
     """The `max_steps` and `max_time` of a `fit`.
 
     Args:
-      max_steps: how many batches to train on, those before an interruption included; None for no limit.
-      max_time: the seconds, or a `datetime.timedelta`, from now on until the execution after which the run ends; None
-        for no limit.
+      max_steps: maximum number of batches to train on, including batches before an interruption; None for no limit.
+      max_time: seconds, or a `datetime.timedelta`, from now until the execution after which the run ends; None for no
+        limit.
 
     Raises:
       TypeError: for arguments of a wrong type.
@@ -40,16 +40,16 @@ class RunLimits:
         self._begin = time.monotonic()
 
     def last_batch(self, trained: int, batch: int) -> int | None:
-        """Returns the number of the epoch's batch that is the last of the run; None if the steps are not limited.
+        """Returns the index of the epoch's batch that is the last of the run; None if the steps are not limited.
 
         Args:
-          trained: how many batches the run has trained on.
-          batch: how many of the epoch are among them.
+          trained: number of batches trained in the run.
+          batch: number of batches trained in the epoch.
         """
         return None if self._max_steps is None else batch + self._max_steps - trained - 1
 
     def are_reached(self, trained: int, strategy: Strategy) -> bool:
-        """Returns whether the run ends after `trained` batches; the same in all processes, which all have to ask."""
+        """Returns whether the run ends after `trained` batches; all processes must call it, and return the same."""
         if self._max_steps is not None and trained >= self._max_steps:
             return True
         if self._max_secs is None:
@@ -58,5 +58,5 @@ class RunLimits:
         return strategy.process_group.any(is_over) if strategy.spans_processes else is_over
 
     def describe(self) -> dict[str, Any]:
-        """Returns what must be the same in all processes."""
+        """Returns the limits as plain data, which must be equal in all processes."""
         return {"max_steps": self._max_steps, "max_time": self._max_secs}

@@ -1,4 +1,4 @@
-"""`Model` and `Sequential`: what users see, and what a model holds: its state, configuration, weights and files."""
+"""`Model` and `Sequential`, the state, configuration and weights that they hold, and their files."""
 
 from trainer.model.model import Model, Sequential
 

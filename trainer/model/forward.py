@@ -1,7 +1,6 @@
-"""The call of a model: its module's outputs, compiled for each shape of inputs.
+"""The call of a model, compiled for each shape of inputs.
 
-Owns when a call is compiled, when the module is called operation by operation instead, and when it may not be called;
-and the table of the layers that are called.
+Owns whether a call is compiled, runs operation by operation, or is forbidden; and the table of layers.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from trainer.modules import LayerRow, with_shardings, without_frozen
 
 
 class _NotArrays(Exception):
-    """A module returned something else than arrays, which compiled code cannot."""
+    """A module returned values other than arrays, which compiled code cannot return."""
 
 
 def outputs_of(
@@ -35,13 +34,13 @@ def outputs_of(
     Args:
       apply: the model's method.
       configuration: holds the compiled calls.
-      state: where weights, model state and random streams are taken from; an argument of compiled code.
+      state: provides weights, model state and random streams; an argument of compiled code.
       x: the inputs.
       training: as in `apply`.
-      may_compile: whether `apply` is the trainer's own, of which all that may change is an argument, and `x` is not
-        being traced.
+      may_compile: whether `apply` is not overridden, so that it depends on its arguments only, and `x` is not being
+        traced.
     """
-    # A call in a step or in a function of `strategy.run` is a part of it: what is compiled there serves no other.
+    # Inside a step or a function of `strategy.run`, the call is traced as a part of it.
     if not may_compile or configuration.options.eager or in_replica_context():
         return apply(state.params, state, x, training=training)[0]
     if training not in configuration.forwards:
@@ -50,7 +49,7 @@ def outputs_of(
     forward = configuration.forwards[training]
     if forward is not None:
         try:
-            return forward(state.replace(opt_state=None, optimizer=None), x)  # all else would cost time in each call
+            return forward(state.replace(opt_state=None, optimizer=None), x)  # other fields cost time per call
         except _NotArrays:
             configuration.forwards[training] = None
     return apply(state.params, state, x, training=training)[0]
@@ -63,7 +62,7 @@ def _arrays(outputs: Any) -> Any:
 
 
 def trained_names(core: ModelCore) -> set[str]:
-    """Returns the names of the parameters that are trained.
+    """Returns the names of the trained parameters.
 
     Raises:
       RuntimeError: if the model is not built.
@@ -74,7 +73,7 @@ def trained_names(core: ModelCore) -> set[str]:
 
 
 def table_of_layers(core: ModelCore, name: str) -> tuple[list[LayerRow], str, int, int, int]:
-    """Returns what `render_summary` is given for a model: its layers, its name, and how many numbers it holds.
+    """Returns the arguments of `render_summary` for a model: its layers, its name and the sizes of its weights.
 
     Raises:
       RuntimeError: if the model is not built.

@@ -1,4 +1,4 @@
-"""From the arguments of `fit`, `evaluate` and `predict` to readers of batches and lists of callbacks."""
+"""Conversion of the arguments of `fit`, `evaluate` and `predict` to readers of batches and lists of callbacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def training_readers(
     steps_per_epoch: int | None, initial_epoch: int, validation_split: float, validation_data: Any,
     validation_steps: int | None, validation_batch_size: int | None, limit_batches: int | None, may_be_endless: bool,
 ) -> Iterator[tuple[Reader, dict[str, Reader]]]:
-    """Gives the readers of `fit`: of the data to train on, and of each set to validate on, which may be named ""."""
+    """Yields the reader of the training data, and the readers of the validation sets by name, "" if unnamed."""
     for name, count, minimum in (("initial_epoch", initial_epoch, 0), ("steps_per_epoch", steps_per_epoch, 1),
                                  ("validation_steps", validation_steps, 1),
                                  ("validation_batch_size", validation_batch_size, 1),
@@ -70,7 +70,7 @@ def training_readers(
 def evaluation_readers(
     core: ModelCore, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None,
 ) -> Iterator[dict[str, Reader]]:
-    """Gives the readers of `evaluate`: of its data, by the name "", or of each of several sets."""
+    """Yields the readers of `evaluate` by the names of the sets; a single set has the name ""."""
     sets = sets_of("x", x) if y is None and sample_weight is None else {"": x}
     with contextlib.ExitStack() as readers:
         if "" in sets:
@@ -85,18 +85,18 @@ def evaluation_readers(
 
 
 def sets_of(argument: str, data: Any) -> dict[str, Any]:
-    """Returns sets of data by name, for a dict of them; other data by the name "".
+    """Returns a dict of data sets by name; data that are not such a dict get the name "".
 
-    A dict of arrays, of lists of them and of dicts of them is one set of inputs by name, as everywhere. The values of a
-    dict of sets are tuples, such as `(x, y)`, lists of batches, or other data that yield batches.
+    A dict of arrays, or of lists or dicts of arrays, is a single set of named inputs. The values of a dict of sets are
+    tuples such as `(x, y)`, lists of batches, or other iterables of batches.
 
     Args:
-      argument: what the data were given for, for error messages.
+      argument: name of the argument, for error messages.
       data: the data.
 
     Raises:
-      ValueError: for a dict that has both kinds of values, or an empty name.
-      TypeError: for a name that is no string.
+      ValueError: for a dict with both kinds of values, or an empty name.
+      TypeError: for a name that is not a string.
 
     >>> x, y = np.zeros((4, 2)), np.zeros(4)
     >>> list(sets_of("validation_data", {"clean": (x, y), "noisy": [(x, y), (x, y)]}))
@@ -124,7 +124,7 @@ def sets_of(argument: str, data: Any) -> dict[str, Any]:
 
 
 def common_steps(readers: Mapping[str, Reader]) -> int | None:
-    """Returns how many batches each of several sets has; None if they have different numbers."""
+    """Returns the number of batches that all sets share; None if their numbers differ."""
     counts = {reader.num_batches for reader in readers.values()}
     return counts.pop() if len(counts) == 1 else None
 
@@ -133,7 +133,7 @@ def single_reader(
     core: ModelCore, call: str, x: Data | None, y: Any = None, sample_weight: Any = None, *, batch_size: int | None,
     steps: int | None, may_be_endless: bool = False,
 ) -> Reader:
-    """Returns the reader of `evaluate` or `predict`, which is the `call`."""
+    """Returns the reader of `evaluate` or `predict`; `call` is the name of the method."""
     arguments.check_count("steps", steps, 1, optional=True)
     loop.agree_on_data(core, call, x=x)
     source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps, processes=core.strategy.processes)
@@ -150,7 +150,7 @@ def compile_ahead(
     core: ModelCore, sample: Any, batch_size: int | None, epochs: int | None, phases: Sequence[Phase],
     steps_per_epoch: int | None,
 ) -> None:
-    """Compiles phases for the data that `Model.compile_ahead` describes."""
+    """Compiles phases for the sample data of `Model.compile_ahead`."""
     if isinstance(sample, (tuple, list)) and not sample:
         raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
     parts = _array_parts(sample) or (sample,)
@@ -159,15 +159,15 @@ def compile_ahead(
         batch_size = rows_of(parts[0])
     loop.agree_on_data(core, "compile_ahead", sample=sample)
     for kind in phases:
-        # Of arrays, `predict` is given the inputs alone.
+        # `predict` takes the inputs of arrays alone.
         source = adapt(*(parts[:1] if kind == "predict" else parts), batch_size=batch_size,
                        processes=core.strategy.processes)
         if source.is_one_shot:
             raise ValueError("`sample` must be data that can be read again. Received: a generator, whose first "
                              "batches `fit` would miss. Pass a batch of it.")
-        if is_sample and isinstance(source, DatasetSource):  # one batch stands for a stream of such batches
+        if is_sample and isinstance(source, DatasetSource):  # a single batch represents a stream of such batches
             source = DatasetSource(source.dataset.repeat())
-        # Of endless data any number of steps will do that fills a group.
+        # For endless data, any number of steps that fills a group works.
         many = MAX_FUSED_STEPS if source.num_batches == math.inf else None
         with Reader(source, steps_per_epoch or many) as reader:
             passes = 1 if is_sample or kind == "predict" else epochs or 2
@@ -175,7 +175,7 @@ def compile_ahead(
 
 
 def sample_batch(sample: Any, batch_size: int | None) -> Batch:
-    """Returns the first batch of the data that `trainer.plan` describes, for all processes."""
+    """Returns the first batch of the sample data of `trainer.plan`, for all processes."""
     if isinstance(sample, (tuple, list)) and not sample:
         raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
     parts = _array_parts(sample) or (sample,)
@@ -186,7 +186,7 @@ def sample_batch(sample: Any, batch_size: int | None) -> Batch:
 
 
 def checked_phases(phases: Any) -> Sequence[Phase]:
-    """Returns the names of phases as a list, for a single name or several."""
+    """Returns a list of phase names from a single name or several."""
     phases = (phases,) if isinstance(phases, str) else phases
     if not isinstance(phases, (tuple, list)):
         raise errors.wrong_type("phases", phases, "a list of phases, such as ['train', 'test']")
@@ -197,7 +197,7 @@ def checked_phases(phases: Any) -> Sequence[Phase]:
 
 
 def callback_list(model: Any, callbacks: Any, verbose: Any, history: bool = False, **params: Any) -> CallbackList:
-    """Returns a user's callbacks of a run, with those that every run has."""
+    """Returns the user's callbacks together with the default callbacks of a run."""
     verbose = arguments.check_verbose(verbose)
     if isinstance(callbacks, CallbackList):
         callbacks = callbacks.callbacks
@@ -210,14 +210,14 @@ def callback_list(model: Any, callbacks: Any, verbose: Any, history: bool = Fals
 
 
 def _records(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Returns what keeps `run.json` in the folders of a `fit`'s callbacks."""
+    """Returns the callbacks that keep `run.json` in the folders of a `fit`'s callbacks."""
     recorded = {callback.folder for callback in callbacks if isinstance(callback, RunRecord)}
     folders = {os.path.abspath(callback.run_folder) for callback in callbacks if callback.run_folder}
     return [RunRecord(folder) for folder in sorted(folders - recorded)]
 
 
 def rows_of(x: Any) -> int:
-    """Returns how many rows a batch of arrays has."""
+    """Returns the number of rows of a batch of arrays."""
     if not is_array_tree(x):
         raise errors.wrong_type("x", x, "one batch: an array, or a tuple or dict of arrays")
     first = jax.tree.leaves(x, is_leaf=is_leaf)[0]
@@ -225,10 +225,10 @@ def rows_of(x: Any) -> int:
 
 
 def as_list(model: Any, logs: dict[str, Any]) -> Any:
-    """Returns the logs of a user's model as Keras's list, or the only value that there is.
+    """Returns the logs as Keras's list, or the only value.
 
-    The order is that of the model's metrics: the loss, the metrics of `compile`, the losses of several outputs, other
-    metrics. What has the name of none comes last, sorted: metrics of several outputs, and other logs of a step.
+    The order is the order of the model's metrics: the loss, the metrics of `compile`, the losses of several outputs,
+    other metrics. All other logs, such as metrics of several outputs, come last, sorted by name.
     """
     names: list[str] = []
     compiled = core_of(model).configuration.tracked_metrics()
@@ -256,8 +256,8 @@ def _adapt_set(argument: str, data: Any, batch_size: int | None, steps: int | No
 
 
 def _array_parts(data: Any) -> Sequence[Any] | None:
-    """Returns data that are a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays; None for other data."""
+    """Returns a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays unchanged; None for other data."""
     if not isinstance(data, (tuple, list)) or not data or not is_array_tree(data[0]) or is_list_of_batches(data):
         return None
-    unpack_x_y_sample_weight(data)  # Refuses other numbers of parts.
+    unpack_x_y_sample_weight(data)  # rejects other numbers of elements
     return data

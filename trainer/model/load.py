@@ -14,24 +14,23 @@ M = TypeVar("M", bound=Model)
 
 
 def load_model(filepath: str | os.PathLike[str], model: M | None = None) -> M:
-    """Brings a model to the training state that `Model.save` wrote: weights, optimizer, step and seed.
+    """Restores a model to the training state that `Model.save` wrote: weights, optimizer, step and seed.
 
     Keras's function of this name makes the model too, by code and classes that a file names. Files of this trainer hold
     arrays and no code, so loading one runs nothing: your code makes the model.
 
     Args:
-      filepath: the file or the folder; of a folder with numbered checkpoints, as `OrbaxCheckpoint` writes them, the
-        one with the largest number.
-      model: a model of the same module, compiled in the same way. Its strategy may be another one. It need not be
-        built.
+      filepath: the file or the folder. In a folder with numbered checkpoints, as `OrbaxCheckpoint` writes them, the
+        checkpoint with the largest number is loaded.
+      model: a model of the same module, compiled in the same way. Its strategy may differ. It may be unbuilt.
 
     Returns:
       `model`.
 
     Raises:
       FileNotFoundError: if there is no such file or folder.
-      ValueError: if it holds something else or is damaged, or is of another module or optimizer; the arrays that differ
-        are listed. Also for a file of Keras, without a model.
+      ValueError: if the content is damaged, is not a training state, or belongs to another module or optimizer; the
+        message lists the arrays that differ. Also for a file of Keras, without a model.
       TypeError: if `filepath` is not a path, or `model` not a model.
 
     Example:

@@ -1,7 +1,7 @@
-"""`Model` and `Sequential`: what users see, in Keras's words.
+"""`Model` and `Sequential`, with Keras's interface.
 
-Owns the public surface alone: compiling and running here, steps in `overridable_steps.py`, state and weights in
-`stateful_model.py`. What a model holds does the work: state, configuration, the clock of its runs.
+Owns the public methods that compile and run a model. The steps are in `overridable_steps.py`, the state and the weights
+in `stateful_model.py`, and the work is done in the core.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ class Model(StatefulModel):
 
     Args:
       module: a Linen module, an NNX module, or a dict of named modules.
-      seed: what the initial weights, shuffling, dropout and all other random streams derive from; by default what
-        `trainer.utils.set_random_seed` was given, or 0.
-      name: a name for messages and tables; by default the module's.
-      train_kwargs: keyword arguments of the module's call in training, such as `{"mode": "train"}`; they go before the
-        flags and keys that are passed by themselves (see docs/modules_and_steps.md). For named modules, dicts by name.
-      eval_kwargs: those of all other calls.
-      eval_module: another module, with the same parameters, for all calls that are not part of training: for modules
-        whose attributes decide what dropout and BatchNorm do. For named modules, a dict of those that have one.
+      seed: seed of the initial weights, shuffling, dropout and all other random streams; by default the seed of
+        `trainer.utils.set_random_seed`, or 0.
+      name: a name for messages and tables; by default the module's name.
+      train_kwargs: keyword arguments of the module's call in training, such as `{"mode": "train"}`. They take
+        precedence over the flags and keys that are passed automatically (see docs/modules_and_steps.md). For named
+        modules, a dict of such dicts by name.
+      eval_kwargs: keyword arguments of all other calls.
+      eval_module: a module with the same parameters for all calls outside of training. Use it for modules whose
+        attributes control dropout and BatchNorm. For named modules, a dict of modules, which may be partial.
 
     Attributes:
-      module: the module as it was given.
+      module: the module as given.
       strategy: the strategy in whose scope the model was made.
-      stop_training: set to True, in a callback for example, to end `fit` after the batch that is running.
+      stop_training: set to True, for example in a callback, to end `fit` after the current batch.
       stop_evaluating, stop_predicting: the same for `evaluate` and `predict`.
       history: the `History` of the last `fit`.
 
     Raises:
-      TypeError: if `module` is not a Flax module, or an argument is of a wrong type.
-      ValueError: if the module's call has no such parameter as `train_kwargs` or `eval_kwargs` names.
+      TypeError: if `module` is not a Flax module, or an argument has a wrong type.
+      ValueError: if the module's call lacks a parameter that `train_kwargs` or `eval_kwargs` names.
 
     Example:
       >>> import numpy as np
@@ -94,65 +95,66 @@ class Model(StatefulModel):
         deterministic: bool = False,
         matmul_precision: Literal["default", "high", "highest"] | None = None,
     ) -> None:
-        """Configures training. Weights that exist already are kept; the optimizer's state starts again.
+        """Configures training. Existing weights are kept; the optimizer state is reset.
 
         Args:
           optimizer: a Keras name, an optimizer of `trainer.optimizers`, an optax transformation, which gets the
             loss too if it asks for it, or a dict of these by module name: the names of a dict of modules, or of the
-            top-level submodules of one module.
+            top-level submodules of a single module.
           loss: a Keras name, a loss of `trainer.losses`, a function `(y_true, y_pred)` that returns one value per row
             (or one number for the batch), or, for several outputs, a list or dict of these. None if `compute_loss` or
-            `train_step` is overridden, or if the module sows all of the loss.
+            `train_step` is overridden, or if the module sows the whole loss.
           loss_weights: factors of the outputs' losses, a list or dict like `loss`.
           metrics: names, metrics of `trainer.metrics`, clu, metrax or `nnx.metrics`, or functions like `loss`: a list,
             or a dict by output name.
           weighted_metrics: the same, for metrics that use sample weights.
-          run_eagerly: run steps uncompiled, to debug with prints and breakpoints.
-          steps_per_execution: how many steps go into one execution. "auto" decides by the cost of a step. Callbacks
-            that override per-batch hooks see every batch all the same.
-          jit_compile: False is the same as `run_eagerly`.
-          batch_norm: "global" takes BatchNorm's statistics over the whole batch; "per_replica" over each replica's
-            rows, and averages the running averages over the replicas.
-          microbatches: gradient accumulation: into how many parts a batch is divided, each spread over all devices, to
-            need less memory. There is a single update per batch, with the numbers of the whole batch, but for what
-            looks at several rows, such as BatchNorm: it sees one part at a time. An overridden `train_step` decides
-            for itself, so it cannot be used with this.
-          precision: mixed precision: "mixed_bfloat16" and "mixed_float16" compute in 16 bits, with weights, outputs
-            and losses in float32; "bfloat16" stores weights in 16 bits too. float16 has a dynamic loss scale: a step
+          run_eagerly: whether to run steps uncompiled, to debug with prints and breakpoints.
+          steps_per_execution: number of steps per execution. "auto" decides by the cost of a step. Callbacks with
+            per-batch hooks still see every batch.
+          jit_compile: False is the same as `run_eagerly=True`.
+          batch_norm: "global" computes BatchNorm's statistics over the whole batch; "per_replica" over the rows of each
+            replica, and averages the running averages over the replicas.
+          microbatches: number of microbatches per batch, for gradient accumulation, which saves memory. Each
+            microbatch is spread over all devices. There is a single update per batch, with the results of the whole
+            batch, except that operations across rows, such as BatchNorm, see a single microbatch at a time. An
+            overridden `train_step` cannot be combined with this argument.
+          precision: mixed precision. "mixed_bfloat16" and "mixed_float16" compute in 16 bits, with weights, outputs
+            and losses in float32; "bfloat16" also stores weights in 16 bits. float16 has a dynamic loss scale: a step
             whose gradients overflow is skipped, and counted in the log "skipped_steps". None computes in the module's
             own dtypes.
-          remat: activation checkpointing: compute the activations inside of layers again for the gradients, instead
-            of keeping them: less memory, for a second forward pass. As a rule, these are the layers or blocks that the
-            module calls.
-          ema_decay: the decay, such as 0.999, of a moving average of the weights, with which `evaluate` and `predict`
-            then compute. As in Keras, the first update sets it.
+          remat: whether to use activation checkpointing: activations inside of layers are recomputed for the
+            gradients, which saves memory for a second forward pass. The layers are usually the layers or blocks that
+            the module calls.
+          ema_decay: decay, such as 0.999, of a moving average of the weights, which `evaluate` and `predict` then use.
+            As in Keras, the first update initializes the average.
           freeze: a path pattern, or several, of parameters that are not trained, such as "encoder" or "dense.*/bias":
-            regular expressions over whole segments of paths such as "encoder/Dense_0/kernel". As in Keras, BatchNorm
-            with no other parameters normalizes by its running averages in training too, and does not move them.
-          data_on_device: whether arrays, and `Dataset`s over them without `map`, are placed on the devices once, and
-            batches gathered there. "auto" does so on accelerators with data that `fit` reads more than once, if
-            they fit into an eighth of a device's memory: each device holds all of them, or else its share of them if
-            that fits. They are placed once for all fits, until they are written to. Those of the last `fit` stay there
-            as long as they exist, if all that stays fits into a quarter. True does so with what `fit` trains on,
-            whatever its size.
-          compile_guard: what happens when a run compiles a step again for batches of ever other shapes: "warn",
-            "error" or "off".
-          skip_non_finite: leave out updates whose gradients are not all finite: parameters, the
-            optimizer's state and the model state stay as they were. The log "skipped_steps" counts them, and
-            "skipped_in_a_row" has the most in a row. float16's loss scale does this in any case.
-          regularizers: penalties of weights, by path patterns like those of `freeze`: `{"**/kernel":
-            trainer.regularizers.L2(1e-4)}`. As in Keras, they are part of the loss, its gradient and what `evaluate`
-            returns. A `train_step` of your own adds `self.compute_penalties(params, model_state)` to its loss.
-          deterministic: compile `fit`, `evaluate` and `predict` so that they give the same bits each time on devices of
-            one kind, which CPUs do in any case. On GPUs XLA then takes no kernel that adds in an order that changes,
-            and times no kernels to choose among them, so steps may be slower. See docs/resume.md.
-          matmul_precision: how float32 numbers are multiplied where hardware has faster ways, as JAX names them:
-            "highest" as they are; "default" and "high" on NVIDIA GPUs from Ampere on as TF32, with 10 bits behind the
-            binary point. It is for the products of steps, of `model(x)`, `export` and of the module where a custom loop
-            calls `apply`; a layer's own `precision` goes before it. None leaves it to JAX's configuration.
+            regular expressions over whole segments of paths such as "encoder/Dense_0/kernel". As in Keras, a BatchNorm
+            whose parameters are all frozen normalizes by its running averages in training too, and does not update
+            them.
+          data_on_device: whether to place arrays, and `Dataset`s over arrays without `map`, on the devices once, and
+            gather batches there. "auto" does so on accelerators for data that `fit` reads more than once and that fit
+            into an eighth of a device's memory: each device holds all of the data, or its shard of the data if only
+            the shard fits. The data are placed once for all fits, until they are written to. Data of the last `fit`
+            stay on the devices as long as the arrays exist, if all resident data fit into a quarter of the memory.
+            True does so for the training data of `fit`, regardless of size.
+          compile_guard: the reaction to a step that recompiles for ever new batch shapes: "warn", "error" or "off".
+          skip_non_finite: whether to skip updates with non-finite gradients: parameters, optimizer state and model
+            state stay unchanged. The log "skipped_steps" counts skipped updates, and "skipped_in_a_row" is the largest
+            number in a row. The loss scale of float16 does this in any case.
+          regularizers: penalties of weights, by path patterns like the patterns of `freeze`: `{"**/kernel":
+            trainer.regularizers.L2(1e-4)}`. As in Keras, they are part of the loss, of its gradient and of the loss
+            that `evaluate` returns. A custom `train_step` adds `self.compute_penalties(params, model_state)` to its
+            loss.
+          deterministic: whether `fit`, `evaluate` and `predict` give the same bits in each run on devices of the same
+            kind. CPUs always do. On GPUs, XLA then uses no kernel with a varying order of additions and no autotuning,
+            so steps may be slower. See docs/resume.md.
+          matmul_precision: precision of float32 matrix multiplications, by JAX's names: "highest" uses float32;
+            "default" and "high" use TF32, with 10 mantissa bits, on NVIDIA GPUs from Ampere on. It applies to steps, to
+            `model(x)`, to `export`, and to the module in custom loops that call `apply`. A layer's own `precision`
+            takes precedence. None uses JAX's configuration.
 
         Raises:
-          ValueError: for unknown names and values that cannot be used.
+          ValueError: for unknown names and invalid values.
           TypeError: for arguments of a wrong type.
         """
         given = {name: value for name, value in locals().items() if name != "self"}
@@ -176,13 +178,13 @@ class Model(StatefulModel):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer with its learning rate, which can be read and set; a dict of them for named modules.
+        """The optimizer, whose learning rate can be read and set; a dict of optimizers for named modules.
 
-        Setting it is the same as to call `compile` with another optimizer and all else as before: the weights stay, and
-        the optimizer's state begins.
+        Assignment is the same as `compile` with another optimizer and otherwise the same arguments: the weights are
+        kept, and the optimizer state is reset.
 
         Raises:
-          RuntimeError: from setting it before `compile`, or while the model is running.
+          RuntimeError: on assignment before `compile`, or while the model is running.
         """
         return self._core.state.attached_optimizer()
 
@@ -220,48 +222,49 @@ class Model(StatefulModel):
 
         Args:
           x: inputs: an array, or a tuple or dict of arrays, rows first; or a `trainer.data.Dataset`, a generator, a
-            Grain dataset, or any other iterable of batches `(x, y)` or `(x, y, sample_weight)`, such as a list of them.
-            A list of arrays is several inputs. For tables see `trainer.data.Dataset.from_columns`. Whether `fit` sees
-            what a callback writes into the arrays is not defined: they may be on the devices already.
+            Grain dataset, or any other iterable of batches `(x, y)` or `(x, y, sample_weight)`, such as a list of
+            batches. A list of arrays is several inputs. For tables see `trainer.data.Dataset.from_columns`. If a
+            callback writes to the arrays, the effect on `fit` is undefined, because they may already be on the devices.
           y: targets, if `x` is arrays.
-          batch_size: rows of a batch over all replicas, if `x` is arrays; by default as many as make `steps_per_epoch`
-            batches, or 32. The last batch of an epoch may be smaller, and counts for what it is.
-          epochs: the number after that of the last epoch.
+          batch_size: rows per batch over all replicas, if `x` is arrays; by default the size that gives
+            `steps_per_epoch` batches, or 32. The last batch of an epoch may be smaller; logs weight it by its rows.
+          epochs: the total number of epochs, including the epochs before `initial_epoch`.
           verbose: 0 is silent, 1 a progress bar (a line per epoch outside of a terminal), 2 a line per epoch, "auto" 1.
-          callbacks: callbacks, or a list of them.
+          callbacks: callbacks, or a list of callbacks.
           validation_split: the fraction of the arrays, taken from their end before shuffling, to validate on.
           validation_data: `(x, y)`, `(x, y, sample_weight)`, or an iterable of batches, to validate on; or a dict of
-            several such sets, `{"clean": (x, y), "noisy": dataset}`, whose logs are `val_clean_loss` and so on. A dict
-            of arrays is one set: inputs by name, without targets.
-          shuffle: whether arrays are read in another order in each epoch, a function of the seed and the epoch. A loop
-            over `fit` that means other epochs says so: `fit(..., initial_epoch=epoch, epochs=epoch + 1)`.
+            several such sets, `{"clean": (x, y), "noisy": dataset}`, with logs such as `val_clean_loss`. A dict of
+            arrays is a single set: named inputs, without targets.
+          shuffle: whether to read arrays in a new order in each epoch, a function of the seed and the epoch. In a loop
+            over `fit`, pass the epoch: `fit(..., initial_epoch=epoch, epochs=epoch + 1)`.
           class_weight: weights of rows by their label.
           sample_weight: weights of rows, if `x` is arrays.
           initial_epoch: the number of the first epoch.
-          steps_per_epoch: the most batches of an epoch; without it, all that `x` has. As in Keras, each epoch takes the
-            next batches of a pass over `x`: where the pass ends before, so does the epoch, with a warning, and the next
-            epoch begins another pass. A generator has one pass, whose end ends the training. To read on beyond the end,
-            pass a `trainer.data.Dataset` that was made endless by `repeat()`, or an endless generator. Other data than
-            arrays and generators are read up to `initial_epoch`.
-          validation_steps: the most batches of a validation; without it, all there are. Each validation starts from the
-            first batch, except that a generator, which must have enough for all validations, continues where the last
-            one stopped. Fewer batches than that are all taken, with a warning.
+          steps_per_epoch: maximum number of batches per epoch; by default all of `x`. As in Keras, each epoch takes the
+            next batches of a pass over `x`. When the pass ends early, the epoch ends with a warning, and the next epoch
+            starts another pass. A generator has a single pass, and its end ends the training. To read beyond the end,
+            pass an endless `trainer.data.Dataset` (by `repeat()`) or an endless generator. With `initial_epoch`, data
+            other than arrays and generators are first read up to that epoch.
+          validation_steps: maximum number of batches per validation; by default all. Each validation starts from the
+            first batch, except that a generator continues where the last validation stopped, and must have enough
+            batches for all validations. Data with fewer batches are used whole, with a warning.
           validation_batch_size: like `batch_size`, for validation; by default `batch_size`.
-          validation_freq: validate every so many epochs, or after the epochs listed, counted from 1.
-          max_steps: how many batches to train on in all, also before an interruption; `epochs` may end the run before.
-            As with `stop_training`, the epoch ends there, with its validation. `BackupAndRestore` saves what came
-            before that end: the same `fit` with more steps, or with none given, goes on exactly.
-          max_time: the seconds, or a `datetime.timedelta`, of this call after which the run ends in the same way: for a
-            job of a queue that takes its part of a run. With either, data may be endless: the epoch ends there.
-          limit_batches: the most batches of an epoch and of a validation, for a dry run of all that a run does:
+          validation_freq: number of epochs between validations, or a list of epochs to validate after, counted from 1.
+          max_steps: maximum number of batches to train on in total, including batches before an interruption; `epochs`
+            may end the run earlier. As with `stop_training`, the epoch ends there, with its validation.
+            `BackupAndRestore` saves the state before that end: the same `fit` with more steps, or without `max_steps`,
+            continues exactly.
+          max_time: seconds, or a `datetime.timedelta`, after which this call ends in the same way: for a job in a queue
+            that does a part of a run. With either limit, data may be endless: the epoch ends there.
+          limit_batches: maximum number of batches per epoch and per validation, for a dry run of the whole run:
             `fit(..., epochs=2, limit_batches=2)`.
 
         Returns:
           The `History`, whose `history` has a list of floats per log.
 
         Raises:
-          RuntimeError: if the model is not compiled, or the data pipeline fails; the batch is named.
-          ValueError: for data and arguments that cannot be used, before the train step compiles.
+          RuntimeError: if the model is not compiled, or the data pipeline fails; the message names the batch.
+          ValueError: for invalid data and arguments, before the train step compiles.
           TypeError: for arguments of a wrong type.
         """
         given = {name: value for name, value in locals().items() if name != "self"}
@@ -286,7 +289,7 @@ class Model(StatefulModel):
                 called.release()
                 core.state.end_fit()
                 history.timing = timing.report()
-                self.history = history  # a callback may have called `fit` too
+                self.history = history  # a callback may also have called `fit`
         return history
 
     def compile_ahead(
@@ -297,26 +300,26 @@ class Model(StatefulModel):
         phases: str | Sequence[str] = ("train",),
         steps_per_epoch: int | None = None,
     ) -> float:
-        """Compiles the steps of a later `fit`, `evaluate` or `predict`, which then start at once; builds the model.
+        """Compiles the steps of a later `fit`, `evaluate` or `predict`, and builds the model.
 
-        Of arrays and `Dataset`s that includes a shorter last batch; of other data, that compiles when it comes.
+        Arrays and `Dataset`s include a shorter last batch. For other data, a shorter batch compiles when it comes.
 
         Args:
-          sample: the data that will be given: a batched `Dataset` or another iterable of batches that can be iterated
-            again, or `(x, y)` or `(x, y, sample_weight)` of arrays; of `predict`, also `x` alone, unless it is a tuple.
-          batch_size: rows of a batch, if `sample` is all rows of arrays; without it, the arrays are one batch.
-          epochs: how often the data will be read, such as the epochs of `fit`. What is read more than once may be kept
-            on the devices; see `data_on_device` of `compile`. `predict`, and `evaluate` outside of `fit`, read data
-            once. None is more than once.
-          phases: which steps: "train", "test" and "predict".
-          steps_per_epoch: as it will be given to `fit`, or as `validation_steps` or `steps`: an epoch of few batches
-            compiles differently. Of a batch that stands for data with a length, that length.
+          sample: the data of the later call: a batched `Dataset` or another iterable of batches that can be iterated
+            again, or arrays `(x, y)` or `(x, y, sample_weight)`; for `predict` also `x` alone, unless it is a tuple.
+          batch_size: rows per batch, if `sample` is all rows of arrays; by default, the arrays are a single batch.
+          epochs: number of passes over the data, such as the epochs of `fit`. Data read more than once may be kept on
+            the devices; see `data_on_device` of `compile`. `predict`, and `evaluate` outside of `fit`, read data once.
+            None means more than once.
+          phases: the steps to compile: "train", "test" and "predict".
+          steps_per_epoch: the later `steps_per_epoch`, `validation_steps` or `steps`: an epoch of few batches compiles
+            differently. If `sample` is a single batch of data with a length, pass that length.
 
         Returns:
-          The seconds that it took.
+          The elapsed seconds.
 
         Raises:
-          As `fit` does; and ValueError for an unknown phase or data that can be read only once.
+          As `fit` does; also ValueError for an unknown phase, or for data that can be read only once.
 
         Example:
           >>> model.compile_ahead((x, y), batch_size=64)  # doctest: +SKIP
@@ -327,10 +330,10 @@ class Model(StatefulModel):
         core = self._core.checked("compile_ahead", must_be_compiled=any(kind != "predict" for kind in kinds))
         begin = time.perf_counter()
         inputs.compile_ahead(core, sample, batch_size, epochs, kinds, steps_per_epoch)
-        _ = core.state.current  # which may still be being made
+        _ = core.state.current  # waits for pending weights
         return time.perf_counter() - begin
 
-    # What is no dict is one value or a list, by the number of metrics: a type of both would fit neither use of it.
+    # With `return_dict=False`, the result is a single value or a list, by the number of metrics.
     @overload
     def evaluate(
         self, x: Data | None = ..., y: ArrayTree | None = ..., batch_size: int | None = ..., verbose: Verbose = ...,
@@ -354,17 +357,18 @@ class Model(StatefulModel):
     ) -> Any:
         """Returns the loss and the metrics over all rows of the data, exactly.
 
-        A loss that divides by sample weights, or leaves out labels with `ignore_class`, is that of one batch of all
-        rows, for any `batch_size`. Keras, and the training logs of `fit`, have the mean over batches by their rows.
+        A loss that divides by sample weights, or ignores labels by `ignore_class`, has the value of a single batch of
+        all rows, for any `batch_size`. Keras, and the training logs of `fit`, use the mean over batches, weighted by
+        rows.
 
         Args:
-          x: inputs, as in `fit`; or a dict of sets by name, as `validation_data` of `fit`, one after another.
+          x: inputs, as in `fit`; or a dict of sets by name, as `validation_data` of `fit`, evaluated in turn.
           y: targets, if `x` is arrays.
-          batch_size: rows of a batch, if `x` is arrays; 32 by default.
+          batch_size: rows per batch, if `x` is arrays; 32 by default.
           verbose: as in `fit`.
           sample_weight: weights of rows, if `x` is arrays.
-          steps: the most batches to evaluate; by default all. Fewer are all taken, with a warning.
-          callbacks: callbacks, or a list of them.
+          steps: maximum number of batches; by default all. Data with fewer batches are used whole, with a warning.
+          callbacks: callbacks, or a list of callbacks.
           return_dict: False returns Keras's list, or the loss alone if there are no metrics.
         """
         core = self._core.checked("evaluate")
@@ -385,14 +389,14 @@ class Model(StatefulModel):
     ) -> Any:
         """Returns the outputs for all rows as numpy arrays, in input order.
 
-        Outputs move to the host as they are made, so the device needs memory for few batches only.
+        Outputs move to the host as they are computed, so the device needs memory for a few batches only.
 
         Args:
           x: inputs, as in `fit`; targets in batches are ignored.
-          batch_size: rows of a batch, if `x` is arrays; 32 by default.
+          batch_size: rows per batch, if `x` is arrays; 32 by default.
           verbose: as in `fit`.
-          steps: the most batches to predict; by default all. Fewer are all taken, with a warning.
-          callbacks: callbacks, or a list of them.
+          steps: maximum number of batches; by default all. Data with fewer batches are used whole, with a warning.
+          callbacks: callbacks, or a list of callbacks.
 
         Raises:
           As `fit` does, but the model need not be compiled.
@@ -422,7 +426,7 @@ class Model(StatefulModel):
         self, x: ArrayTree, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None,
         class_weight: dict[int, float] | None = None, return_dict: bool = False,
     ) -> Any:
-        """Trains on one batch; returns its logs, in Keras's list or as a dict."""
+        """Trains on a single batch and returns its logs, as Keras's list or as a dict."""
         core = self._core.checked("train_on_batch")
         with inputs.batch_reader(core, x, y, sample_weight, class_weight) as reader:
             logs = loop.run_on_batch(core, "train", reader)
@@ -436,21 +440,21 @@ class Model(StatefulModel):
                       return_dict: bool = ...) -> Any: ...
     def test_on_batch(self, x: ArrayTree, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None,
                       return_dict: bool = False) -> Any:
-        """Evaluates one batch; returns its logs, in Keras's list or as a dict."""
+        """Evaluates a single batch and returns its logs, as Keras's list or as a dict."""
         core = self._core.checked("test_on_batch")
         with inputs.batch_reader(core, x, y, sample_weight) as reader:
             logs = loop.run_on_batch(core, "test", reader)
         return logs if return_dict else inputs.as_list(self, logs)
 
     def predict_on_batch(self, x: ArrayTree) -> Any:
-        """Returns the outputs for one batch as numpy arrays."""
+        """Returns the outputs for a single batch as numpy arrays."""
         return self.predict(x, batch_size=inputs.rows_of(x), verbose=0)
 
     def validate(self) -> dict[str, float]:
-        """Returns the logs, without "val_", over the `validation_data` of the `fit` that is running, of all its sets.
+        """Returns the logs of all sets in the `validation_data` of the running `fit`, without the prefix "val_".
 
         Raises:
-          ValueError: if there are none.
+          ValueError: without validation data.
         """
         if self._core.run.validator is None:
             raise ValueError("There is nothing to validate on: call `validate` from a callback of a `fit` that has "
@@ -459,7 +463,7 @@ class Model(StatefulModel):
 
 
 def _detached(optimizer: Any) -> Any:
-    """Returns the optimizer of a value of `model.optimizer`, of this model or another; all else as it is."""
+    """Returns the optimizer of an attached optimizer, of this model or another; other values unchanged."""
     if isinstance(optimizer, Mapping):
         return {name: _detached(part) for name, part in optimizer.items()}
     return optimizer.optimizer if isinstance(optimizer, AttachedOptimizer) else optimizer
@@ -469,11 +473,11 @@ class Sequential(Model):
     """A model of layers applied one after another.
 
     Args:
-      layers: Flax layers and functions, such as `[nn.Dense(16), nn.relu, nn.Dense(10)]`; None for none yet.
+      layers: Flax layers and functions, such as `[nn.Dense(16), nn.relu, nn.Dense(10)]`; None for no layers yet.
       seed, name: as in `Model`.
 
     Attributes:
-      module: the layers as they were given.
+      module: the layers as given.
 
     Raises:
       TypeError: if a layer is neither a Flax module nor a function.
@@ -491,7 +495,7 @@ class Sequential(Model):
 
         Raises:
           RuntimeError: if the model is built.
-          TypeError: as the class does.
+          TypeError: if the layer is neither a Flax module nor a function.
         """
         self._take_over([*self.module, layer])
 

@@ -1,6 +1,6 @@
-"""What a step computes by default, as methods that a subclass of `Model` may override.
+"""The default steps, as methods that a subclass of `Model` may override.
 
-All of it is traced, and sees the whole batch. How steps run on a mesh is in `step/`.
+Steps are traced, and see the whole batch. `step/` runs them on a mesh.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from trainer.step.gradient_accumulation import accumulated
 
 
 class OverridableSteps:
-    """The methods of `Model` that say what a step computes."""
+    """The methods of `Model` that define the steps."""
 
     name: str
     _core: ModelCore
 
     def sample_inputs(self, batch: Batch) -> Any:
-        """Returns what the module is initialised on, from some rows of the first batch.
+        """Returns the inputs for initialization, from some rows of the first batch.
 
-        Override it for a dict of modules: it then returns a dict of inputs by module name. A module with several inputs
-        has a tuple or a dict of them there, as in `x`. What `build` is given comes as a batch without targets.
+        Override it for a dict of modules, to return a dict of inputs by module name. For a module with several inputs,
+        the entry is a tuple or a dict of them, as in `x`. The sample of `build` is passed as a batch without targets.
 
             def sample_inputs(self, batch):
                 x, y, sample_weight = trainer.unpack_x_y_sample_weight(batch)
@@ -45,24 +45,24 @@ class OverridableSteps:
         """Returns the loss of a batch, a scalar.
 
         Override it to add terms, or to compute a custom loss. It is called inside the step, with all rows of the batch
-        on any number of devices, or with those of a microbatch:
+        on any number of devices, or with all rows of a microbatch:
 
             return super().compute_loss(x, x, y_pred, sample_weight)  # an autoencoder, with compile(loss="mse")
         """
         loss = self._core.configuration.loss
-        if not loss.is_given and self._core.module.sows_losses:  # which are all of it, then
+        if not loss.is_given and self._core.module.sows_losses:  # the sown losses are the whole loss
             return jnp.zeros((), jnp.float32)
         return loss.total(loss.values(y, y_pred, sample_weight))
 
     def compute_penalties(self, params: Any, model_state: Any) -> jax.Array:
-        """Returns what belongs to the loss besides `compute_loss`: a float32 scalar.
+        """Returns the additions to the loss of `compute_loss`, a float32 scalar.
 
-        These are the penalties of `compile(regularizers=...)`, and what the module has sown into "losses". The default
-        steps add it; a `train_step` of your own does so itself.
+        These are the penalties of `compile(regularizers=...)`, and the losses that the module has sown into "losses".
+        The default steps add them; a custom `train_step` must add them itself.
 
         Args:
-          params: all parameters, by which the loss is differentiated.
-          model_state: what `apply` returned.
+          params: all parameters, with respect to which the loss is differentiated.
+          model_state: the model state that `apply` returned.
         """
         self._core.configuration.penalties_are_used = True
         losses = [jnp.sum(loss).astype(jnp.float32) for loss in self._core.module.sown_losses(model_state)]
@@ -72,7 +72,7 @@ class OverridableSteps:
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
         """Returns the logs of the compiled metrics for a batch, and the loss of each of several outputs."""
         loss, logs = self._core.configuration.loss, {}
-        picks = bool(loss.per_output) and not loss.is_of(y_pred)  # as an overridden `compute_loss` may, of the outputs
+        picks = bool(loss.per_output) and not loss.is_of(y_pred)  # an overridden `compute_loss` may select outputs
         if loss.is_given and not picks and len(jax.tree.leaves(y_pred)) > 1:
             losses = loss.values(y, y_pred, sample_weight)
             if len(losses) > 1:
@@ -80,18 +80,18 @@ class OverridableSteps:
         return {**logs, **self._core.configuration.metrics.values(y, y_pred, sample_weight)}
 
     def train_step(self, state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
-        """Returns the logs and the state after one step on a batch.
+        """Returns the logs and the state after a step on a batch.
 
-        Override it to change what a step does. It must be pure, as it is compiled. On any number of devices it sees the
-        whole batch: what it does with rows, gradients and logs is what it would do on one.
+        Override it to customize the step. It must be pure, because it is compiled. On any number of devices it sees the
+        whole batch: operations on rows, gradients and logs have the same results as on a single device.
 
         Args:
           state: the state before the step.
-          batch: what the data yielded; `trainer.unpack_x_y_sample_weight` splits it.
+          batch: an element of the data; `trainer.unpack_x_y_sample_weight` splits it.
 
         Returns:
-          `(logs, state)`. A log is a scalar, which is averaged over steps, weighted by their rows; or what
-          `compute_metrics` returns.
+          `(logs, state)`. A log is a scalar, which is averaged over steps, weighted by their rows; or a result of
+          `compute_metrics`.
         """
         def loss_and_outputs(
             params: Any, state: TrainState, batch: Batch
@@ -110,7 +110,7 @@ class OverridableSteps:
             (loss, (y_pred, model_state, updated)), grads = gradient(state.params, state, batch)
             step_metrics.add(updated)
             logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
-            return (state.trainable(grads), loss), model_state, logs  # the loss is a mean over parts as gradients are
+            return (state.trainable(grads), loss), model_state, logs  # averaged over microbatches
 
         microbatches = self._core.configuration.options.microbatches
         (grads, loss), model_state, logs = (
@@ -135,15 +135,14 @@ class OverridableSteps:
     ) -> tuple[Any, Any]:
         """Returns the module's outputs and the new model state; pure.
 
-        Beside the state stands what the module has sown: `model_state["losses"]`, for example. `apply_gradients` leaves
-        that out.
+        The returned state also holds sown values, such as `model_state["losses"]`, which `apply_gradients` leaves out.
 
         Args:
-          params: the parameters, only those of `module`, if it is given.
-          state: what the model state, the seed and the step are taken from.
+          params: the parameters; only the parameters of `module`, if given.
+          state: provides the model state, the seed and the step.
           x: the inputs.
-          module: which module of a dict of modules.
-          training: whether dropout drops, and BatchNorm takes the batch's statistics, unless it is frozen.
+          module: the name of a module in a dict of modules.
+          training: whether dropout is active, and BatchNorm uses the batch's statistics, unless it is frozen.
         """
         names: dict[str, Any] = {} if module is None else {"module": module}
         options = self._core.configuration.options
@@ -153,8 +152,8 @@ class OverridableSteps:
             is_frozen=options.is_frozen if self._core.configuration.trainable else lambda path: True,
             make_key=lambda stream: self.make_rng(state, stream), **names)
         context = get_replica_context() if in_replica_context() else context_outside(x)
-        # A replica's share of the loss is the larger the more replicas there are: its gradients must not overflow
-        # sooner for that.
+        # The loss scale is divided by the number of replicas: gradients of a replica's share of the loss grow with that
+        # number, and must not overflow earlier.
         scale = None if state.loss_scale is None else state.loss_scale / context.num_replicas_in_sync
         with replica_context.enter(context), with_matmul_precision(options.matmul_precision):
             if options.policy is None:
@@ -162,12 +161,12 @@ class OverridableSteps:
             return apply_with_policy(options.policy, apply, params, state.model_state, x, scale)
 
     def make_rng(self, state: TrainState, stream: str) -> jax.Array:
-        """Returns the key of a random stream for this step: the same on any number of devices."""
+        """Returns the key of a random stream for this step, the same on any number of devices."""
         return get_replica_context().random_key(state.seed, stream, state.step)
 
 
 def logs_without_update(model: OverridableSteps, state: TrainState, batch: Batch, training: bool) -> dict[str, Any]:
-    """Returns the logs for a batch, which the module computes as in training or as outside."""
+    """Returns the logs for a batch, computed with the module's `training` argument."""
     x, y, sample_weight = unpack_x_y_sample_weight(batch)
     y_pred, model_state = model.apply(state.params, state, x, training=training)
     with loss_parts.recorded() as parts:

@@ -1,7 +1,7 @@
-"""What a run was started with, as plain data: for `run.json` and for loggers.
+"""The initial arguments of a run as plain data, for `run.json` and for loggers.
 
-Owns how arguments are described without their contents: arrays by their shapes, objects by their texts. Nothing here
-waits for the devices, on which the weights may still be being made.
+Owns the description of arguments without their contents: arrays by their shapes, objects by their texts. Nothing here
+waits for the devices, on which the weights may still be pending.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def describe_run(
     model: StatefulModel, compile_method: Callable[..., Any], fit_method: Callable[..., Any], given: Mapping[str, Any],
     reader: Reader, validation: Mapping[str, Reader],
 ) -> dict[str, Any]:
-    """Returns what `RunDetails.description` tells of a `fit` that begins.
+    """Returns the `RunDetails.description` of a starting `fit`.
 
     Args:
-      model: what is trained.
-      compile_method: its `compile`, whose defaults are left out.
-      fit_method: `fit`, likewise.
+      model: the trained model.
+      compile_method: its `compile`, whose default arguments are left out.
+      fit_method: its `fit`, likewise.
       given: the arguments of `fit` by name.
-      reader: the batches to train on, none of which has been taken yet.
-      validation: those to validate on, by the names of the sets; one that has no name is "".
+      reader: the training batches, before the first is taken.
+      validation: the validation batches, by the names of the sets; "" for a set without a name.
     """
     core = core_of(model)
     holder, configuration = core.state, core.configuration
@@ -75,7 +75,7 @@ def _data_text(value: Any) -> str:
 
 
 def _text(value: Any) -> Any:
-    """Returns a number, a text or None as it is, containers with texts of what they hold, and other objects' texts."""
+    """Returns numbers, texts and None unchanged, containers with converted items, and the texts of other objects."""
     if isinstance(value, Mapping):
         return {str(name): _text(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

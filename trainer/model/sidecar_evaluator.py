@@ -1,7 +1,7 @@
 """SidecarEvaluator: evaluates the checkpoints of a `fit` that runs in other processes.
 
-Owns which checkpoint is evaluated, and how the end of the training is seen. It only reads in the training's folder.
-What a run's checkpoint says is in `loop/resumable_run.py`, how it lies on the disk in `saving/checkpoint/`.
+Owns the choice of the evaluated checkpoint, and the detection of the end of the training. It only reads the training's
+folder. The content of a run's checkpoint is defined in `loop/resumable_run.py`, its files in `saving/checkpoint/`.
 """
 
 from __future__ import annotations
@@ -37,56 +37,55 @@ from trainer.saving.checkpoint import (
 )
 from trainer.saving.checkpoint.manifest import FILE_NAME as MANIFEST
 
-# Also of checkpoints that are being written, replaced or deleted, and of damaged checkpoints.
+# Also matches checkpoints that are being written, replaced or deleted, and damaged checkpoints.
 _OF_CHECKPOINTS = re.compile(r"(corrupt_|\.)?step_[0-9]+(_|\.|$)")
-_MAX_NAMES = 5  # of a folder's content, in a message
+_MAX_NAMES = 5  # of the content of a folder, in a message
 
 _Identity = tuple[int, ...]
 
 
 class SidecarEvaluator:
-    """Evaluates what a training saves, in a separate process that runs alongside.
+    """Evaluates the checkpoints of a training, in a separate process alongside.
 
-    It follows the folder of the training's `BackupAndRestore`. Each checkpoint is evaluated at most once, always the
-    newest; checkpoints that came and went during an evaluation are skipped, and so are damaged checkpoints, with a
-    warning. Nothing
-    in the folder is changed. The weights are those that `evaluate` in the training would use: with
-    `compile(ema_decay=...)` their moving average.
+    It follows the folder of the training's `BackupAndRestore`. It always evaluates the newest checkpoint, and each
+    checkpoint at most once. Checkpoints that come and go during an evaluation are skipped, and damaged checkpoints are
+    skipped with a warning. The folder is not changed. The weights are the weights that `evaluate` in the training would
+    use: with `compile(ema_decay=...)`, their moving average.
 
-    It ends after the checkpoint that was saved at the end of the training, or when the training has deleted its
-    checkpoints, or after `max_evaluations`. A training that was preempted or has crashed is waited for. So that the
-    last state is evaluated however long an evaluation takes, give the training `BackupAndRestore(...,
-    delete_checkpoint=False)`.
+    It ends after the final checkpoint of the training, or when the training has deleted its checkpoints, or after
+    `max_evaluations`. It waits for a training that was preempted or has crashed. To make sure that the last state is
+    evaluated even if evaluations are slow, give the training `BackupAndRestore(..., delete_checkpoint=False)`.
 
-    The process must not be among those that train together, and computes on its own devices. As with TensorFlow, a
-    process can be given this role by its TF_CONFIG: with the training's cluster and the task
-    `{"type": "evaluator", "index": 0}`, `TFConfigClusterResolver().task_type` is "evaluator".
+    The process must not be part of the training job, and computes on its own devices. As with TensorFlow, TF_CONFIG can
+    give a process this role: with the training's cluster and the task `{"type": "evaluator", "index": 0}`,
+    `TFConfigClusterResolver().task_type` is "evaluator".
 
     Args:
-      model: a model that is made and compiled as in the training. Its strategy may be another one. Its training
-        state becomes that of the last checkpoint.
-      data: what to evaluate on, each time from the start: `(x, y)` or `(x, y, sample_weight)` of arrays, a batched
+      model: a model that is made and compiled as in the training. Its strategy may differ. Its training state becomes
+        the state of the last checkpoint.
+      data: the evaluation data, read from the start each time: `(x, y)` or `(x, y, sample_weight)` of arrays, a batched
         `trainer.data.Dataset`, or another iterable of batches that can be read more than once; or a dict of such sets
         by name, as `validation_data` of `fit`.
-      checkpoint_dir: the folder that the training's `BackupAndRestore` has. It need not exist yet.
-      steps: the most batches to evaluate; by default all.
-      max_evaluations: after how many evaluations to end; None for no limit. TensorFlow counts checkpoints instead,
-        those that were skipped too.
-      callbacks: callbacks, or a list of them, for each `evaluate`. At `on_test_end` the model's
-        `optimizer.iterations` is that of the checkpoint: `TensorBoard` writes `evaluation_loss_vs_iterations` and so on
-        by it. Hooks of `fit`, by which `CSVLogger` and `EarlyStopping` act, are not called.
-      poll_secs: how long to wait before looking again.
-      timeout_secs: how long to wait for a new checkpoint; None waits for ever.
-      verbose: 0 prints nothing, 1 a line for each evaluation.
+      checkpoint_dir: the folder of the training's `BackupAndRestore`. It need not exist yet.
+      steps: maximum number of batches per evaluation; by default all.
+      max_evaluations: number of evaluations after which to end; None for no limit. TensorFlow instead counts
+        checkpoints, including skipped checkpoints.
+      callbacks: callbacks, or a list of callbacks, for each `evaluate`. At `on_test_end`, the model's
+        `optimizer.iterations` is the step of the checkpoint, which `TensorBoard` uses for
+        `evaluation_loss_vs_iterations` and so on. Hooks of `fit`, which `CSVLogger` and `EarlyStopping` use, are not
+        called.
+      poll_secs: seconds between two looks at the folder.
+      timeout_secs: seconds to wait for a new checkpoint; None waits forever.
+      verbose: 0 prints nothing, 1 a line per evaluation.
 
     Attributes:
-      history: a dict for each evaluation, in their order: "step", how many batches the training had done, "epoch", how
-        many epochs it had finished, and the logs of `evaluate` by their names.
-      has_evaluated_end: whether the state at the end of the training was evaluated.
+      history: a dict per evaluation, in order: "step", the number of trained batches, "epoch", the number of finished
+        epochs, and the logs of `evaluate` by name.
+      has_evaluated_end: whether the final state of the training was evaluated.
 
     Raises:
       TypeError: for arguments of a wrong type.
-      ValueError: for values that cannot be used.
+      ValueError: for invalid values.
       RuntimeError: if the model is not compiled, or the process computes together with others.
 
     Example:
@@ -129,7 +128,7 @@ class SidecarEvaluator:
         arguments.check_count("max_evaluations", max_evaluations, 1, optional=True)
         seconds = {"poll_secs": poll_secs} | ({} if timeout_secs is None else {"timeout_secs": timeout_secs})
         arguments.require(seconds, "a number of seconds above 0", lambda secs: secs > 0)
-        CallbackList(callbacks)  # refuses what is no callback
+        CallbackList(callbacks)  # rejects invalid callbacks
         if model.optimizer is None:
             raise RuntimeError("Call `compile` before `SidecarEvaluator`, with the same arguments as in the training.")
         if jax.process_count() > 1:
@@ -150,22 +149,22 @@ class SidecarEvaluator:
         self._sources_of_data()
 
     def start(self) -> list[dict[str, Any]]:
-        """Evaluates checkpoints until the training has ended. Compiles while there is none yet.
+        """Evaluates checkpoints until the training has ended. Compiles while waiting for the first checkpoint.
 
         Returns:
-          `history`, which every call empties first.
+          `history`, which every call clears first.
 
         Raises:
           TimeoutError: if no new checkpoint came within `timeout_secs`.
           ValueError: if a checkpoint is of another model or not of a run of `fit`, `checkpoint_dir` is itself a
-            checkpoint, or the data are none that `evaluate` takes.
+            checkpoint, or `evaluate` cannot take the data.
           NotADirectoryError: if `checkpoint_dir` is a file.
           NewerFormatError: if a newer version of the trainer has written a checkpoint.
         """
         self.history, self.has_evaluated_end = [], False
         folder = _FollowedFolder(self.checkpoint_dir)
         for source in self._sources_of_data():
-            with Reader(source, self.steps) as reader:  # the model is built on it, too
+            with Reader(source, self.steps) as reader:  # also builds the model
                 loop.compile_ahead(core_of(self.model), "test", reader, passes=1, is_sample=False)
         waits_since = time.monotonic()
         while self.max_evaluations is None or len(self.history) < self.max_evaluations:
@@ -244,18 +243,18 @@ class _FollowedFolder:
             raise ValueError(f"{path!r} is itself a checkpoint. Give the folder that the training's `BackupAndRestore` "
                              "has, which holds its checkpoints `step_<number>`.")
         self._checkpoints = CheckpointFolder(path)
-        self._step = -1  # that was read last
+        self._step = -1  # read last
         self._looked_at: dict[int, _Identity] = {}
         self._has_had_some = False
         self._is_gone = False
 
     def read_newest(self, state: TrainState) -> tuple[dict[str, Any], TrainState | None] | None:
-        """Returns the newest whole checkpoint that was not returned before: its document and the training state.
+        """Returns the document and the training state of the newest complete checkpoint that was not returned before.
 
-        Of a checkpoint that was saved again, as happens when the epoch ends after it, there is only the document.
+        A checkpoint that was saved again, as happens when the epoch ends after it, has only the document.
 
         Args:
-          state: a training state of the same shapes, placed as the state that is read shall be.
+          state: a training state with the shapes and the placement for the result.
         """
         for step in reversed(self._steps()):
             if step < self._step:
@@ -270,14 +269,13 @@ class _FollowedFolder:
                 read = restored_state(checkpoint, state) if step > self._step else None
             except Exception as error:
                 if identity != _identity(path):
-                    continue  # it was deleted or replaced meanwhile
+                    continue  # it was deleted or replaced in the meantime
                 if not isinstance(error, CheckpointError) or isinstance(error, NewerFormatError):
                     raise
                 self._looked_at[step] = identity
                 warnings.warn(f"{error} It is not evaluated.", UserWarning, stacklevel=3)
                 continue
-            # A checkpoint loses its name before its files. So what was read of a checkpoint that still has its name
-            # was complete.
+            # A checkpoint loses its name before its files, so a checkpoint that still has its name was read completely.
             if identity != _identity(path):
                 continue
             self._step = step
@@ -286,13 +284,13 @@ class _FollowedFolder:
         return None
 
     def has_ended(self) -> bool:
-        """Returns whether there were checkpoints and now, at two looks in a row, there are not even traces of any."""
-        # One look may miss a folder that is renamed during it.
+        """Returns whether all traces of former checkpoints were gone at two looks in a row."""
+        # A single look may miss a folder that is being renamed.
         was_gone, self._is_gone = self._is_gone, not any(map(_OF_CHECKPOINTS.match, self._names()))
         return self._has_had_some and was_gone and self._is_gone
 
     def description(self) -> str:
-        """Returns what is there, for an error message."""
+        """Returns the content of the folder, for an error message."""
         path = self._checkpoints.path
         names = self._names()
         if self._steps():
@@ -304,7 +302,7 @@ class _FollowedFolder:
 
     def _steps(self) -> list[int]:
         steps: list[int] = []
-        with contextlib.suppress(FileNotFoundError):  # the folder is just being deleted
+        with contextlib.suppress(FileNotFoundError):  # the folder is being deleted
             steps = self._checkpoints.steps()
         self._has_had_some = self._has_had_some or bool(steps)
         return steps
@@ -317,7 +315,7 @@ class _FollowedFolder:
 
 
 def _identity(path: str) -> _Identity | None:
-    """Returns what differs between two checkpoints of one name; None if there is no checkpoint."""
+    """Returns an identity that differs between checkpoints of the same name; None without a checkpoint."""
     try:
         status = os.stat(os.path.join(path, MANIFEST))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,6 +1,6 @@
 """The state, the weights, the layers and the configuration of a model, as users read, set, save and load them.
 
-Owns that part of the public surface alone; `model/core`, `weights_io.py` and `forward.py` do the work.
+Owns this part of the public methods; `model/core`, `weights_io.py` and `forward.py` do the work.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Path = str | os.PathLike[str]
 
 
 def _some_rows(sample: ArrayTree) -> Batch:
-    """Returns a batch of so many rows of a sample of `x` as a model is initialised on."""
+    """Returns a batch for initialization from the first rows of a sample of `x`."""
     try:
         return first_rows(as_batch(pack_x_y_sample_weight(sample)))
     except ValueError as error:
@@ -56,7 +56,7 @@ def _some_rows(sample: ArrayTree) -> Batch:
 
 @with_entry_points
 class StatefulModel(OverridableSteps):
-    """A Flax module and its training state. See `Model`, which compiles and runs it."""
+    """A Flax module and its training state. `Model` compiles and runs it."""
 
     def __init__(self, module: ModuleLike, *, seed: int | None = None, name: str | None = None,
                  train_kwargs: Mapping[str, Any] | None = None, eval_kwargs: Mapping[str, Any] | None = None,
@@ -75,7 +75,7 @@ class StatefulModel(OverridableSteps):
 
     @property
     def current_run(self) -> CurrentRun:
-        """The run that the model is in, or its last, for callbacks."""
+        """The current run of the model, or its last run, for callbacks."""
         return self._core.run
 
     def __repr__(self) -> str:
@@ -97,13 +97,13 @@ class StatefulModel(OverridableSteps):
                             "use `model.save` and `trainer.load`.")
 
     def __as_resource__(self) -> Resource | None:
-        """Returns what a function that is scheduled on a parameter-server cluster gets for this model in its worker."""
-        from trainer.model import worker_copy  # of the few programs that have parameter servers
+        """Returns the resource that represents this model in workers of a parameter-server cluster."""
+        from trainer.model import worker_copy  # for the few programs with parameter servers
 
         return worker_copy.as_resource(self)
 
     def __train_step_as_resource__(self) -> Any:
-        """Returns what a worker of parameter servers gets of the model for `fit`."""
+        """Returns the resource that represents `train_step` in workers of parameter servers, for `fit`."""
         from trainer.model import worker_copy
 
         return worker_copy.SharedTrainStep(self)
@@ -113,11 +113,11 @@ class StatefulModel(OverridableSteps):
         return copied(self, self.strategy, copy.deepcopy(self._core.configuration))
 
     def __call__(self, x: ArrayTree, training: bool = False) -> Any:
-        """Returns the module's outputs for `x`, computed at once and as one batch, in the containers that it returns.
+        """Returns the module's outputs for `x`, computed as a single batch, in the module's own containers.
 
-        Builds the model, if it is not. `training=True` lets dropout drop; running averages are not kept. Compiled for
-        each shape of `x`, as a step is, unless `run_eagerly` is set or `apply` is overridden. `x` may be traced, by
-        `jax.grad` for example; in a `jax.jit` of your own the weights are constants, so call `apply` there.
+        Builds the model if needed. `training=True` activates dropout; running averages are not updated. The call is
+        compiled for each shape of `x`, unless `run_eagerly` is set or `apply` is overridden. `x` may be traced, for
+        example by `jax.grad`. In a custom `jax.jit` the weights would be constants, so call `apply` there.
 
         Raises:
           RuntimeError: if the model is not built, and `x` is traced.
@@ -129,7 +129,7 @@ class StatefulModel(OverridableSteps):
                 raise RuntimeError(f"The model {self.name} is not built, and cannot be in a step or another function "
                                    "that JAX traces. Call its `build(sample)` before, with some rows of inputs.")
             self.build(x)
-        # What traces may keep the state for as long as it likes.
+        # A tracing transformation may keep the state indefinitely.
         state = self.strategy.on_devices(self._core.state.borrow() if is_traced else self._core.state.current)
         if not is_traced:
             x = unpack_x_y_sample_weight(as_batch(pack_x_y_sample_weight(x)))[0]
@@ -141,7 +141,7 @@ class StatefulModel(OverridableSteps):
 
     @property
     def loss(self) -> Any:
-        """What `compile` was given as `loss`; None before. To change it, call `compile`."""
+        """The `loss` argument of `compile`; None before. To change it, call `compile`."""
         return self._core.configuration.given.get("loss")
 
     @loss.setter
@@ -150,10 +150,10 @@ class StatefulModel(OverridableSteps):
 
     @property
     def metrics(self) -> list[Metric]:
-        """All metrics, as in Keras: the loss's, that of all metrics of `compile`, and those that are attributes.
+        """All metrics, as in Keras: the loss metric, a metric for all metrics of `compile`, and metric attributes.
 
-        A step of your own may update them and return `{metric.name: metric.result() for metric in self.metrics}`. To
-        change what `compile` was given, call it again.
+        A custom step may update them and return `{metric.name: metric.result() for metric in self.metrics}`. To change
+        the metrics of `compile`, call it again.
         """
         return [*self._core.configuration.tracked_metrics(),
                 *(value for value in vars(self).values() if isinstance(value, Metric))]
@@ -164,13 +164,13 @@ class StatefulModel(OverridableSteps):
 
     @property
     def metrics_names(self) -> list[str]:
-        """The names of `metrics`. As in Keras 3, all metrics of `compile` are one, "compile_metrics"."""
+        """The names of `metrics`. As in Keras 3, all metrics of `compile` together are "compile_metrics"."""
         return [metric.name for metric in self.metrics]
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the results of `metrics` by the names of their logs: of the last validation or epoch, or of a step.
+        """Returns the results of `metrics` by log name: of the last validation or epoch, or of a step.
 
-        In a step of your own, they are what the step returns as logs. Losses of single outputs are in the logs alone.
+        A custom step can return them as its logs. Losses of single outputs are in the logs only.
         """
         results: dict[str, Any] = {}
         for metric in self.metrics:
@@ -179,17 +179,17 @@ class StatefulModel(OverridableSteps):
         return {name: _as_number(result) for name, result in results.items()}
 
     def reset_metrics(self) -> None:
-        """Resets the state of all `metrics`. Those that steps update begin again with each epoch by themselves."""
+        """Resets the state of all `metrics`. Metrics updated by steps start again with each epoch automatically."""
         for metric in self.metrics:
             metric.reset_state()
 
     @property
     def run_eagerly(self) -> bool:
-        """Whether steps run uncompiled. Setting it keeps the optimizer's state; the next `compile` sets it again.
+        """Whether steps run uncompiled. Assignment keeps the optimizer state; the next `compile` resets the value.
 
         Raises:
-          RuntimeError: from setting it while the model is running.
-          ValueError: from setting it to True with `compile(deterministic=True)`.
+          RuntimeError: on assignment while the model is running.
+          ValueError: on assignment of True with `compile(deterministic=True)`.
         """
         return self._core.configuration.options.eager
 
@@ -210,7 +210,7 @@ class StatefulModel(OverridableSteps):
 
     @property
     def trainable(self) -> bool:
-        """Whether the default `train_step` trains, and BatchNorm moves its averages. Setting it compiles again."""
+        """Whether the default `train_step` trains and BatchNorm updates its averages. Assignment recompiles steps."""
         return self._core.configuration.trainable
 
     @trainable.setter
@@ -220,9 +220,9 @@ class StatefulModel(OverridableSteps):
 
     @property
     def skip_non_finite(self) -> bool:
-        """Whether updates with gradients that are not finite are left out. Setting it compiles the train step again.
+        """Whether updates with non-finite gradients are skipped. Assignment recompiles the train step.
 
-        The optimizer's state stays. The next `compile` sets it again.
+        The optimizer state is kept. The next `compile` resets the value.
         """
         return self._core.configuration.options.skip_non_finite
 
@@ -239,11 +239,11 @@ class StatefulModel(OverridableSteps):
         """Makes the weights from the shapes of a sample.
 
         Args:
-          sample: some rows of inputs `x`, as `fit` takes them: an array, a list of numbers, or a tuple or dict of
-            these. An overridden `sample_inputs` is given it.
+          sample: some rows of inputs `x`, as in `fit`: an array, a list of numbers, or a tuple or dict of these. An
+            overridden `sample_inputs` receives it.
 
         Raises:
-          ValueError: if `sample` holds no rows (a shape, for example), or the module cannot take such inputs.
+          ValueError: if `sample` holds no rows (for example, a shape), or the module cannot take such inputs.
 
         Example:
           >>> model.build(np.zeros((1, 28, 28)))  # doctest: +SKIP
@@ -259,11 +259,11 @@ class StatefulModel(OverridableSteps):
 
     @property
     def state(self) -> TrainState:
-        """The training state. Arrays read here stay valid: the next train step works on a copy.
+        """The training state. Its arrays stay valid: the next train step works on a copy.
 
         Raises:
           RuntimeError: if the model is not built.
-          TypeError: in a function of `strategy.run`, which must be given the state as an argument.
+          TypeError: in a function of `strategy.run`; pass the state as an argument instead.
         """
         return self._core.state.borrow()
 
@@ -272,10 +272,10 @@ class StatefulModel(OverridableSteps):
         self._core.state.assign(value)
 
     def state_shapes(self, sample: ArrayTree | None = None) -> TrainState:
-        """Returns the shapes of the state, allocating nothing.
+        """Returns the shapes of the state without allocation.
 
         Args:
-          sample: some rows of inputs `x`, which a model that is not built needs.
+          sample: some rows of inputs `x`; needed if the model is not built.
 
         Raises:
           ValueError: if the model is not built, and there is no sample.
@@ -290,11 +290,11 @@ class StatefulModel(OverridableSteps):
     def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Prints a table of the layers, their output shapes, weights, bytes and floating-point operations.
 
-        The operations are those of a forward pass, for a row of inputs. Where a strategy splits parameters, a column
-        has how. Nothing is computed.
+        The operations are per row of inputs, for a forward pass. A column shows how a strategy splits parameters.
+        Nothing is computed.
 
         Args:
-          print_fn: called with each line of plain text; by default the table is printed, to a terminal in colors.
+          print_fn: called with each line of plain text; by default, the table is printed, in color on a terminal.
 
         Raises:
           RuntimeError: if the model is not built.
@@ -307,14 +307,14 @@ class StatefulModel(OverridableSteps):
             (print_fn or print)(line)
 
     def count_params(self) -> int:
-        """Returns the number of weights, the model state (such as BatchNorm's running averages) included."""
+        """Returns the number of scalar weights, including the model state (such as BatchNorm's running averages)."""
         return sum(leaf.size for leaf in weights_io.weights_of(self._core.state.current))
 
     @property
     def weights(self) -> list[ModelVariable]:
         """All weights, in the order of `get_weights`: the parameters, then the model state.
 
-        Those of the optimizer are in `model.optimizer.variables`.
+        The variables of the optimizer are in `model.optimizer.variables`.
 
         Raises:
           RuntimeError: if the model is not built.
@@ -328,25 +328,25 @@ class StatefulModel(OverridableSteps):
 
     @property
     def trainable_weights(self) -> list[ModelVariable]:
-        """The parameters that the default train step trains: none that `freeze` names, or if not `trainable`."""
+        """The parameters that the default train step trains: without frozen parameters; empty if not `trainable`."""
         return [weight for weight in self.weights if weight.trainable]
 
     @property
     def non_trainable_weights(self) -> list[ModelVariable]:
-        """The parameters that stay as they are, and the model state, such as BatchNorm's running averages."""
+        """The parameters that are not trained, and the model state, such as BatchNorm's running averages."""
         return [weight for weight in self.weights if not weight.trainable]
 
     variables, trainable_variables, non_trainable_variables = weights, trainable_weights, non_trainable_weights
 
     @property
     def layers(self) -> list[ModelLayer]:
-        """The layers that the module holds itself, in the order in which they are called; of named modules, these.
+        """The direct layers of the module, in the order of their calls; for named modules, the modules.
 
-        Each has `layers` in its turn. The layers of a stack are also known before the model is built; those of a Linen
-        module are made when it is called.
+        Each layer has its own `layers`. The layers of a stack are known before the model is built; the layers of a
+        Linen module are made when it is called.
 
         Raises:
-          RuntimeError: if the module is Linen's, no stack and not built.
+          RuntimeError: if the module is a Linen module other than a stack, and not built.
         """
         return weights_io.layers_of(self._core.state, self._core.configuration, self._core.module)
 
@@ -354,12 +354,12 @@ class StatefulModel(OverridableSteps):
         """Returns a layer.
 
         Args:
-          name: its path, such as "encoder" or "encoder/Dense_0"; `summary` shows them.
-          index: instead, its number in `layers`.
+          name: its path, such as "encoder" or "encoder/Dense_0"; `summary` shows the paths.
+          index: its index in `layers`, instead of `name`.
 
         Raises:
-          ValueError: if there is none, or not just one of `name` and `index` is given.
-          RuntimeError: as `layers`.
+          ValueError: if there is no such layer, or both or neither of `name` and `index` are given.
+          RuntimeError: as in `layers`.
 
         Example:
           >>> model.get_layer("encoder").set_weights(weights)  # doctest: +SKIP
@@ -371,39 +371,39 @@ class StatefulModel(OverridableSteps):
         return weights_io.get_weights(self._core.state)
 
     def set_weights(self, weights: Sequence[ArrayLike]) -> None:
-        """Replaces all weights. Moving averages, which `ema_decay` keeps, start again from them.
+        """Replaces all weights. Moving averages of `ema_decay` start again from the new weights.
 
         Args:
           weights: arrays in the order and with the shapes of `get_weights`.
 
         Raises:
-          ValueError: if their number or a shape differs; nothing is replaced then.
+          ValueError: if their number or a shape differs; nothing is replaced.
           TypeError: if they are not a list.
         """
         weights_io.set_weights(self._core.state, weights)
 
     def save_weights(self, filepath: Path, overwrite: bool = True) -> None:
-        """Writes all weights to one safetensors file, which appears complete under its name or not at all.
+        """Writes all weights to a single safetensors file, atomically.
 
-        The metadata hold a SHA-256 of each array, which `load_weights` compares.
+        The metadata hold a SHA-256 of each array, which `load_weights` checks.
 
-        A parameter is named by its path, such as "Dense_0/kernel", and so is the model state, of which Linen's paths
-        begin with the collection: "batch_stats/BatchNorm_0/mean". Dtypes are those that the model stores. Arrays that
-        are split over devices are whole in the file, and are fetched one at a time. Moving averages that `ema_decay`
-        keeps are not weights; `export` takes them.
+        The name of an array is its path: "Dense_0/kernel" for a parameter; paths of Linen's model state begin with the
+        collection: "batch_stats/BatchNorm_0/mean". Arrays keep the model's stored dtypes. Arrays that are split over
+        devices are whole in the file, and are fetched one at a time. The file has no moving averages of `ema_decay`;
+        `export` uses them.
 
-        Where several JAX processes train together, all must call this and the first writes.
+        If several JAX processes train together, all must call this method; the first process writes.
 
         Args:
-          filepath: the file, such as "digits.safetensors", in a folder that exists.
-          overwrite: whether a file that is there is replaced.
+          filepath: the file, such as "digits.safetensors", in an existing folder.
+          overwrite: whether to replace an existing file.
 
         Raises:
           RuntimeError: if the model is not built.
-          FileExistsError: if the file exists and is not to be replaced.
+          FileExistsError: if the file exists and `overwrite` is False.
           FileNotFoundError: if there is no such folder.
-          ValueError: if two weights have one name, or a dtype that safetensors has no name for, or the suffix is that
-            of another format, such as ".h5".
+          ValueError: if two weights have the same name, if safetensors lacks a dtype, or if the suffix belongs to
+            another format, such as ".h5".
           TypeError: if `filepath` is not a path.
 
         Example:
@@ -414,29 +414,29 @@ class StatefulModel(OverridableSteps):
         weights_io.save_weights(self._core.state, filepath, overwrite)
 
     def load_weights(self, filepath: Path, patterns: Sequence[str] | None = None, partial: bool = False) -> MatchReport:
-        """Replaces weights by those of a file, matched by name; see `save_weights` for the names.
+        """Replaces weights by weights from a file, matched by name; see `save_weights` for the names.
 
-        Each array is read, cast to the model's dtype and sent to the devices, of which each gets its part, before the
-        next is read. Moving averages that `ema_decay` keeps start again from the weights that were loaded. The
-        optimizer's state and the step stay as they are. If anything is rejected, nothing has changed.
+        Arrays are processed one at a time: read, cast to the model's dtype and sent to the devices, each of which gets
+        its shard. Moving averages of `ema_decay` start again from the loaded weights. The optimizer state and the step
+        are kept. If anything is rejected, nothing changes.
 
         Args:
-          filepath: a safetensors file, by `save_weights` or by another program that uses these names.
+          filepath: a safetensors file, written by `save_weights` or by another program with the same names.
           patterns: regular expressions over whole path segments, such as `["encoder", "head/bias"]`: only weights that
-            any of them matches are loaded. None loads all.
+            match any of them are loaded. None loads all weights.
           partial: whether weights may be missing from the file, or arrays of the file from the model.
 
         Returns:
-          What was loaded and what was not.
+          A report of the arrays that were loaded and of all others.
 
         Raises:
           RuntimeError: if the model is not built.
-          FileNotFoundError: if there is no such file; those with names like it are listed.
-          IsADirectoryError: if it is a folder, as checkpoints are.
-          ValueError: if the file is not a safetensors file, is damaged, has shapes or kinds of dtype that are not the
-            model's or numbers that its dtypes cannot hold; if names do not match, unless `partial`; or if a pattern
-            matches nothing.
-          TypeError: if `filepath` is not a path, or `patterns` not a list of strings.
+          FileNotFoundError: if there is no such file; the message lists files with similar names.
+          IsADirectoryError: if it is a folder, such as a checkpoint.
+          ValueError: if the file is not a safetensors file or is damaged, if a shape or a kind of dtype differs, if
+            numbers do not fit the model's dtypes, if names do not match, unless `partial`, or if a pattern matches
+            nothing.
+          TypeError: if `filepath` is not a path, or `patterns` is not a list of strings.
 
         Example:
           >>> print(model.load_weights("digits.safetensors", ["encoder"]))  # doctest: +SKIP
@@ -449,18 +449,18 @@ class StatefulModel(OverridableSteps):
     def save(self, filepath: Path, overwrite: bool = True) -> None:
         """Writes the training state: weights, optimizer, step and seed. `trainer.load` loads it.
 
-        It appears complete or not at all, with checksums: a damaged file is rejected. All processes must call this.
+        Writing is atomic. Checksums let `trainer.load` reject a damaged file. All processes must call this method.
 
         Args:
           filepath: a safetensors file, if the name has a suffix, such as "digits.safetensors"; else a folder, which
             several processes and large models need.
-          overwrite: whether what is there is replaced.
+          overwrite: whether to replace an existing file or folder.
 
         Raises:
           RuntimeError: if the model is not built.
-          FileExistsError: if there is something that is not to be replaced, or that is not a checkpoint.
-          OSError: if it cannot be written. What was there before stays.
-          ValueError: if the suffix is that of another format, such as ".keras".
+          FileExistsError: if the path exists, and `overwrite` is False or the content is not a checkpoint.
+          OSError: if writing fails. The previous content is kept.
+          ValueError: if the suffix belongs to another format, such as ".keras".
           TypeError: if `filepath` is not a path.
 
         Example:
@@ -477,31 +477,32 @@ class StatefulModel(OverridableSteps):
     def export(self, filepath: Path, *, format: Literal["jax", "stablehlo", "saved_model", "onnx"] = "jax",
                batch_size: int | None = None, platforms: Sequence[str] | None = None,
                sample: ArrayTree | None = None) -> None:
-        """Writes what `predict` computes, with the weights, for programs without the model's code.
+        """Writes the computation of `predict`, with the weights, for programs without the model's code.
 
-        Where `ema_decay` keeps moving averages, these are the weights, as in `predict`. The computation is for one
-        device, whatever the model's strategy is; the weights are gathered on the host for it. What is there is
-        replaced, in one step. Of several JAX processes the first writes, but all must call this. See docs/export.md.
+        As in `predict`, moving averages of `ema_decay` are used as the weights. The computation is for a single device,
+        whatever the model's strategy; the weights are gathered on the host. An existing file or folder is replaced
+        atomically. All JAX processes must call this method; the first writes. See docs/export.md.
 
         Args:
-          filepath: the file, such as "digits.export", in a folder that exists; for "stablehlo" and "saved_model" a
-            folder, for "onnx" a file whose name ends in ".onnx".
+          filepath: the file, such as "digits.export", in an existing folder; a folder for "stablehlo" and
+            "saved_model"; a file with the suffix ".onnx" for "onnx".
           format: "jax" writes a file for `trainer.load_exported`; "stablehlo" a program for other compilers, its
-            signature and the weights; "saved_model" one for TensorFlow (`pip install 'trainer-jax[tensorflow]'`);
-            "onnx" one for ONNX's runtimes (`[onnx]`), which is compared with the model on random rows first.
-          batch_size: rows of each batch, for models that cannot be exported for any number of rows; None for any.
-          platforms: what it can run on, of "cpu", "cuda", "rocm" and "tpu"; by default JAX's platform here, and, in the
-            format "jax", "cpu". ONNX runs on any.
-          sample: some rows of inputs `x`. Without it, the inputs are like those that the model was built on.
+            signature and the weights; "saved_model" a SavedModel for TensorFlow (`pip install
+            'trainer-jax[tensorflow]'`); "onnx" a file for ONNX runtimes (`[onnx]`), which is first compared with the
+            model on random rows.
+          batch_size: rows per batch, for models that cannot be exported for any number of rows; None for any number.
+          platforms: the target platforms: "cpu", "cuda", "rocm" and "tpu"; by default JAX's current platform, and for
+            the format "jax" also "cpu". ONNX runs on any platform.
+          sample: some rows of inputs `x`; by default, the inputs that the model was built on.
 
         Raises:
           RuntimeError: if the model is not built.
-          ValueError: if the model cannot be exported so, an argument is not a possible one, the suffix is that of
-            another format, or `sample_inputs` is overridden and there is no `sample`.
-          TypeError: if inputs or outputs are in other containers than dicts, lists and tuples.
+          ValueError: if the model cannot be exported in this way, an argument is invalid, the suffix belongs to another
+            format, or `sample_inputs` is overridden and there is no `sample`.
+          TypeError: if inputs or outputs are in containers other than dicts, lists and tuples.
           FileNotFoundError: if there is no such folder.
-          FileExistsError: if there is a folder of something else.
-          ImportError: if a package that the format needs is not installed.
+          FileExistsError: if there is a folder with other content.
+          ImportError: if a package for the format is not installed.
 
         Example:
           >>> model.export("digits.export")  # doctest: +SKIP
@@ -518,7 +519,7 @@ class StatefulModel(OverridableSteps):
             raise ValueError("The model overrides `sample_inputs`, so what its `predict_step` is given is not known. "
                              "Pass `sample`, some rows of `x` as `predict` takes them.")
         inputs = self._core.state.inputs if sample is None else unpack_x_y_sample_weight(_some_rows(sample))[0]
-        # All on the devices: what a device computes with is not in the host's memory spaces.
+        # Moves all arrays to device memory: devices cannot compute in host memory spaces.
         averaged = self.strategy.on_devices(state).averaged()
         formats.save(format, path, self.predict_step, averaged, inputs, batch_size, platforms)
 

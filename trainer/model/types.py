@@ -16,7 +16,7 @@ from trainer.optimizers import Optimizer
 
 if TYPE_CHECKING:
     from flax import linen as nn
-    from flax import nnx  # importing it takes long
+    from flax import nnx  # slow to import
 
 Layer: TypeAlias = "nn.Module | nnx.Module | Callable[..., Any]"
 ModuleLike: TypeAlias = "Layer | Sequence[Layer] | Mapping[str, Layer | Sequence[Layer]]"

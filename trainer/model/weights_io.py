@@ -1,6 +1,6 @@
 """A model's weights as a list, as variables, by layer, and as a safetensors file.
 
-Owns the names of weights in files, and what replacing weights means for the rest of the state.
+Owns the names of weights in files, and the effect of replaced weights on the rest of the state.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def set_weights(holder: StateHolder, weights: Sequence[Any]) -> None:
 def variables_of(
     holder: StateHolder, configuration: Configuration, module: FunctionalModule
 ) -> list[tuple[str, ModelVariable]]:
-    """Returns each weight, in the order of `get_weights`, with its path as its layer has it."""
+    """Returns each weight with the path in its layer, in the order of `get_weights`."""
     state = holder.state_or_shapes
     params, model_state = tree_paths.named_leaves(state.params), tree_paths.named_leaves(state.model_state)
 
@@ -65,7 +65,7 @@ def variables_of(
 
 
 def layers_of(holder: StateHolder, configuration: Configuration, module: FunctionalModule) -> list[ModelLayer]:
-    """Returns the layers that a module holds itself; see `Model.layers`."""
+    """Returns the direct layers of a module; see `Model.layers`."""
     if holder.is_built:
         with replica_context.enter(replica_context.context_outside(holder.inputs)):
             found = module.layers(holder.inputs)
@@ -87,7 +87,7 @@ def _read(holder: StateHolder, number: int) -> jax.Array:
 
 
 def _set_some(holder: StateHolder, numbers: Sequence[int], weights: Any, owner: str) -> None:
-    """Replaces the weights of some numbers in `get_weights`; what is not to be replaced is checked before."""
+    """Checks new values for weights given by their numbers in `get_weights`, and replaces the weights."""
     leaves = [weights_of(holder.current)[number] for number in numbers]
     if not isinstance(weights, (list, tuple)):
         raise errors.wrong_type("weights", weights, "a list of arrays, as `get_weights` returns it")
@@ -115,7 +115,7 @@ def save_weights(holder: StateHolder, filepath: str | os.PathLike[str], overwrit
 
 def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns: Sequence[str] | None,
                  partial: bool) -> MatchReport:
-    """Replaces weights by those of a file; see `Model.load_weights`."""
+    """Replaces weights by weights from a file; see `Model.load_weights`."""
     weights = _named_weights(holder.current)
     path = checked_path("filepath", filepath)
     if path.endswith((".h5", ".hdf5", ".keras")) and os.path.isfile(path):
@@ -133,19 +133,13 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
 
 
 def check_may_write(path: str, overwrite: bool) -> None:
-    """Raises FileExistsError for what exists and is not to be replaced."""
+    """Raises FileExistsError if the path exists and `overwrite` is false."""
     if not overwrite and os.path.exists(path):
         raise FileExistsError(f"{path!r} exists already. Pass `overwrite=True` to replace it, or another path.")
 
 
 def _replace(holder: StateHolder, values: Iterable[tuple[int, np.ndarray]]) -> None:
-    """Replaces some weights; averages start from the new ones, and so does an optimizer that has not been used yet.
-
-    Args:
-      holder: the state.
-      values: the number of a weight in `get_weights` and its new value, in its shape and dtype and in memory that
-        nothing else writes to. Each is placed before the next is read.
-    """
+    """Replaces weights by number with values in unshared memory, and restarts averages and unused optimizers."""
     state = holder.current
     leaves, structure = jax.tree.flatten((state.params, state.model_state))
     names = list(tree_paths.named_leaves(state.params))
@@ -184,16 +178,13 @@ def _check_holds_weights(path: str, metadata: Mapping[str, str]) -> None:
 
 
 def _placed_like(leaf: jax.Array, values: np.ndarray) -> jax.Array:
-    """Returns host values placed as `leaf` is; each device gets its part only."""
-    # At once, or copies of many arrays could wait in the host's memory.
+    """Returns host values placed like `leaf`; each device gets its shard only."""
+    # Waits, so that copies of many arrays do not accumulate in host memory.
     return to_devices(values, leaf.sharding).block_until_ready()
 
 
 def _with_averages(state: TrainState, average: Callable[[str, jax.Array], jax.Array]) -> Any:
-    """Returns the optimizer's state with `average(name of the parameter, its average)` as averages.
-
-    These are moving averages, or those of an averaging optimizer.
-    """
+    """Returns the optimizer state with `average(name of the parameter, its average)` as new averages."""
     def replaced(opt_state: Any, prefix: str) -> Any:
         def named(key_path: Any, leaf: jax.Array) -> jax.Array:
             return average(f"{prefix}{tree_paths.path_name(key_path)}", leaf)

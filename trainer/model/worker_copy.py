@@ -1,4 +1,4 @@
-"""A model as a scheduled function has it in its worker: the same code and configuration, its state on the servers."""
+"""The copy of a model in a worker, for scheduled functions: same code and configuration, with state on the servers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CONFIGURED = ("is_compiled", "loss", "metrics", "options", "rules", "trainable"
 
 
 def as_resource(model: UserModel) -> Resource | None:
-    """Returns what a worker gets for a model; None for one that is not made under a `ParameterServerStrategy`.
+    """Returns the worker's resource for a model; None for a model made outside of a `ParameterServerStrategy`.
 
-    The servers then have its state, and the chief fetches it when it is needed again.
+    The servers then hold the state, and the chief fetches it on the next access.
     """
     core = core_of(model)
     strategy, held = core.strategy, core.state
@@ -51,20 +51,20 @@ def as_resource(model: UserModel) -> Resource | None:
 
 
 class SharedTrainStep:
-    """The `train_step` of a model, as a worker gets it for `fit`: without a state of its own."""
+    """The `train_step` of a model for the workers of `fit`, without its own state."""
 
     def __init__(self, model: UserModel):
         self._model = model
-        self._key = f"train step {next(_numbers)}"  # another for each: its attributes may differ
+        self._key = f"train step {next(_numbers)}"  # unique, because the attributes may differ
 
     def __as_resource__(self) -> Resource:
-        """Returns what a worker gets for it."""
+        """Returns the worker's resource for the step."""
         copy = _copier(self._model, None)
         return Resource(self._key, lambda worker: copy(worker).train_step)
 
 
 def _copier(model: UserModel, client: ModelClient | None) -> Callable[[Any], UserModel]:
-    """Returns a function that makes the copy in a worker."""
+    """Returns a function that makes the copy of the model in a worker."""
     attributes = {name: value for name, value in vars(model).items() if name not in _OF_THE_CHIEF}
     core = core_of(model)
     configured = {name: getattr(core.configuration, name) for name in _CONFIGURED}
@@ -92,7 +92,7 @@ def _in_worker(
 
 
 class _OfTheChief:
-    """What a model has only on the chief."""
+    """Stands for the members of a model that exist only on the chief."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -103,7 +103,7 @@ class _OfTheChief:
 
 
 class _ServedState(_OfTheChief):
-    """What a worker has in the place of a `StateHolder`: each read pulls the parameters."""
+    """Replaces `StateHolder` in a worker: each read pulls the parameters."""
 
     def __init__(self, strategy: WorkerStrategy, client: ModelClient | None):
         self._strategy, self._client = strategy, client
@@ -114,7 +114,7 @@ class _ServedState(_OfTheChief):
         return self._client is not None
 
     def borrow(self) -> TrainState:
-        """Returns the state as the servers have it."""
+        """Returns the state from the servers."""
         if self._client is None:
             raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs before "
                                "functions that use it are scheduled.")
@@ -123,10 +123,10 @@ class _ServedState(_OfTheChief):
     current = property(borrow)
 
     def assign(self, state: TrainState) -> None:
-        """Does nothing: `strategy.run` has sent the gradients, and the servers have the state.
+        """Does nothing: `strategy.run` has sent the gradients, and the servers hold the state.
 
         Raises:
-          RuntimeError: for another state than `strategy.run` has returned.
+          RuntimeError: for a state that `strategy.run` has not returned.
         """
         if not self._strategy.is_pulled(state):
             raise RuntimeError("In a scheduled function, `model.state` can only be assigned what `strategy.run` has "

@@ -1,5 +1,5 @@
-"""One step: the pure train, test and predict functions, what `compile` configures of them, and their compiled phase.
+"""A single step: the pure train, test and predict functions, their configuration, and their compiled phase.
 
-Owns everything that happens between a batch on the devices and a new state with logs. It must not read data, write
-files, call callbacks or loop over batches.
+Owns everything between a batch on the devices and a new state with logs. It must not read data, write files, call
+callbacks or loop over batches.
 """

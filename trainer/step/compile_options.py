@@ -1,4 +1,4 @@
-"""What `compile` says about how a step computes, apart from its loss, metrics and optimizer."""
+"""The options of `compile` for the computation of a step, apart from its loss, metrics and optimizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH_NORM_POLICIES = ("global", "per_replica")
 
 @dataclasses.dataclass(frozen=True)
 class CompileOptions:
-    """The options of `Model.compile`, checked; see there for what they mean.
+    """The checked options of `Model.compile`, which documents them.
 
     Attributes:
       eager: whether steps run uncompiled.
@@ -50,7 +50,7 @@ class CompileOptions:
         """Returns the options for the arguments of `compile`.
 
         Raises:
-          ValueError: for values that cannot be used.
+          ValueError: for invalid values.
           TypeError: for arguments of a wrong type.
         """
         if batch_norm not in BATCH_NORM_POLICIES:
@@ -84,7 +84,7 @@ class CompileOptions:
         )
 
     def penalty_of(self, params: Any) -> jax.Array | None:
-        """Returns what the regularizers add to the loss, a float32 scalar; None if there are none."""
+        """Returns the penalties of the regularizers, a float32 scalar; None without regularizers."""
         if not self.regularizers:
             return None
         total = jnp.zeros((), jnp.float32)
@@ -99,15 +99,15 @@ class CompileOptions:
         return total
 
     def stored(self, params: Any) -> Any:
-        """Returns parameters in the dtypes that they are stored in."""
+        """Returns parameters in their stored dtypes."""
         return params if self.policy is None else self.policy.cast_params(params)
 
     def is_frozen(self, path: str) -> bool:
-        """Returns whether the parameter of a path stays as it is."""
+        """Returns whether the parameter of a path is frozen."""
         return tree_paths.matches_any(self.freeze, path)
 
     def freezes_all(self, paths: Iterable[str]) -> bool:
-        """Returns whether `freeze` leaves nothing to train of the parameters of some paths."""
+        """Returns whether `freeze` covers all given paths of parameters."""
         return bool(self.freeze) and all(self.is_frozen(path) for path in paths)
 
     @property
@@ -116,7 +116,7 @@ class CompileOptions:
         return self.policy is not None and self.policy.scales_gradients
 
     def check_asynchronous(self) -> None:
-        """Raises ValueError for options that steps on workers of parameter servers do not have."""
+        """Raises ValueError for options that steps on workers of parameter servers do not support."""
         fixes = {
             "run_eagerly=True": (self.eager, "debug under `OneDeviceStrategy`"),
             "deterministic=True": (self.deterministic, "train under a synchronous strategy, as workers' gradients come "
@@ -130,7 +130,7 @@ class CompileOptions:
 
 
 def check_eager(eager: bool, deterministic: bool) -> None:
-    """Raises ValueError for steps that are to run uncompiled, and to be compiled in a certain way."""
+    """Raises ValueError for uncompiled steps with an option about compilation."""
     if deterministic and eager:
         raise ValueError("`deterministic=True` is about how steps are compiled, and `run_eagerly=True` does not "
                          "compile them. Give one of them.")

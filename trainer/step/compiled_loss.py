@@ -20,11 +20,11 @@ from trainer.step.output_matching import match_arrays, match_choices, output_nam
 
 
 class OutputLoss(NamedTuple):
-    """The loss of one output.
+    """The loss of an output.
 
     Attributes:
       name: the output's name; None for a single output.
-      loss: its loss; None if it has none.
+      loss: its loss; None for an output without a loss.
       factor: its entry of `loss_weights`.
       shape: the output's shape.
     """
@@ -43,19 +43,19 @@ class CompiledLoss:
       loss_weights: factors of the single losses: a number, or a dict or list like `loss`.
 
     Raises:
-      ValueError: for an unknown name, a reduction that gives no scalar, or `loss_weights` that do not fit.
+      ValueError: for an unknown name, a reduction that gives no scalar, or `loss_weights` that do not match.
       TypeError: for a loss of a wrong type.
 
     Attributes:
-      per_output: the loss of each output, once a first batch was seen.
-      outputs: the shapes of the outputs of that batch.
+      per_output: the loss of each output, after the first batch.
+      outputs: the shapes of the outputs of the first batch.
     """
 
     def __init__(self, loss: Any, loss_weights: Any = None):
         if loss_weights is not None and not isinstance(loss_weights, (int, float, list, tuple, Mapping)):
             raise errors.wrong_type("loss_weights", loss_weights, "a number, or a list or dict of numbers")
         for factor in jax.tree.leaves(loss_weights):
-            # A mistaken position is the likely cause.
+            # The likely cause is an argument in the wrong position.
             expected = "finite numbers (pass metrics by name: `metrics=[...]`)"
             arguments.require({"loss_weights": factor}, expected, math.isfinite)
             arguments.require_finite(loss_weights=factor)
@@ -70,12 +70,12 @@ class CompiledLoss:
 
     @property
     def is_given(self) -> bool:
-        """Whether there is any loss at all."""
+        """Whether there is any loss."""
         return bool(jax.tree.leaves(self._choices))
 
     @property
     def kinds(self) -> Any:
-        """What each loss computes, and its weight, as plain data: in the form in which they were given."""
+        """The kind of each loss and its weight, as plain data in the structure of the arguments."""
         def plain(value: Any) -> Any:
             if isinstance(value, Mapping):
                 return {str(name): plain(part) for name, part in value.items()}
@@ -91,34 +91,34 @@ class CompiledLoss:
         return [entry.loss is not None for entry in self.per_output]
 
     def is_of(self, outputs: Any) -> bool:
-        """Returns whether the losses were matched to such outputs; an overridden `compute_loss` may pick some."""
+        """Returns whether the losses were matched to such outputs; an overridden `compute_loss` may select some."""
         structure: Any = jax.tree.structure(outputs)
         return bool(self.per_output) and structure == jax.tree.structure(self.outputs)
 
     @property
     def expects_probabilities(self) -> bool:
-        """Whether the loss of some output does, as far as a first batch has shown."""
+        """Whether the loss of any output expects probabilities; known after the first batch."""
         return any(entry.loss is not None and entry.loss.expects_probabilities for entry in self.per_output)
 
     @property
     def has_custom(self) -> bool:
-        """Whether the loss of some output is the user's own, as far as a first batch has shown."""
+        """Whether the loss of any output is the user's own; known after the first batch."""
         return any(entry.loss is not None and not isinstance(entry.loss, BuiltinLoss) for entry in self.per_output)
 
     @property
     def may_be_custom(self) -> bool:
-        """Whether a loss of the user's own is among those that were given."""
+        """Whether any given loss is the user's own."""
         return not all(map(_is_builtin, jax.tree.leaves(self._choices)))
 
     def why_of_batch(self) -> str | None:
-        """Returns why the loss may be of the batch as a whole and no mean over its rows, as a clause; None if not."""
+        """Returns the reason, as a clause, why the loss may not be a mean over rows; None if it is."""
         for loss in jax.tree.leaves(self._choices):
             if loss.is_of_batch or not is_within_rows(getattr(loss, "axis", -1)):
                 return f"the loss {loss.name!r} may be of the batch as a whole"
         return None
 
     def custom_values(self, y: Any, outputs: Any) -> list[jax.Array]:
-        """Returns what the losses of the user's own give for the outputs, before any reduction."""
+        """Returns the values of the user's own losses for the outputs, before any reduction."""
         chosen = match_choices("loss", self._choices, outputs, lambda choices, number: True)
         targets = match_arrays("y", y, outputs, wanted=[loss is not None for loss in chosen])
         found = []
@@ -132,11 +132,12 @@ class CompiledLoss:
     def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str | None, jax.Array]:
         """Returns each output's loss, not weighted by `loss_weights`, as a scalar by output name.
 
-        Where replicas or microbatches share a batch, it is the share of this one: the mean of all is that of the batch.
+        If replicas or microbatches share a batch, it is the loss of this share: the mean over all shares is the loss of
+        the batch.
 
         Raises:
-          ValueError: if targets, weights and outputs do not fit each other, an output that has a loss has other rows
-            than the batch, or there is no loss.
+          ValueError: if targets, weights and outputs do not match, an output with a loss has other rows than the batch,
+            or there is no loss.
         """
         if not self.is_given:
             raise ValueError("No loss to compute. Give one to `compile(loss=...)`, or override `compute_loss`.")
@@ -155,13 +156,13 @@ class CompiledLoss:
             if target is None:
                 raise ValueError(f"Output {entry.name!r} has a loss, but `y` has no targets for it.")
             if rows is not None and output.shape[:1] not in ((), (rows,)):
-                # A loss of the user's own may broadcast it against the targets, and be of no row.
+                # A custom loss may broadcast it against the targets, so that it belongs to no row.
                 raise without_rows(output, rows, "Reshape it to (rows, ...), or override `compute_loss`.")
             values[entry.name] = _loss_of_output(entry, entry.loss, target, output, weight)
         return values
 
     def total(self, values: Mapping[str | None, jax.Array]) -> jax.Array:
-        """Returns the sum of the outputs' losses, each times its entry of `loss_weights`."""
+        """Returns the weighted sum of the outputs' losses, by `loss_weights`."""
         factors = {entry.name: entry.factor for entry in self.per_output if entry.factor is not None}
         weighted = (value * factors[name] if name in factors else value for name, value in values.items())
         return sum(weighted, start=jnp.zeros((), jnp.float32))
@@ -177,7 +178,7 @@ class CompiledLoss:
 
 
 def is_within_rows(axis: int | Sequence[int] | None) -> bool:
-    """Returns whether the axes along which a loss or a metric computes are surely none of rows."""
+    """Returns whether the axes of a loss or a metric certainly exclude the axis of rows."""
     axes = axis if isinstance(axis, Sequence) else (axis,)
     return all(each is not None and (each > 0 or each == -1) for each in axes)
 

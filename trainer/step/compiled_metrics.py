@@ -1,4 +1,4 @@
-"""The metrics of a compiled model: which metric reads which output, and under which name its log appears."""
+"""The metrics of a compiled model, matched to its outputs, and the names of their logs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class CompiledMetrics:
     Args:
       plain: metrics that ignore sample weights: a list for all outputs, a dict by output name, or a list of lists.
       weighted: metrics that use sample weights, in the same form.
-      loss: the model's loss: "crossentropy" takes logits where the loss of the same output does.
+      loss: the model's loss: "crossentropy" takes logits if the loss of the same output does.
 
     Raises:
-      TypeError: if either is none of these, or has something that is no metric.
+      TypeError: if either has another type, or contains an element that is not a metric.
       ValueError: if the name of a metric is unknown.
     """
 
@@ -50,7 +50,7 @@ class CompiledMetrics:
 
     @property
     def per_output(self) -> list[tuple[Metric, int]]:
-        """Each metric and the number of its output, in the order of their logs; empty until the first batch."""
+        """Each metric and the index of its output, in the order of their logs; empty until the first batch."""
         return [(entry.metric, entry.output) for entry in self._entries or []]
 
     @property
@@ -64,7 +64,7 @@ class CompiledMetrics:
         return {entry.log_name: entry.metric for entry in self._entries or []}
 
     def why_of_batch(self) -> str | None:
-        """Returns why a metric may look at the batch as a whole, as a clause; None if all are sums over its rows."""
+        """Returns the reason, as a clause, why a metric may depend on the whole batch; None if all sum over rows."""
         for identifier in (*_flat(self._plain), *_flat(self._weighted)):
             of_rows = (isinstance(identifier, str) and identifier not in configs.with_custom_objects({})) or (
                 isinstance(identifier, Metric) and is_builtin(identifier)
@@ -83,14 +83,14 @@ class CompiledMetrics:
 
     @property
     def directions(self) -> dict[str, str]:
-        """For each log with a better end, "max" or "min"."""
+        """The better direction, "max" or "min", of each log with a known direction."""
         return {entry.log_name: entry.metric.direction for entry in self._entries or [] if entry.metric.direction}
 
     def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str, MetricValue]:
         """Returns each metric's accumulators over the rows of the context, by log name.
 
         Raises:
-          ValueError: if a name is unknown, or targets and outputs do not fit a metric.
+          ValueError: if a name is unknown, or targets and outputs do not match a metric.
         """
         values = {}
         for entry, arguments in self.matched(y, outputs, sample_weight):
@@ -108,7 +108,7 @@ class CompiledMetrics:
         weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True, wanted=wanted)
         predictions = jax.tree.leaves(outputs)
         if self._entries is None:
-            # Metrics make their accumulators as they are built: concrete arrays, also when a step is being traced.
+            # Metrics create their accumulators when they are built: concrete arrays, even while a step is being traced.
             with jax.ensure_compile_time_eval():
                 self._entries = self._match(targets, outputs)
         matched = []
@@ -121,13 +121,13 @@ class CompiledMetrics:
         return matched
 
     def wanted(self, outputs: Any) -> list[bool]:
-        """Returns which outputs need targets: those that have a loss, or a metric where the losses are not for them."""
+        """Returns which outputs need targets: outputs with a loss, or with a metric if the losses are for others."""
         if self._loss is not None and self._loss.is_of(outputs):
             return self._loss.wanted
         return [any(each) for each in zip(*(per_output for _, per_output in self._chosen(outputs)), strict=True)]
 
     def _chosen(self, outputs: Any) -> Iterator[tuple[bool, list[Any]]]:
-        """Yields the metrics of each output: first those that ignore weights, then those that use them."""
+        """Yields the metrics of each output: first the metrics that ignore weights, then the metrics that use them."""
         for weighted, given, argument in ((False, self._plain, "metrics"), (True, self._weighted, "weighted_metrics")):
             yield weighted, match_choices(argument, given, outputs, lambda choices, number: 1 < number == len(choices))
 
@@ -135,7 +135,7 @@ class CompiledMetrics:
         names, predictions = output_names(outputs), jax.tree.leaves(outputs)
         losses = [entry.loss for entry in self._loss.per_output] if self._loss else []
         entries: list[_Entry] = []
-        # The logs of the losses: a metric of a function called `loss` must not replace them.
+        # Reserves the logs of the losses, which a metric of a function called `loss` must not replace.
         taken = {"loss", *(f"{name}_loss" for name in names)}
         for weighted, per_output in self._chosen(outputs):
             for index, (output_name, chosen) in enumerate(zip(names, per_output, strict=True)):
@@ -155,7 +155,7 @@ class CompiledMetrics:
 
 
 def _flat(chosen: Any) -> Iterator[Any]:
-    """Yields the metrics of a list, of a dict by output name, or of lists in these; None is no metric."""
+    """Yields the metrics of a list, of a dict by output name, or of nested lists, without None."""
     if isinstance(chosen, Mapping):
         chosen = list(chosen.values())
     for item in chosen if isinstance(chosen, (list, tuple)) else () if chosen is None else (chosen,):
@@ -182,7 +182,7 @@ def _free_name(name: str, output_name: str | None, weighted: bool, taken: set[st
 
 
 class CompileMetrics(Metric, is_composite=True):
-    """All metrics of `compile` as a single metric, which Keras's custom steps find in `model.metrics`.
+    """All metrics of `compile` as a single metric, which custom steps find in `model.metrics`, as in Keras.
 
     Args:
       compiled: the metrics.
@@ -194,7 +194,7 @@ class CompileMetrics(Metric, is_composite=True):
 
     @property
     def names(self) -> list[str]:
-        """The names of the metrics, without those of their outputs; empty until the first batch."""
+        """The names of the metrics, without the names of their outputs; empty until the first batch."""
         return [metric.name for metric in self._compiled.metrics]
 
     @property
@@ -208,7 +208,7 @@ class CompileMetrics(Metric, is_composite=True):
                 entry.metric.update_state(*arguments)
 
     def result(self) -> dict[str, Any]:
-        """Returns the results by the names of their logs."""
+        """Returns the results by log name."""
         return {name: metric.result() for name, metric in self._compiled.by_log_name.items()}
 
     def reset_state(self) -> None:

@@ -27,8 +27,7 @@ from trainer.step.programs import Programs
 
 
 def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
-    """Returns the results of `CompiledPhase.begin_results` as floats, or numpy arrays where there are several values.
-    """
+    """Returns the results of `CompiledPhase.begin_results` as floats, or numpy arrays for several values."""
     fetched = jax.device_get(values)
     return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
 
@@ -40,20 +39,20 @@ class CompiledPhase:
       kind: "train", "test" or "predict".
       user_step: the model's `train_step`, `test_step` or `predict_step`.
       strategy: the mesh, the placement and the reduction.
-      steps_per_execution: the number of steps of an execution; "auto" decides by the step's cost.
+      steps_per_execution: number of steps per execution; "auto" decides by the step's cost.
       eager: whether the step runs uncompiled, operation by operation.
-      why_partitioned: returns why a step cannot be replicated, from the shapes of the state and of a batch; None if it
-        can. By default none is.
-      compile_guard: what is done about compilations that the data did not need; see `CompileGuard`.
-      deterministic: whether its programs give the same bits each time; see `compiler_options`.
+      why_partitioned: returns the reason why a step cannot be replicated, from the shapes of the state and of a batch;
+        None if it can. By default, no step is replicated.
+      compile_guard: the reaction to avoidable compilations; see `CompileGuard`.
+      deterministic: whether its programs give the same bits in each run; see `compiler_options`.
 
     Attributes:
-      steps_per_execution: see above; of "auto", what `prepare` decided for the last batch that it was given.
+      steps_per_execution: see above; for "auto", the last decision of `prepare`.
       empty_logs: the running logs of an epoch without steps.
       log_names: the names of the logs.
       programs: the compiled programs.
-      is_asynchronous: whether the batches of an execution are trained side by side, so that hooks of single batches
-        are called for whole executions.
+      is_asynchronous: whether the batches of an execution are trained concurrently, so that per-batch hooks are called
+        for whole executions.
     """
 
     is_asynchronous = False
@@ -68,10 +67,10 @@ class CompiledPhase:
         self._execution = Execution(kind, user_step, strategy, eager, why_partitioned)
         self.programs = Programs(kind, self._execution, strategy, strategy.compiler_options(deterministic))
         self._first_batch: Any = None  # its shapes
-        self._affordable: dict[Any, int] = {}  # how many steps to fuse, by the shapes of a batch
+        self._affordable: dict[Any, int] = {}  # number of steps to fuse, by the shapes of a batch
         self._cost: Callable[[], Cost] | None = None  # of a step
         self._text: Callable[[], str] | None = None  # of a step, before XLA compiles it
-        self._results: Any = None  # a compiled function, once `prepare` has seen a batch
+        self._results: Any = None  # a compiled function, after `prepare`
         self.steps_per_execution = 1
         self.empty_logs: Any = None
         self.log_names: tuple[str, ...] = ()
@@ -79,16 +78,16 @@ class CompiledPhase:
     # --- a step, before it is compiled -----------------------------------------------------------------------------
 
     def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
-        """Traces a step on the shapes of a host batch, so that data it cannot take are rejected before it compiles.
+        """Traces a step on the shapes of a host batch, so that invalid data are rejected before it compiles.
 
-        It sets `steps_per_execution`, and the first time `empty_logs` and `log_names`. How many steps "auto" fuses
-        follows from the size of the batch and the cost of the program, never from a clock, so a resumed run decides
-        the same. An eager step runs instead, as its code need not be traceable.
+        It sets `steps_per_execution`, and the first time `empty_logs` and `log_names`. The number of steps that "auto"
+        fuses depends on the size of the batch and the cost of the program, never on a clock, so a resumed run decides
+        the same. An eager step runs instead, because its code need not be traceable.
 
         Args:
           state: the state, or its shapes.
           batch: the first batch of a run.
-          batch_rows: the usual number of rows of its batches; that of `batch`, if it has more.
+          batch_rows: the usual number of rows of its batches; the number in `batch`, if it is larger.
         """
         rows = steps.rows_of(batch)
         self._execution.prepare(state)
@@ -113,22 +112,22 @@ class CompiledPhase:
 
     @property
     def partitioned_because(self) -> str | None:
-        """Why the step on a first batch is partitioned; None if it is replicated."""
+        """The reason why the step on a first batch is partitioned; None if it is replicated."""
         return self._execution.why_partitioned(self._first_batch)
 
     @property
     def has_stale_constants(self) -> bool:
-        """Whether the step has read weights of another model, which have changed since."""
+        """Whether the step has read weights of another model that have changed since."""
         return self._execution.constants.are_stale
 
     @property
     def step_cost(self) -> Cost | None:
-        """What a replica computes in one step; None if it is eager."""
+        """The cost of a step for a replica; None if it is eager."""
         return None if self._cost is None else self._cost()
 
     @property
     def step_flops(self) -> float | None:
-        """The floating-point operations of a replica in one step; None if it is eager."""
+        """The floating-point operations of a step for a replica; None if it is eager."""
         return None if self.step_cost is None else self.step_cost.flops
 
     def program(self) -> str | None:
@@ -154,21 +153,21 @@ class CompiledPhase:
             self._results = compiling(running_logs.results, _of_one_device(self.empty_logs))
 
     def fetch_results(self, running: Any) -> dict[str, Any]:
-        """Returns the values of running logs, as an execution returned them, on the host.
+        """Returns the values of an execution's running logs on the host, after waiting for the steps.
 
-        They are floats, or numpy arrays where a metric has several values. Waits for the steps that the logs are of.
+        They are floats, or numpy arrays if a metric has several values.
         """
         return on_host(self.begin_results(running))
 
     def begin_results(self, running: Any) -> dict[str, jax.Array]:
-        """Returns the values of running logs, which are being computed and sent to the host; does not wait for them."""
+        """Returns the values of running logs, which are computed and sent to the host in the background."""
         values = self._results(_of_one_device(running))
         for value in jax.tree.leaves(values):
             value.copy_to_host_async()
         return values
 
     def store_metrics(self, running: Any) -> None:
-        """Gives metric objects the state that running logs have of them, as Keras's have it after a run."""
+        """Gives metric objects their state in running logs, which Keras's metrics have after a run."""
         for metric, accumulators in running_logs.metrics_of(jax.device_get(_of_one_device(running))):
             for variable, value in zip(metric.variables, accumulators, strict=True):
                 variable.assign(value)
@@ -180,42 +179,41 @@ class CompiledPhase:
         return self._strategy.place_group(group, arrays)
 
     def new_guard(self) -> CompileGuard:
-        """Returns what watches over the compilations of one run."""
+        """Returns a guard of the compilations of a run."""
         return CompileGuard(self._compile_guard, f"{self._kind} step")
 
     @property
     def num_programs(self) -> int:
-        """How many programs were compiled, or are being compiled."""
+        """Number of programs that were compiled, or are being compiled."""
         return len(self.programs)
 
     @property
     def precompiles_in_background(self) -> bool:
-        """Whether programs that will be needed are to be compiled while others run: not on CPUs, whose cores compile.
-        """
+        """Whether to compile later programs while others run: not on CPUs, whose cores are busy compiling."""
         return self.programs.specializes_on_step_count and not self._eager and not self.is_asynchronous
 
     def executable(
         self, state: Any, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
         stop: int | None = None,
     ) -> Callable[..., Any]:
-        """Returns the function `(state, *running)` that runs the batches from `start` to `stop` of `group`, or all.
+        """Returns a function `(state, *running)` that runs the batches of `group` from `start` to `stop`.
 
-        It returns what `step.train_group`, `test_group` or `predict_group` do. Compiles, if there was no group of these
-        shapes before, which `guard` counts and `timing` measures. Train steps donate the state that they are given:
-        its buffers are gone afterwards.
+        It returns the results of `step.train_group`, `test_group` or `predict_group`. The first group of its shapes
+        compiles, which `guard` counts and `timing` measures. Train steps donate their state: its buffers are invalid
+        afterwards.
 
         Args:
           state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s.
-          *running: the running logs; none to predict.
-          group: what will run.
+          *running: the running logs; none for "predict".
+          group: the group to run.
           guard: see above.
           timing: see above.
-          start: the first batch of `group`.
-          stop: the number after that of the last batch; None for all.
+          start: the index of the first batch in `group`.
+          stop: the index after the last batch; None for all.
 
         Raises:
           RuntimeError: if it has to compile and the guard forbids it.
-          FloatingPointError: from the function, for what `jax_debug_nans` and `jax_debug_infs` make JAX look for.
+          FloatingPointError: from the function, for values that `jax_debug_nans` and `jax_debug_infs` detect.
         """
         stop = group.count if stop is None else stop
         if self._eager:
@@ -228,16 +226,16 @@ class CompiledPhase:
     def precompile(
         self, state: Any, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, steps: int = 1
     ) -> None:
-        """Begins to compile, in a thread, what `executable` will return for some steps of groups like `group`."""
+        """Starts to compile, in a thread, the result of `executable` for some steps of groups like `group`."""
         self.programs.begin(state, running, group, steps, guard, timing)
 
     def lowered(self, state: Any, batch: Any, steps: int | None = None) -> Any:
         """Returns an execution, lowered for compilation: a `jax.stages.Lowered`.
 
         Args:
-          state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s, of which nothing is allocated.
-          batch: a host batch, which `prepare` has seen.
-          steps: the number of steps. By default one, with room for a second if steps are fused.
+          state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s; nothing is allocated for it.
+          batch: a host batch that was passed to `prepare`.
+          steps: number of steps. By default a single step, with capacity for a second if steps are fused.
         """
         capacity = min(self.steps_per_execution, 2) if steps is None else steps
         stack = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (capacity, *leaf.shape)), batch)
@@ -247,7 +245,7 @@ class CompiledPhase:
         return self.programs.lowered(state, running, group, steps if is_constant else None)
 
     def text(self) -> str | None:
-        """Returns the first program that was compiled, as XLA's text; None if there is none."""
+        """Returns the XLA text of the first compiled program; None without programs."""
         return self.programs.text()
 
     def _run(self, execute: Callable[..., Any], rest: Any, first: int, state: Any, *running: Any) -> Any:
@@ -257,7 +255,7 @@ class CompiledPhase:
                 "and are constants of the compiled step. Change them between runs, where the step is compiled again, "
                 "or make both models one: `Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.")
         try:
-            # Code that runs operation by operation may do other things, too, which are not to be done again.
+            # Uncompiled code may have other effects, which must not be repeated.
             return execute(state, *running, *rest) if self._eager else retried(execute, state, *running, *rest)
         except Exception as error:
             if type(error).__name__ != "InternalFloatingPointError":  # it has no public name
@@ -269,5 +267,5 @@ class CompiledPhase:
 
 
 def _of_one_device(running: running_logs.RunningLogs) -> running_logs.RunningLogs:
-    # What any process may do with them alone: each device has them whole.
+    # Each device has them whole, so any process can use them alone.
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), running)

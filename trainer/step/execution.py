@@ -1,8 +1,8 @@
-"""One execution of a phase: the function that runs a group of batches, one step after another.
+"""An execution of a phase: the function that runs a group of batches, step after step.
 
-A step is a function of the whole batch, and has one of two lowerings, with the same numbers. Replicated: each replica
-computes its rows, and gradients are averaged before the update. Partitioned: one program, as for one device, that XLA
-divides. `lowering.py` decides.
+A step is a function of the whole batch, and has one of two lowerings with the same results. Replicated: each replica
+computes its rows, and gradients are averaged before the update. Partitioned: a single-device program that XLA divides.
+`lowering.py` decides.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Execution:
       user_step: the model's `train_step`, `test_step` or `predict_step`.
       strategy: the mesh, the placement and the reduction.
       eager: whether steps run operation by operation.
-      why_partitioned: returns why a step cannot be replicated; None if nothing can be proved.
+      why_partitioned: returns the reason why a step cannot be replicated; None if nothing can be proved.
 
     Attributes:
-      constants: what the step has read of other models.
+      constants: the values that the step has read from other models.
     """
 
     def __init__(self, kind: str, user_step: steps.Step, strategy: Strategy, eager: bool,
@@ -58,7 +58,7 @@ class Execution:
         self.constants = trace_purity.Constants()
         one_batch = functools.partial(self._noting_constants, _ONE_BATCH[kind], user_step)
         self._eager_step = functools.partial(_ONE_BATCH[kind], user_step, single_context)
-        # Compiled on their own so that their traces, the costly part, are shared by all that is built on them.
+        # Compiled separately so that all functions built on them share their traces, the costly part.
         self._whole_batch = self._shared(
             functools.partial(one_batch, functools.partial(PartitionedContext, strategy)),
             *[functools.partial(with_undivided_axes, mesh=strategy.mesh)] * (strategy.mesh.size > 1))
@@ -67,45 +67,45 @@ class Execution:
             functools.partial(with_bits_of_rows, axis_name=REPLICA_AXIS), *[with_late_gathers] * strategy.gathers_late)
         self._state_shapes: Any = None
         self._state_shardings: Any = None
-        self._unchanged_leaves: list[bool] | None = None  # of an offloaded state, which need not be sent back
+        self._unchanged_leaves: list[bool] | None = None  # leaves of an offloaded state that need not be sent back
         self._functions: dict[tuple[int, bool, int | None], Any] = {}
 
     def prepare(self, state: Any) -> None:
-        """Takes the shapes of the state, from the state or its shapes."""
+        """Records the shapes of the state, from the state or its shapes."""
         if self._state_shardings is None:
             self._state_shapes, self._state_shardings = shapes_of(state), self._strategy.state_shardings(state)
 
     def placed_shapes(self, state: Any) -> Any:
         """Returns the shapes of the state with its shardings."""
         def placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-            weak_type = getattr(leaf, "weak_type", False)  # random keys have none
+            weak_type = getattr(leaf, "weak_type", False)  # random keys have no weak type
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak_type)
 
         return jax.tree.map(placed, state, self._state_shardings)
 
     def why_partitioned(self, batch: Any) -> str | None:
-        """Returns why a step on a batch of such shapes is partitioned; None if it is replicated."""
+        """Returns the reason why a step on a batch of such shapes is partitioned; None if it is replicated."""
         return self._lowerings.why_partitioned(self._state_shapes, batch)
 
     def one_step(self, rows: int, state: Any, stack: Any) -> Any:
-        """Returns the results of a step on the first batch of a stack, eagerly."""
+        """Returns the results of an eager step on the first batch of a stack."""
         return self._one_batch(rows, self._on_devices(state), jax.tree.map(lambda leaf: leaf[0], stack))
 
     def traced_step(self, rows: int, state: Any, stack: Any) -> Any:
         """Returns the same step as a `jax.stages.Traced`."""
-        # As `function` lowers it, whether there is a state or only its shapes: then it is not traced again.
+        # The same shapes as in `function`, so that it is not traced again.
         traced = compiled(functools.partial(self.one_step, rows)).trace(self.placed_shapes(state), stack)
         if self._strategy.offloads_state and self._kind == "train" and self._unchanged_leaves is None:
             self._unchanged_leaves = first_passed_through(traced.jaxpr, len(jax.tree.leaves(state)))
         return traced
 
     def function(self, rows: int, fused: bool, count: int | None) -> Any:
-        """Returns the function that runs groups of batches: a compiled one, unless it is eager.
+        """Returns the function that runs groups of batches, compiled unless it is eager.
 
         Args:
-          rows: the rows of each batch.
+          rows: number of rows of each batch.
           fused: whether a group has several batches.
-          count: the number of steps, if it is a constant of the program.
+          count: number of steps, if it is a constant of the program.
         """
         key = rows, fused, count
         if key not in self._functions:
@@ -118,7 +118,7 @@ class Execution:
         strategy = self._strategy
         out_shardings = {"train": (self._state_shardings, strategy.logs_sharding), "test": strategy.logs_sharding,
                          "predict": strategy.outputs_sharding}
-        # Running logs are not donated: a callback may read an earlier step's later.
+        # Running logs are not donated: a callback may read the logs of an earlier step later.
         return compiled(functools.partial(self._execute, run), out_shardings[self._kind],
                         donate=(0,) if self._kind == "train" else ())
 
@@ -145,7 +145,7 @@ class Execution:
     # --- one step --------------------------------------------------------------------------------------------------
 
     def _one_batch(self, rows: int, state: Any, batch: Any) -> Any:
-        """Returns the results of one batch, of which the first `rows` rows are real."""
+        """Returns the results of a batch, of which the first `rows` rows are real."""
         placed_rows = steps.rows_of(batch)
         if rows != placed_rows:
             batch = jax.tree.map(lambda leaf: leaf[:rows], batch)
@@ -154,16 +154,16 @@ class Execution:
                 return self._on_replicas(state, batch)
             except UnlikeDraws as error:
                 self._lowerings.partition(batch, str(error))
-            except Exception as error:  # which the whole batch raises too, with its own shapes, or does not have
+            except Exception as error:  # the whole batch raises it too, with its own shapes, or avoids it
                 self._lowerings.partition(
                     batch, f"it cannot be traced on the rows of a replica ({type(error).__name__})")
-        if self._eager:  # operation by operation, XLA would divide those that it must not divide, too
+        if self._eager:  # XLA would also divide operations that it must not divide
             returned = self._eager_step(*jax.device_put((state, batch), self._strategy.logs_sharding))
         else:
             batch = self._strategy.with_rows_in_place(batch)
             with self._strategy.tracing_whole_batch():
                 returned = self._whole_batch(state, batch)
-        if self._kind == "predict" and rows != placed_rows:  # arrays outside of a program have equal parts
+        if self._kind == "predict" and rows != placed_rows:  # arrays outside of a program have equal shards
             returned = jax.tree.map(
                 lambda leaf: jnp.pad(leaf, [(0, placed_rows - rows), *[(0, 0)] * (leaf.ndim - 1)]), returned)
         if self._kind != "train":
@@ -174,7 +174,7 @@ class Execution:
         return _finished(state, after, *returned[1:])
 
     def _on_replicas(self, state: Any, batch: Any) -> Any:
-        """Returns the results of one batch, each replica computing its rows of it."""
+        """Returns the results of a batch whose rows are computed by the replicas."""
         strategy, is_train = self._strategy, self._kind == "train"
 
         def one_replica(state: Any, batch: Any) -> tuple[Any, ...]:

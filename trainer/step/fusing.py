@@ -1,6 +1,6 @@
-"""How many steps go into one execution.
+"""The number of steps per execution.
 
-Decided by what a step computes and what its batches take, never by a clock: a resumed run decides the same.
+It depends on the cost of a step and the size of its batches, never on a clock, so a resumed run decides the same.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from trainer.core.types import PyTree
 
 
 class FusingLimits(NamedTuple):
-    """How many steps of what cost, in floating-point operations, go into one execution.
+    """Numbers of steps per execution by their cost, in floating-point operations.
 
-    Enough to hide the cost of a dispatch, little enough that an execution takes well below a second as a rule. On CPU,
-    steps that take much longer than their dispatch gain too: the memory of their temporary buffers, which comes from
-    the system again for each execution, is shared.
+    An execution is large enough to hide the cost of a dispatch, and usually much shorter than a second. On CPU, steps
+    that take much longer than their dispatch benefit too: they share the memory of their temporary buffers, which the
+    system otherwise provides anew for each execution.
 
-    An accelerator computes while the host dispatches the next execution, in some 0.2 ms with all that the loop does, so
-    that only steps of less gain: of 2e10 operations, at the 1e14 a second that an H100 reaches in large products. Fused
-    steps still launch each kernel of their own. An execution of 4e12 takes 40 ms then.
+    An accelerator computes while the host dispatches the next execution, in some 0.2 ms including the loop, so only
+    shorter steps benefit: up to 2e10 operations, at the 1e14 per second that an H100 reaches in large products. Fused
+    steps still launch their own kernels. An execution of 4e12 then takes 40 ms.
 
     Attributes:
       small: steps of at most this cost are fused up to `group`.
       group: the cost of an execution of small steps.
-      middling: of larger steps of at most this cost, `FEW_STEPS` are fused. Others run on their own, and so do those
-        with more than `small` in loops, whose turns take long for their arithmetic.
+      middling: `FEW_STEPS` larger steps of at most this cost are fused. Other steps run alone, and so do steps with
+        more than `small` operations in loops, whose iterations take long relative to their arithmetic.
     """
 
     small: float
@@ -44,11 +44,12 @@ MAX_FUSED_STEPS = 256
 
 
 def affordable_steps(step: Cost, stacked: PyTree, is_on_cpu: bool) -> int:
-    """Returns how many steps of a cost to fuse.
+    """Returns the number of steps to fuse for a cost.
 
     Args:
-      step: what a device computes in one step.
-      stacked: what each step adds to an execution: a batch and, of a prediction, its outputs, as arrays or shapes.
+      step: the cost of a step for a device.
+      stacked: the arrays that each step adds to an execution, or their shapes: a batch and, for predictions, its
+        outputs.
       is_on_cpu: whether the devices are CPUs.
     """
     limits = _CPU_LIMITS if is_on_cpu else _ACCELERATOR_LIMITS
@@ -59,10 +60,10 @@ def affordable_steps(step: Cost, stacked: PyTree, is_on_cpu: bool) -> int:
 
 
 def _nbytes(tree: PyTree) -> int:
-    """Returns how many bytes the leaves of a tree of arrays or shapes take, at least one."""
+    """Returns the number of bytes of a tree of arrays or shapes, at least 1."""
     return max(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)), 1)
 
 
 def _power_of_two(most: float) -> int:
-    """Returns the largest power of two that is at most `most`; 1 for less than that."""
+    """Returns the largest power of two that is at most `most`, at least 1."""
     return 2 ** (int(max(most, 1.0)).bit_length() - 1)

@@ -1,6 +1,6 @@
-"""What the program of a partitioned step gathers from other devices, besides its state: rows, or what is made of them.
+"""The data that a partitioned step gathers from other devices, besides its state: rows, or values computed from them.
 
-Owns the one line that is logged of it. Such a step is right, but slower than it may be: `on_each_replica` has the rest.
+Owns the single log message about them. Such a step is correct but may be slow: `on_each_replica` is the remedy.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from trainer.compile.hlo_text import Program
 from trainer.core.units import readable_bytes
 
 LOGGER = logging.getLogger("trainer")
-MUCH = 2**20  # bytes of a step that are worth a warning
+MUCH = 2**20  # bytes per step that justify a warning
 
 _GATHERING = ("all-gather", "all-to-all", "collective-permute", "ragged-all-to-all")
 
 
 def gathered_bytes(text: str, state_shapes: Collection[tuple[int, ...]]) -> int:
-    """Returns the bytes that a step's program gathers or sends to other devices, without arrays of the state's shapes.
+    """Returns the bytes that a step's program gathers or sends to other devices, except for arrays of the state.
 
     Args:
-      text: the compiled program's.
+      text: the text of the compiled program.
       state_shapes: the shapes of the arrays of the state.
 
     Example:
@@ -38,7 +38,7 @@ def gathered_bytes(text: str, state_shapes: Collection[tuple[int, ...]]) -> int:
 
 
 def log_gathered(kind: str, nbytes: int) -> None:
-    """Logs, as a warning if it is much, what a step gathers."""
+    """Logs the bytes that a step gathers, as a warning if there are many."""
     if nbytes:
         LOGGER.log(
             logging.WARNING if nbytes >= MUCH else logging.INFO,

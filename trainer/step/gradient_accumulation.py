@@ -1,9 +1,9 @@
-"""A batch computed in parts, one after another, for models whose activations do not fit at once.
+"""Gradient accumulation: a batch computed in sequential microbatches, for activations that do not fit at once.
 
-Part j of k has the rows j, j + k, j + 2k and so on, whatever the number of devices: rows that are split over devices
-stay where they are. The losses of `compile` are exact over the parts, also where they divide by a sum of weights: such
-sums do not depend on the gradients, so they are taken in a first pass, from which the compiler drops all else. Model
-state passes from part to part.
+Microbatch j of k has the rows j, j + k, j + 2k and so on, whatever the number of devices: rows that are split over
+devices stay in place. The losses of `compile` are exact over the microbatches, even if they divide by a sum of weights:
+such sums do not depend on the gradients, so a first pass computes them, from which the compiler drops everything else.
+Model state passes from microbatch to microbatch.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Compute = Callable[[Any, Any], tuple[Any, Any, dict[str, Any]]]
 
 
 class _PartContext(ReplicaContext):
-    """The context of a part of a replica's rows.
+    """The context of a microbatch of a replica's rows.
 
     Args:
       whole: the context of the replica.
-      number: the number of the part among those of all replicas.
-      rows: the part's rows.
+      number: the index of the microbatch among the microbatches of all replicas.
+      rows: number of rows of the microbatch.
       mask: float32 of shape `(rows,)`; None if all rows are real.
-      divisors: what a mean over the batch divides by, in the order of the calls; None in the first pass.
+      divisors: the divisors of means over the batch, in the order of the calls; None in the first pass.
     """
 
     is_part = True
@@ -84,14 +84,14 @@ class _PartContext(ReplicaContext):
 def accumulated(
     compute: Compute, before: TrainState, batch: Any, microbatches: int
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """Returns gradients, model state and logs of this replica's rows of a batch, computed in parts.
+    """Returns gradients, model state and logs of this replica's rows of a batch, computed in microbatches.
 
     Args:
-      compute: returns these three for the state and some rows. Gradients and scalar logs are this replica's share,
-        whose mean over replicas, and mean over parts by their rows, is that of the batch.
-      before: the state of training before.
+      compute: returns these three for the state and some rows. Gradients and scalar logs are this replica's share: the
+        mean over replicas and, weighted by rows, over microbatches is the value of the batch.
+      before: the training state before the step.
       batch: a tree of arrays, rows first.
-      microbatches: how many parts, at most; fewer where there are fewer rows.
+      microbatches: maximum number of microbatches; fewer if there are fewer rows.
     """
     whole = get_replica_context()
     rows = jax.tree.leaves(batch)[0].shape[0]
@@ -138,14 +138,14 @@ def accumulated(
         return (total, model_state), logs
 
     shapes = jax.eval_shape(compute_part, before.model_state, _first(groups[0]))[0]
-    # In float32, as small parts would vanish in a sum of 16 bits.
+    # In float32, because small terms would vanish in a 16-bit sum.
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), shapes)
     carry, logs_of_parts = (zeros, before.model_state), []
     for group in groups:
         carry, logs = lax.scan(add_part, carry, group)
         logs_of_parts += [jax.tree.map(lambda leaf, part=part: leaf[part], logs) for part in range(len(group[0]))]
     total, model_state = carry
-    old, structure = jax.tree.flatten(before.model_state)  # what no part changes keeps its bits
+    old, structure = jax.tree.flatten(before.model_state)  # leaves that no microbatch changes keep their bits
     model_state = jax.tree.unflatten(structure, [new if is_new else leaf for leaf, new, is_new in zip(
         old, jax.tree.leaves(model_state), is_changed, strict=True)])
     grads = jax.tree.map(lambda leaf, shape: leaf.astype(shape.dtype), total, shapes)
@@ -157,13 +157,13 @@ def _first(group: tuple[Any, Any]) -> Any:
 
 
 def _split(tree: Any, rows: int, parts: int) -> list[tuple[Any, Any]]:
-    """Returns groups of parts of one size: the numbers of the parts, and their rows, `(parts, rows, ...)`.
+    """Returns groups of microbatches of equal size: their indices, and their rows, `(parts, rows, ...)`.
 
-    Where the rows do not divide, the first parts have one row more.
+    If the rows do not divide evenly, the first microbatches have an additional row.
     """
     size, longer = divmod(rows, parts)
 
-    def strided(leaf: jax.Array) -> jax.Array:  # (parts, size, ...): rows are not moved between devices
+    def strided(leaf: jax.Array) -> jax.Array:  # (parts, size, ...): no rows move between devices
         return leaf[:size * parts].reshape(size, parts, *leaf.shape[1:]).swapaxes(0, 1)
 
     def first(leaf: jax.Array) -> jax.Array:

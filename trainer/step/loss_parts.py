@@ -1,8 +1,9 @@
-"""The loss over several batches, where batches count otherwise than by their rows.
+"""The loss over several batches that are not weighted by their rows.
 
-A mean with sample weights divides by their sum, and a loss with a mask by the values that it keeps. Over batches, such
-a loss is the sum of all sums over the sum of all divisors, as for one batch of all rows. Keras reports the mean of
-batches' losses by rows; so does training here, of which no number is the loss of all rows, as the weights change.
+A mean with sample weights divides by their sum, and a loss with a mask by the number of kept values. Over batches, such
+a loss is the sum of all totals divided by the sum of all divisors, as for a single batch of all rows. Keras reports the
+mean of batch losses, weighted by rows. Training does so here too, where the weights change and no number is the loss of
+all rows.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from trainer.metrics.base import MetricValue
 
 
 class LossPart(NamedTuple):
-    """What the loss of one output adds up to, over the rows of the context.
+    """The sums of the loss of an output over the rows of the context.
 
     Attributes:
       name: the output's name; None for a single output.
       factor: its entry of `loss_weights`.
       total: the sum over these rows.
-      divisor: what such a sum is divided by.
+      divisor: the divisor of such a sum.
     """
 
     name: str | None
@@ -39,14 +40,14 @@ class LossPart(NamedTuple):
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[LossPart]]:
-    """Gives a list of the parts whose divisor is not the number of rows, of the losses that a block computes."""
+    """Yields a list that collects the parts of losses in the block whose divisor is not the number of rows."""
     parts: list[LossPart] = []
     with state.replaced(loss_parts=parts):
         yield parts
 
 
 def record(part: LossPart) -> None:
-    """Adds a part to those of the block that is being recorded, if one is."""
+    """Adds a part to the list of the current recording, if any."""
     parts = state.current().loss_parts
     if parts is not None:
         parts.append(part)
@@ -55,19 +56,19 @@ def record(part: LossPart) -> None:
 def exact_over_batches(
     logs: Mapping[str, Any], parts: list[LossPart], parts_of_outputs: list[LossPart]
 ) -> dict[str, Any]:
-    """Returns logs of a step with what adds up over batches in place of the loss and of those of single outputs.
+    """Returns logs of a step, with the loss and the losses of single outputs as sums that add up over batches.
 
     Args:
-      logs: the logs, the loss as "loss".
-      parts: what `recorded` gave while the loss was computed.
-      parts_of_outputs: the same for the losses of single outputs.
+      logs: the logs, with the loss as "loss".
+      parts: the list of `recorded` during the computation of the loss.
+      parts_of_outputs: the list of `recorded` during the computation of the losses of single outputs.
     """
     values = dict(logs)
     if parts:
         context = get_replica_context()
         replicas = context.num_replicas_in_sync
         known = sum(part.factor * divide_sum(part.total * replicas, context.sum(part.divisor)) for part in parts)
-        # What an overridden `compute_loss` adds counts by rows.
+        # Additional terms of an overridden `compute_loss` are weighted by rows.
         rows = jnp.asarray(context.global_rows, jnp.float32) / replicas
         rest = LossPart(None, 1.0, (logs["loss"] - known) * rows, rows)
         values["loss"] = _over_batches([*parts, rest])
@@ -89,7 +90,7 @@ def _sum_of_means(factors: tuple[float, ...]) -> Metric:
 
 
 class _SumOfMeans(Metric):
-    """A sum of factors times means, each of them a sum divided by a sum."""
+    """A sum of factors times means, where each mean is a sum divided by a sum."""
 
     def __init__(self, factors: tuple[float, ...]):
         super().__init__(name="loss")

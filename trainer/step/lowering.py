@@ -1,9 +1,8 @@
-"""Why a step on a batch cannot be computed by replicas, each with its own rows: which of the two lowerings it gets.
+"""The choice between the two lowerings of a step on a batch, and the reasons against replicas with their own rows.
 
-A step is replicated if it is the default one and its trace proves that rows do not mix: the mean of the replicas'
-gradients is then that of the batch. BatchNorm is known to take its statistics over all rows, and what is drawn for rows
-is known to be what one device draws for them.
-Whatever is not known is partitioned, which suits any code.
+A step is replicated if it is the default step and its trace proves that rows do not mix: the mean of the replicas'
+gradients is then the gradient of the batch. BatchNorm's statistics are known to cover all rows, and random draws for
+rows are known to equal the draws on a single device. Everything else is partitioned, which works for any code.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ WhyPartitioned = Callable[[TrainState, PyTree], str | None]
 
 
 class _ProofContext(ReplicaContext):
-    """The context of code that is to be replicated: it must not ask for the other replicas."""
+    """The context of code to replicate: it must not use the other replicas."""
 
     keys_differ = False
 
@@ -45,16 +44,16 @@ class _ProofContext(ReplicaContext):
 
 
 class StepParts(NamedTuple):
-    """What a step consists of.
+    """The parts of a step.
 
     Attributes:
       kind: "train", "test" or "predict".
-      overridden: the methods of the user's own that it calls.
-      outputs: returns the module's outputs and its state, from the state and a batch, BatchNorm as in inference.
+      overridden: the user's own methods that it calls.
+      outputs: returns the module's outputs and its state, from the state and a batch, with BatchNorm in inference mode.
       sows_losses: whether the module adds to the loss.
       loss: the loss.
       metrics: the metrics.
-      microbatches: into how many parts the batch is divided.
+      microbatches: number of microbatches per batch.
     """
 
     kind: str
@@ -69,14 +68,14 @@ class StepParts(NamedTuple):
 def why_partitioned(
     parts: StepParts, shapes: TrainState, replicas: int, batch: PyTree, proofs: dict[Hashable, dict[int, Any]]
 ) -> str | None:
-    """Returns why a step on a batch cannot be replicated, as a clause; None if it can.
+    """Returns the reason, as a clause, why a step on a batch cannot be replicated; None if it can.
 
     Args:
       parts: the step.
       shapes: the shapes of the state.
-      replicas: how many replicas there are; they divide the rows.
+      replicas: number of replicas, which divides the rows.
       batch: the shapes of the batch.
-      proofs: what was proved of such steps of the same model before, to which the result is added.
+      proofs: earlier results for such steps of the same model, to which the result is added.
     """
     if parts.overridden:
         return f"`{'`, `'.join(parts.overridden)}` may do anything with the batch"
@@ -100,13 +99,13 @@ def why_partitioned(
     x, y, _ = unpack_x_y_sample_weight(batch)
     needed = (x, y) if parts.kind != "predict" and y is not None and parts.loss.may_be_custom else (x,)
     leaves, structure = jax.tree.flatten(needed)
-    counts = rows // parts.microbatches, rows // replicas // parts.microbatches  # of one device, and of a replica
+    counts = rows // parts.microbatches, rows // replicas // parts.microbatches  # on a single device, and on a replica
     key = parts.kind == "train", structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
     return why_rows_mix(of_rows, needed, shapes, rows=counts, known=proofs.setdefault(key, {}))
 
 
 class Lowerings:
-    """Which lowering the steps of a phase get, for each kind of batch.
+    """The lowering of the steps of a phase, for each kind of batch.
 
     Args:
       kind: "train", "test" or "predict".
@@ -119,7 +118,7 @@ class Lowerings:
         self._reasons: dict[Hashable, str | None] = {}
 
     def why_partitioned(self, state_shapes: TrainState, batch: PyTree) -> str | None:
-        """Returns why a step on a batch of such shapes is partitioned; None if it is replicated."""
+        """Returns the reason why a step on a batch of such shapes is partitioned; None if it is replicated."""
         key = shapes_key(batch)
         if key not in self._reasons:
             rows, replicas = key[1][0][0][0], self._strategy.num_replicas_in_sync
@@ -139,7 +138,7 @@ class Lowerings:
         return self._reasons[key]
 
     def partition(self, batch: PyTree, because: str) -> None:
-        """Has steps on batches of such shapes partitioned, and says so."""
+        """Makes steps on batches of such shapes partitioned, and logs the reason."""
         self._reasons[shapes_key(batch)] = because
         LOGGER.info("The %s step is partitioned: %s.", self._kind, because)
         if self._kind == "train" and not self._strategy.cross_device_ops_are_xla:
@@ -149,6 +148,6 @@ class Lowerings:
 
 
 def shapes_key(batch: PyTree) -> tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]:
-    """Returns what batches of the same structure, shapes and dtypes have in common."""
+    """Returns a key of the structure, shapes and dtypes of a batch."""
     leaves, structure = jax.tree.flatten(shapes_of(batch))
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

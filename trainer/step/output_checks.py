@@ -1,5 +1,4 @@
-"""Checks of a run before its first step compiles: inputs that fit the module, labels and outputs that fit the loss.
-"""
+"""Checks before the first step of a run compiles: inputs against the module, labels and outputs against the loss."""
 
 from __future__ import annotations
 
@@ -23,28 +22,28 @@ from trainer.step.compiled_metrics import CompiledMetrics
 from trainer.step.output_matching import match_arrays
 from trainer.step.probabilities import are_probabilities
 
-# What Python, NumPy and JAX say of `x["name"]`.
+# Messages of Python, NumPy and JAX for `x["name"]`.
 _INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers, slices.* valid ind|string indexing")
 
 
 def check_inputs_of_rank_one(
     module: FunctionalModule, sample_inputs: Callable[[Batch], Any], batch: Batch, rows: Batch, built_on: Any
 ) -> None:
-    """Raises ValueError if some inputs have one number per row, and the module takes the rows for features.
+    """Raises ValueError if some inputs have a single number per row, and the module treats rows as features.
 
-    Parameters are then made for one number of rows, and fit no other. A module that takes any number of rows may have
-    such inputs: tokens, for example.
+    The parameters would then match a single number of rows. A module that takes any number of rows may have such
+    inputs, for example tokens.
 
     Args:
       module: the module.
-      sample_inputs: returns what the module takes, from a batch.
+      sample_inputs: returns the module's inputs from a batch.
       batch: a batch.
-      rows: its first rows, on which the module is initialized.
-      built_on: the inputs that it was initialized on, if it was.
+      rows: its first rows, used to initialize the module.
+      built_on: the inputs of the initialization, if any.
     """
     x = unpack_x_y_sample_weight(batch)[0]
     flat = [f"x{jax.tree_util.keystr(path)}" for path, leaf in jax.tree_util.tree_leaves_with_path(x) if leaf.ndim == 1]
-    # Only the user's own step knows what named modules are given, and one that was built on inputs of another kind.
+    # Only the user's own step knows the inputs of named modules, or of a model that was built on other kinds of inputs.
     if not flat or module.names or (built_on is not None and _ranks(built_on) != _ranks(sample_inputs(rows))):
         return
 
@@ -68,14 +67,14 @@ def check_inputs_of_rank_one(
 
 
 def explain_inputs(inputs: Any, error: Exception) -> ValueError:
-    """Returns the error for inputs with which a module raised `error` as its weights were made."""
+    """Returns an error about inputs for which a module raised `error` during initialization."""
     hint = _hint_of_names(inputs, error) or _hint_of_parts(inputs).strip()
     return ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}.{hint and ' ' + hint} "
                       f"It raised {type(error).__name__}: {error}")
 
 
 def _hint_of_names(inputs: Any, error: Exception) -> str:
-    """Returns a sentence for an error about the names of inputs; or nothing."""
+    """Returns a sentence for an error about the names of inputs, or an empty string."""
     name = error.args[0] if isinstance(error, KeyError) and error.args else None
     if isinstance(inputs, dict) and isinstance(name, str) and name not in inputs:
         return f"`x` has no {name!r}. {errors.near_hint(name, map(str, inputs))}"
@@ -86,7 +85,7 @@ def _hint_of_names(inputs: Any, error: Exception) -> str:
 
 
 def _hint_of_parts(inputs: Any) -> str:
-    """Returns a sentence for an error about inputs that may be a whole batch, with targets; or nothing."""
+    """Returns a sentence for an error about inputs that may be a whole batch, with targets, or an empty string."""
     if isinstance(inputs, (tuple, list)) and len(inputs) > 1:
         return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs. If it is inputs and targets, give "
                 "them apart, as in `fit(x, y)`. If it is batches, give a list of tuples: `[(x, y), ...]`, or "
@@ -103,9 +102,9 @@ def _ranks(inputs: Any) -> list[tuple[str, int]]:
 
 
 def explain_other_inputs(inputs: Any, built_on: Any, error: Exception) -> None:
-    """Raises ValueError from `error` if inputs have other keys, or rows of another shape, than a model was built on.
+    """Raises ValueError from `error` if inputs have other keys or other row shapes than a model was built on.
 
-    If they have another number of rows, which changed the shapes of weights, `error` gets a note.
+    If their number of rows differs, which changed the shapes of weights, `error` gets a note.
     """
     if isinstance(error, UnnamedModuleError):
         return
@@ -125,11 +124,11 @@ def explain_other_inputs(inputs: Any, built_on: Any, error: Exception) -> None:
 
 
 def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
-    """Raises ValueError if an integer label lies outside of the classes that the model has outputs for.
+    """Raises ValueError if an integer label is outside of the classes of the model's outputs.
 
     Args:
       compiled_loss: the losses, matched to the model's outputs.
-      y: the targets on the host; further leading axes do not matter.
+      y: the targets on the host; additional leading axes are allowed.
     """
     if y is None or not any(loss is not None and loss.sparse_labels for _, loss, _, _ in compiled_loss.per_output):
         return
@@ -153,21 +152,21 @@ def check_outputs(
     compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: Any, compute: Callable[[], Any],
     trace: Callable[[], Any] | None,
 ) -> None:
-    """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be.
+    """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be determined.
 
     Args:
       compiled_loss: the losses, matched to the model's outputs.
-      compiled_metrics: the metrics, likewise.
+      compiled_metrics: the metrics, matched likewise.
       y: targets of some rows.
-      compute: returns the model's outputs for these rows; called if one of the checks has to look at them.
-      trace: returns the program of `compute`, a `ClosedJaxpr`: what it proves is not computed. None if there is none.
+      compute: returns the model's outputs for these rows; called only if a check needs their values.
+      trace: returns the program of `compute`, a `ClosedJaxpr`, whose proofs replace checks of values; None without it.
     """
     if not any(map(_is_custom_sum, compiled_metrics.metrics)) and (
             not _take_probabilities(compiled_loss, compiled_metrics)
             or (trace is not None and all(are_probabilities(trace())))):
         return
     outputs = compute()
-    losses_are_of_outputs = compiled_loss.is_of(outputs)  # or of those that an overridden `compute_loss` has picked
+    losses_are_of_outputs = compiled_loss.is_of(outputs)  # or of outputs that an overridden `compute_loss` has selected
     _check_probabilities(compiled_loss if losses_are_of_outputs else None, compiled_metrics, outputs)
     _check_metrics(compiled_metrics, y, outputs)
 
@@ -177,13 +176,7 @@ def _take_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledM
 
 
 def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: CompiledMetrics, outputs: Any) -> None:
-    """Raises ValueError if outputs that a loss or a metric takes for probabilities lie outside of [0, 1].
-
-    Args:
-      compiled_loss: the losses, matched to the model's outputs; None if they are not for these.
-      compiled_metrics: the metrics, likewise.
-      outputs: the model's outputs for some rows.
-    """
+    """Raises ValueError if outputs that a loss or a metric treats as probabilities are outside of [0, 1]."""
     leaves = jax.tree.leaves(outputs)
     taking = [] if compiled_loss is None else [("loss", loss.name, output) for (_, loss, _, _), output in zip(
         compiled_loss.per_output, leaves, strict=True) if loss is not None and loss.expects_probabilities]
@@ -199,13 +192,7 @@ def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: C
 
 
 def _check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any) -> None:
-    """Raises ValueError for a metric of the user's own whose variables, of single steps, do not add up.
-
-    Args:
-      compiled_metrics: the metrics, matched to the model's outputs.
-      y: targets of some rows.
-      outputs: the model's outputs for these rows.
-    """
+    """Raises ValueError for a custom metric whose per-step variables do not add up."""
     if not compiled_metrics.is_given:
         return
     targets = match_arrays("y", y, outputs, wanted=compiled_metrics.wanted(outputs))

@@ -1,4 +1,4 @@
-"""A model's outputs by name, the matching of targets, weights, losses and metrics to them, and all batches as one."""
+"""A model's outputs by name, the matching of targets, weights, losses and metrics to them, and the union of batches."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from trainer.core import errors
 
 
 def is_nested(value: Any) -> bool:
-    """Returns whether `value` is a dict, list or tuple rather than one array or one object."""
+    """Returns whether `value` is a dict, list or tuple rather than an array or an object."""
     return isinstance(value, (Mapping, list, tuple))
 
 
 def output_names(outputs: Any) -> list[str | None]:
-    """Returns a name per output, None for a single output.
+    """Returns a name per output; None for a single output.
 
-    That is its key in a dict or its field in a NamedTuple or dataclass, and "output_1"... in a tuple or list, joined by
-    "/" where these are nested.
+    The name is the key in a dict, the field of a NamedTuple or dataclass, or "output_1"... in a tuple or list; nested
+    names are joined by "/".
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
     if len(paths) == 1:
@@ -30,25 +30,25 @@ def output_names(outputs: Any) -> list[str | None]:
 
 
 def _key(entry: Any) -> Any:
-    """Returns what the user calls an entry of a container."""
+    """Returns the user's name of an entry of a container."""
     if isinstance(entry, jax.tree_util.SequenceKey):
         return f"output_{entry.idx + 1}"
     return entry.name if isinstance(entry, jax.tree_util.GetAttrKey) else entry.key
 
 
 def _children(container: Any) -> dict[Any, Any]:
-    """Returns the entries of a dict, tuple, list or dataclass in the order of its leaves; of an array none."""
+    """Returns the entries of a dict, tuple, list or dataclass in the order of its leaves; empty for an array."""
     entries = jax.tree_util.tree_leaves_with_path(container, is_leaf=lambda node: node is not container)
     return {_key(path[0]): child for path, child in entries if path}
 
 
 def without_rows(outputs: Any, rows: int, fix: str) -> ValueError:
-    """Returns the error for outputs of which some do not have the batch's rows as its first axis.
+    """Returns the error for outputs whose first axis is not the rows of the batch.
 
     Args:
-      outputs: one output, or a tree of them.
-      rows: how many rows the batch has; on a replica, its part of it.
-      fix: what to do about it.
+      outputs: an output, or a tree of outputs.
+      rows: number of rows of the batch, or of the replica's share.
+      fix: the remedy.
     """
     names = output_names(outputs)
     wrong = [repr(name) for name, leaf in zip(names, jax.tree.leaves(outputs), strict=True)
@@ -61,18 +61,18 @@ def without_rows(outputs: Any, rows: int, fix: str) -> ValueError:
 def match_arrays(
     argument: str, values: Any, outputs: Any, may_repeat: bool = False, wanted: Sequence[bool] = ()
 ) -> list[Any]:
-    """Returns the leaf of `values` that belongs to each output, None where there is none.
+    """Returns the leaf of `values` for each output; None for outputs without a value.
 
     Args:
       argument: "y" or "sample_weight", for error messages.
-      values: one array, or a tree like `outputs`, or a dict with some of its keys or of its outputs' names.
+      values: an array, or a tree like `outputs`, or a dict with some of its keys or of its outputs' names.
       outputs: the model's outputs.
-      may_repeat: whether one array serves all outputs.
-      wanted: which outputs need a value. One array, or a list of them, that fits the outputs in no other way, is for
-        those, as in Keras.
+      may_repeat: whether a single array serves all outputs.
+      wanted: which outputs need a value. An array, or a list of arrays, that matches the outputs in no other way, is
+        assigned to these outputs, as in Keras.
 
     Raises:
-      ValueError: if the structures do not fit.
+      ValueError: if the structures do not match.
     """
     matched = _matched(values, outputs, may_repeat)
     if matched is None and len(wanted) == len(output_names(outputs)):
@@ -107,7 +107,7 @@ def _matched(values: Any, outputs: Any, may_repeat: bool) -> list[Any] | None:
     structure: Any = jax.tree.structure(values)
     if structure == jax.tree.structure(outputs):
         return leaves
-    # Without names, those of a flat list come in the order of the outputs.
+    # Without names, the values of a flat list are in the order of the outputs.
     return leaves if len(leaves) == len(names) and not (_has_keys(values) or _has_keys(outputs)) else None
 
 
@@ -132,18 +132,18 @@ def _has_keys(tree: Any) -> bool:
 def match_choices(
     argument: str, choices: Any, outputs: Any, is_list_per_output: Callable[[Sequence[Any], int], bool]
 ) -> list[Any]:
-    """Returns the loss, weight or metrics that belong to each output, None where there is none.
+    """Returns the loss, weight or metrics of each output; None for outputs without a choice.
 
     Args:
       argument: the name of the argument, for error messages.
-      choices: one choice for all outputs, a dict by output name, or a list with one per output. Those of outputs that
-        are nested may be nested likewise.
+      choices: a choice for all outputs, a dict by output name, or a list with an entry per output. Choices for nested
+        outputs may be nested likewise.
       outputs: the model's outputs.
-      is_list_per_output: tells whether a list holds one choice for each of so many outputs.
+      is_list_per_output: returns whether a list holds a choice for each output, given the number of outputs.
 
     Raises:
-      KeyError: if a dict names an output that the model does not have.
-      ValueError: if a list has another length than the outputs.
+      KeyError: if a dict names an unknown output.
+      ValueError: if the length of a list differs from the number of outputs.
     """
     names, children = output_names(outputs), _children(outputs)
     is_per_output = isinstance(choices, (list, tuple)) and is_list_per_output(choices, len(names))
@@ -174,11 +174,11 @@ def match_choices(
 
 
 def collect(batches: Iterator[Any], rows: int | float | None) -> Any:
-    """Returns the outputs of all batches as one tree of arrays.
+    """Returns the outputs of all batches as a single tree of arrays.
 
     Args:
       batches: trees of host arrays, rows first.
-      rows: how many rows there will be, if known: the result is then allocated once and filled.
+      rows: total number of rows, if known: the result is then allocated once and filled.
     """
     if rows is None or math.isinf(rows):
         parts = list(batches)

@@ -1,6 +1,6 @@
-"""Which outputs of a traced function lie in [0, 1] whatever its arguments are: those of a softmax or a sigmoid.
+"""Outputs of a traced function that lie in [0, 1] for all arguments, such as the outputs of a softmax or a sigmoid.
 
-Owns how that is read from the trace. It errs to one side: other outputs may lie there, too.
+Owns the analysis of the trace. It is conservative: other outputs may lie in [0, 1] too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CALLS = (*CALLS, *REMATERIALISED, "custom_jvp_call", "custom_vjp_call")
 _CASTS = ("convert_element_type", "stop_gradient", "copy", "reduce_precision", "optimization_barrier")
 _MOVES = ("reshape", "broadcast_in_dim", "transpose", "squeeze", "slice", "rev", "expand_dims", "dynamic_slice",
           "gather", "reduce_max", "reduce_min")
-_OF_SEVERAL = ("mul", "max", "min", "concatenate")  # of numbers in [0, 1] they are again
+_OF_SEVERAL = ("mul", "max", "min", "concatenate")  # these map numbers in [0, 1] to numbers in [0, 1]
 
 _PROBABILITIES = object()
 
@@ -28,14 +28,14 @@ class _Powers:
 
 @dataclasses.dataclass(frozen=True)
 class _Sums:
-    """Their sums over some axes; `axes` has, for each other axis of the exponentials, the axis where it is now."""
+    """Sums of exponentials over some axes; `axes` maps each other axis of the exponentials to its current axis."""
 
     source: Any
     axes: dict[int, int] = dataclasses.field(hash=False)
 
 
 def are_probabilities(jaxpr: Any) -> list[bool]:
-    """Returns which results of a program are proven to lie in [0, 1].
+    """Returns which results of a program provably lie in [0, 1].
 
     Args:
       jaxpr: the program, a `ClosedJaxpr`.
@@ -50,7 +50,7 @@ def are_probabilities(jaxpr: Any) -> list[bool]:
 
 
 def _kinds(program: Any, arguments: list[Any]) -> list[Any]:
-    """Returns what is known of each result of a program, from what is known of its arguments."""
+    """Returns the known properties of each result of a program, from the known properties of its arguments."""
     known = dict(zip(program.invars, arguments, strict=True))
 
     def of(variable: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The compiled programs of a phase: one for each shape of a group of batches, and for a few numbers of steps."""
+"""The compiled programs of a phase, by the shape of a group of batches and, for a few counts, the number of steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.distribute.placement.placement import PlacedGroup
 from trainer.step.execution import Execution
 from trainer.step.gathered_rows import gathered_bytes, log_gathered
 
-KNOWN_COUNTS = 2  # of steps, as constants of programs of one shape: of a whole execution, and of the last of an epoch
+KNOWN_COUNTS = 2  # constant step counts per shape: of a whole execution, and of the last execution of an epoch
 
 
 class Programs:
@@ -28,18 +28,18 @@ class Programs:
       kind: "train", "test" or "predict".
       execution: the functions to compile.
       strategy: the strategy.
-      options: for XLA.
+      options: options for XLA.
 
     Attributes:
       execution: see above.
-      compiled: programs, or futures of them, by the shapes of a group and the number of steps, where it is constant.
+      compiled: programs, or futures of programs, by the shapes of a group and the number of steps, if it is constant.
       specializes_on_step_count: whether the number of steps is a constant of a program.
     """
 
     def __init__(self, kind: str, execution: Execution, strategy: Strategy, options: CompilerOptions):
         self.execution = execution
         self._kind, self._strategy, self._options = kind, strategy, options
-        self.specializes_on_step_count = not strategy.is_on_cpu  # a CPU's loop does not wait for the host
+        self.specializes_on_step_count = not strategy.is_on_cpu  # a loop on CPU does not wait for the host
         self.compiled: dict[Any, Any] = {}
         self._has_logged_gathers = False
 
@@ -48,13 +48,13 @@ class Programs:
 
     def get(self, state: Any, running: Any, group: PlacedGroup, steps: int, guard: CompileGuard,
             timing: Timing) -> Callable[..., Any]:
-        """Returns the program that runs some steps of groups like `group`; compiles it if there is none.
+        """Returns the program that runs some steps of groups like `group`, and compiles it if needed.
 
         Args:
           state: the state, or its shapes.
-          running: the running logs, as a tuple; empty to predict.
+          running: the running logs, as a tuple; empty for "predict".
           group: the group.
-          steps: the number of steps.
+          steps: number of steps.
           guard: counts the compilation.
           timing: measures it.
 
@@ -75,30 +75,30 @@ class Programs:
 
     def begin(self, state: Any, running: Any, group: PlacedGroup, steps: int, guard: CompileGuard,
               timing: Timing) -> None:
-        """Begins to compile in a thread what `get` will return for the same arguments."""
+        """Starts to compile the result of `get` for the same arguments in a thread."""
         key = self._key(group, steps)
         if key not in self.compiled:
             lowered = self._lowered(key, state, running, group, guard, timing)
             self.compiled[key] = begin_compiling(lowered, self._options)
 
     def lowered(self, state: Any, running: Any, group: PlacedGroup, count: int | None) -> Any:
-        """Returns the program of a group as a `jax.stages.Lowered`; of `count` steps, if that is a constant of it."""
+        """Returns the program of a group as a `jax.stages.Lowered`; of `count` steps, if the count is constant."""
         bounds = map(self._strategy.place_number, (0, group.count))
         return self.execution.function(group.rows, stack_length(group.data) > 1, count).lower(
             self.execution.placed_shapes(state), *running, group.data, *bounds)
 
     def text(self) -> str | None:
-        """Returns the first program as XLA's text; None if there is none."""
+        """Returns the XLA text of the first program; None without programs."""
         for program in self.compiled.values():
             is_begun = isinstance(program, concurrent.futures.Future)
             return (program.result() if is_begun else program).as_text()
         return None
 
     def _key(self, group: PlacedGroup, steps: int) -> tuple[Any, int | None]:
-        """Returns the key of a program; it has the step count of a program that serves no other."""
+        """Returns the key of a program, with the step count if the program is specialized on it."""
         if steps == 1 or stack_length(group.data) == 1 or not self.specializes_on_step_count:
-            return group.spec, None  # a loop of one turn would be none, and rounds differently
-        # A pipeline that is waited for has groups of any length.
+            return group.spec, None  # a loop of a single iteration would be removed, and rounds differently
+        # While the consumer waits, a pipeline yields groups of any length.
         known = [count for spec, count in self.compiled if spec == group.spec and count is not None]
         return group.spec, steps if steps in known or len(known) < KNOWN_COUNTS else None
 

@@ -25,12 +25,12 @@ from trainer.metrics.base import Metric, MetricValue
 
 
 class _Log(NamedTuple):
-    """What the total of one log consists of.
+    """The form of the total of a log.
 
     Attributes:
-      name: the log.
-      metric: the metric that finishes it; None for a scalar, whose total is [sum of value * rows, rows].
-      accumulators: the shape and the dtype of each part.
+      name: the name of the log.
+      metric: the metric that computes the result; None for a scalar, whose total is [sum of value * rows, rows].
+      accumulators: the shape and the dtype of each accumulator.
     """
 
     name: str
@@ -48,13 +48,12 @@ class _Log(NamedTuple):
 class RunningLogs:
     """The totals of all logs over the steps so far.
 
-    Sums are joined, as every array of an execution, and every operation of a small step, costs time.
+    Sums are concatenated, because every array of an execution and every operation of a small step costs time.
 
     Attributes:
-      sums: for each dtype the sums, and in a second row what rounding has taken from each; shape `(2, n)`. There is a
-        float32 even without logs, so that the loop can wait for the execution that it comes from: the first is always
-        0.
-      others: for each other log its accumulators.
+      sums: for each dtype the sums and, in a second row, their rounding errors; shape `(2, n)`. The float32 entry
+        always exists, with 0 as its first sum, so that the loop can wait for the execution even without logs.
+      others: the accumulators of each other log.
       logs: the logs, in their order.
     """
 
@@ -83,7 +82,7 @@ def check_logs(logs: Any, origin: str) -> OrderedDict[str, Any]:
 
 
 def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    # As in Keras, a metric's log may be a dict of several.
+    # As in Keras, a metric's log may be a dict of several logs.
     for name, value in logs.items():
         yield from value.items() if isinstance(value, Mapping) else [(name, value)]
 
@@ -91,13 +90,13 @@ def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def merge_over_replicas(
     logs: Mapping[str, Any], also_sum: list[jax.Array], context: ReplicaContext
 ) -> tuple[OrderedDict[str, Any], list[jax.Array]]:
-    """Returns the logs of the whole batch from those of each replica.
+    """Returns the logs of the whole batch from the logs of each replica.
 
-    Scalars are averaged, accumulators merged. All that is summed shares one reduction, with `also_sum` in it.
+    Scalars are averaged, accumulators merged. All sums, including `also_sum`, share a single reduction.
 
     Args:
       logs: this replica's logs.
-      also_sum: arrays to be summed over the replicas as well.
+      also_sum: further arrays to sum over the replicas.
       context: the replica's context.
     """
     scalars = {name: value for name, value in logs.items() if not isinstance(value, MetricValue)}
@@ -125,7 +124,7 @@ def merge_over_replicas(
 def empty_running_logs(logs: Mapping[str, Any]) -> RunningLogs:
     """Returns totals over no steps, for logs such as `logs` (whose leaves may be `jax.ShapeDtypeStruct`s).
 
-    They are numpy arrays: nothing has to be compiled for them.
+    They are numpy arrays, so that nothing has to be compiled.
     """
     empty: dict[str, list[Any]] = {}
     kinds: list[_Log] = []
@@ -140,18 +139,18 @@ def empty_running_logs(logs: Mapping[str, Any]) -> RunningLogs:
 
 
 def _as_numpy(value: Any) -> np.ndarray:
-    """Returns a value with the dtype that JAX would give it."""
+    """Returns a value in JAX's dtype for it."""
     array = np.asarray(value)
     return array.astype(canonical_dtype(array.dtype))
 
 
 def add_step(running: RunningLogs, logs: Mapping[str, Any], rows: Any) -> RunningLogs:
-    """Returns the totals with one more step.
+    """Returns the totals with a further step.
 
     Args:
       running: the totals so far.
       logs: the step's logs.
-      rows: how many rows the step has; scalars weigh as much.
+      rows: number of rows of the step, which is the weight of scalars.
     """
     weight = jnp.asarray(rows, jnp.float32)
     step = {name: value.variables if isinstance(value, MetricValue) else [value * weight, weight]
@@ -164,7 +163,7 @@ def add_step(running: RunningLogs, logs: Mapping[str, Any], rows: Any) -> Runnin
 
 
 def results(running: RunningLogs) -> OrderedDict[str, Any]:
-    """Returns each log's value over the steps so far; a metric whose result is a dict gives one log per entry."""
+    """Returns each log's value over the steps so far; a metric with a dict as its result gives a log per entry."""
     totals = _totals(running)
     values: OrderedDict[str, Any] = OrderedDict()
     for log in running.logs:
@@ -186,7 +185,7 @@ def _totals(running: RunningLogs) -> dict[str, list[Any]]:
 
 
 def _joined(logs: Sequence[_Log], values: Mapping[str, Sequence[Any]], numpy: Any = jnp) -> dict[str, Any]:
-    """Returns the accumulators of the logs that are summed, joined by `numpy` to one vector for each dtype."""
+    """Returns the accumulators of summed logs, concatenated by `numpy` to a vector for each dtype."""
     parts: dict[str, list[Any]] = {"float32": [numpy.zeros(1, np.float32)]}
     for log in logs:
         if log.is_summed:
@@ -200,7 +199,7 @@ def _joined(logs: Sequence[_Log], values: Mapping[str, Sequence[Any]], numpy: An
 
 
 def _split(logs: Sequence[_Log], vectors: Mapping[str, jax.Array]) -> dict[str, list[jax.Array]]:
-    """Returns what `_joined` was given."""
+    """Returns the accumulators from the vectors of `_joined`."""
     starts = {dtype: int(dtype == "float32") for dtype in vectors}
     values: dict[str, list[jax.Array]] = {}
     for log in logs:

@@ -1,8 +1,8 @@
-"""Metric objects that a step updates, as Keras's guides do: what they accumulate becomes logs of the step.
+"""Metric objects that a step updates, as in Keras's guides; their accumulators become logs of the step.
 
-A step is traced once, so nothing can stay in the objects. While it is traced, `update_state` accumulates here, and
-`result()` stands for the metric over the epoch: the logs carry its accumulators, which are merged over steps and begin
-again with each epoch.
+A step is traced once, so the objects cannot hold results. While it is traced, `update_state` accumulates here, and
+`result()` represents the metric over the epoch: the logs carry its accumulators, which are merged over steps and reset
+in each epoch.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ class TracedMetrics:
         return [value.metric for value in self._values.values()]
 
     def update_state(self, metric: Metric, *args: Any, **kwargs: Any) -> None:
-        """Accumulates what `metric.update_state` is called with."""
+        """Accumulates the arguments of `metric.update_state`."""
         self._check_trace(metric)
         variables = self._variables(metric, *args)
         self._values[id(metric)] = MetricValue(updated(metric, variables, *args, **kwargs), metric)
 
     def result(self, metric: Metric) -> MetricValue:
-        """Returns the accumulators of a metric, which `finished` brings up to date."""
+        """Returns the accumulators of a metric, which `finished` updates."""
         self._asked.add(id(metric))
         return MetricValue(self._variables(metric), metric)
 
     def computed(self, value: MetricValue) -> None:
-        """Notes what `Model.compute_metrics` has made of a metric of `compile`, which is its result then."""
+        """Records the value that `Model.compute_metrics` has computed for a metric of `compile`, as its result."""
         self._computed[id(value.metric)] = value
 
     def reset_state(self, metric: Metric) -> None:
-        """Raises TypeError: metrics begin again with each epoch."""
+        """Raises TypeError: metrics are reset in each epoch."""
         raise TypeError(f"The step resets the metric {metric.name!r}. Metrics that a step updates begin again with "
                         "each epoch: leave `reset_state()` out.")
 
     def finished(self, logs: Any) -> Any:
-        """Returns a step's logs with all that their metrics accumulated, also after `result` was called.
+        """Returns a step's logs with the final accumulators of their metrics, including updates after `result`.
 
         Raises:
-          ValueError: if a log is the result of a metric that the step has not updated: it would be 0 for ever.
+          ValueError: if a log is the result of a metric that the step has not updated: it would always be 0.
         """
         if isinstance(logs, Mapping):  # `jax.tree.map` would sort them
             return {name: self.finished(value) for name, value in logs.items()}
@@ -93,7 +93,7 @@ class TracedMetrics:
 
 @contextlib.contextmanager
 def traced_metrics() -> Iterator[TracedMetrics]:
-    """Lets metrics be updated in the step that the block traces."""
+    """Lets the step that the block traces update metrics."""
     metrics = TracedMetrics()
     with metrics_kept_by(metrics):
         yield metrics
@@ -101,9 +101,9 @@ def traced_metrics() -> Iterator[TracedMetrics]:
 
 @contextlib.contextmanager
 def metrics_of_transformed(values: list[MetricValue]) -> Iterator[None]:
-    """Lets metrics be updated in the block, of a function that JAX transforms; what they accumulate goes to `values`.
+    """Lets a function that JAX transforms update metrics in the block; their accumulators are appended to `values`.
 
-    The function returns `values`, and `add` takes it up outside of it.
+    The function returns `values`, and `add` adds them outside of it.
     """
     outer = step_metrics()
     if not isinstance(outer, TracedMetrics):
@@ -115,7 +115,7 @@ def metrics_of_transformed(values: list[MetricValue]) -> Iterator[None]:
 
 
 def add(values: list[MetricValue]) -> None:
-    """Adds what metrics have accumulated elsewhere to the step that is being traced."""
+    """Adds metric values that were accumulated elsewhere to the step that is being traced."""
     metrics = step_metrics()
     if isinstance(metrics, TracedMetrics):
         for value in values:
@@ -126,7 +126,7 @@ def add(values: list[MetricValue]) -> None:
 
 
 def computed(value: MetricValue) -> MetricValue:
-    """Returns what `compute_metrics` has made of a metric, which is the metric's result in the step being traced."""
+    """Records and returns a metric's value from `compute_metrics` as its result in the step that is being traced."""
     metrics = step_metrics()
     if isinstance(metrics, TracedMetrics):
         metrics.computed(value)
@@ -134,7 +134,7 @@ def computed(value: MetricValue) -> MetricValue:
 
 
 def results() -> dict[str, MetricValue]:
-    """Returns the results of the metrics that the step being traced has updated so far, by name."""
+    """Returns the results of the metrics that the traced step has updated so far, by name."""
     metrics = step_metrics()
     return {} if not isinstance(metrics, TracedMetrics) else {
         metric.name: metrics.result(metric) for metric in metrics.updated}
@@ -143,13 +143,14 @@ def results() -> dict[str, MetricValue]:
 def updated(metric: Metric, variables: list[jax.Array], *args: Any, **kwargs: Any) -> list[jax.Array]:
     """Returns a metric's accumulators after an update in a step.
 
-    On replicas, only real rows count, and what has no rows, such as the loss of a batch, counts once for all.
+    On replicas, only real rows count, and values without rows, such as the loss of a batch, count once for all
+    replicas.
 
     Args:
       metric: the metric.
       variables: its accumulators before.
-      *args: what `update_state` takes.
-      **kwargs: likewise.
+      *args: arguments of `update_state`.
+      **kwargs: keyword arguments of `update_state`.
     """
     context = get_replica_context()
     rows, mask = context.rows, context.padding_mask
@@ -171,7 +172,7 @@ def updated(metric: Metric, variables: list[jax.Array], *args: Any, **kwargs: An
         if _uses(update, weights):
             return update(weights)
 
-    # A metric that leaves weights out, or that does what we don't know with them, is not to see padding at all.
+    # A metric that ignores weights, or uses them in an unknown way, must not see padding.
     fresh = metric.stateless_reset_state()
 
     def add_row(variables: list[jax.Array], row: Any) -> tuple[list[jax.Array], None]:

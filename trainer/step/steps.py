@@ -1,7 +1,7 @@
-"""The pure steps: what is done with one batch, or by a replica with its rows of it, and with a group of batches.
+"""The pure steps on a batch, or on a replica's rows of a batch, and on a group of batches.
 
-A group is several batches of one shape, stacked. The steps know neither devices nor collectives: they reduce through
-the replica context they are given. Nothing here compiles; `compile/jit.py` does.
+A group is a stack of several batches of the same shape. The steps know neither devices nor collectives: they reduce
+through their replica context. Nothing here compiles; `compile/jit.py` does.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def rows_of(batch: Any) -> int:
 def train_one_batch(
     train_step: Step, make_context: ContextFactory, state: TrainState, batch: Any
 ) -> tuple[TrainState, dict[str, Any], Any]:
-    """Returns the state that leaves a replica after one train step, the logs of the whole batch, and its real rows.
+    """Returns a replica's state after a train step, the logs of the whole batch, and the number of its real rows.
 
-    Whatever `train_step` does, the step count advances by one. Logs and model state share one reduction.
+    The step count always advances by 1. Logs and model state share a single reduction.
 
     Raises:
       TypeError: if `train_step` does not return `(logs, state)`, or returns a state of another structure.
@@ -73,7 +73,7 @@ def train_one_batch(
 
 
 def _warn_if_nothing_is_trained(train_step: Step, before: TrainState, after: TrainState) -> None:
-    """Warns of an overridden `train_step` that returns the very arrays of the state that it was given."""
+    """Warns if an overridden `train_step` returns exactly the arrays of its input state."""
     is_inherited = str(getattr(train_step, "__module__", "")).startswith("trainer.")
     may_train = before.optimizer is not None and getattr(getattr(train_step, "__self__", None), "trainable", True)
     if is_inherited or not may_train or not jax.tree.leaves(before.trainable(before.params)):
@@ -87,7 +87,7 @@ def _warn_if_nothing_is_trained(train_step: Step, before: TrainState, after: Tra
 
 @contextlib.contextmanager
 def _tracing(step: Step) -> Iterator[TracedMetrics]:
-    """Refuses what would be a constant in a compiled step, in the block that calls it, and lets it update metrics."""
+    """Rejects values that would be constants in a compiled step, inside the block, and lets the step update metrics."""
     with trace_purity.given_its_state(step, getattr(step, "__self__", None)), traced_metrics() as metrics:
         yield metrics
 
@@ -95,10 +95,10 @@ def _tracing(step: Step) -> Iterator[TracedMetrics]:
 def count_skipped_updates(
     before: TrainState, after: TrainState, logs: Mapping[str, Any]
 ) -> OrderedDict[str, Any]:
-    """Returns the logs of a step with those of skipped updates, if any may be skipped.
+    """Returns the logs of a step together with logs of skipped updates, if updates may be skipped.
 
-    "skipped_steps" counts them; where they are skipped for their own sake, and not only for that of a loss scale,
-    "skipped_in_a_row" has the most in a row.
+    "skipped_steps" counts them. With `skip_non_finite`, and not only a loss scale, "skipped_in_a_row" is the largest
+    number in a row.
     """
     skipped_before, skipped_after = before.skipped_updates, after.skipped_updates
     if skipped_before is None or skipped_after is None:
@@ -110,7 +110,7 @@ def count_skipped_updates(
     return OrderedDict({**logs, **values})
 
 
-# Metrics are made when they are needed, as their first array starts JAX's backend.
+# Metrics are created on demand, because their first array starts JAX's backend.
 
 
 @functools.cache
@@ -156,7 +156,7 @@ def predict_one_batch(
     """Returns the outputs for the rows of a batch.
 
     Raises:
-      ValueError: if an output does not have these rows as its first axis.
+      ValueError: if the first axis of an output is not these rows.
     """
     rows = rows_of(batch)
     with replica_context.enter(make_context(rows)) as context:
@@ -176,7 +176,7 @@ def train_group(
 ) -> tuple[TrainState, RunningLogs]:
     """Returns the state and the running logs after train steps on the batches from `start` to `stop` of `data`.
 
-    `count`, of this and of what follows, is how many these are, if the program is to know it.
+    Here and below, `count` is the number of batches, if it is a constant of the program.
     """
 
     def body(index: Any, carry: tuple[TrainState, RunningLogs]) -> tuple[TrainState, RunningLogs]:
@@ -204,7 +204,7 @@ def predict_group(
     one_batch: Callable[..., Any], fused: bool, state: TrainState, data: Any, start: jax.Array,
     stop: jax.Array, count: int | None,
 ) -> Any:
-    """Returns the outputs for each batch of `data`, stacked; only those from `start` to `stop` are defined."""
+    """Returns the stacked outputs for each batch of `data`; only the outputs from `start` to `stop` are defined."""
     if not fused:
         return jax.tree.map(lambda leaf: leaf[None], one_batch(state, batch_at(data, 0)))
     stack = stack_length(data)
@@ -224,16 +224,16 @@ def _repeat(
 ) -> Any:
     if not fused:
         return body(0, carry)
-    # With bounds that are arguments, one executable serves any number of steps. On a GPU such a loop waits at each turn
-    # for the host, which must see whether there is another; with a known count it does not. A loop stays a loop either
-    # way, so that the bits of a step do not depend on how steps are cut into groups: unrolled, they would.
+    # With bounds as arguments, an executable serves any number of steps. On a GPU such a loop waits for the host in
+    # each iteration; with a constant count it does not. Both are loops, so that the bits of a step do not depend on the
+    # division of steps into groups, unlike unrolled steps.
     if count is None:
         return lax.fori_loop(start, stop, body, carry)
     return lax.fori_loop(0, count, lambda turn, carry: body(start + turn, carry), carry)
 
 
 def _without_state(returned: Any) -> Any:
-    # As Keras on JAX has it, these steps may return `(value, state)` too.
+    # As in Keras on JAX, these steps may also return `(value, state)`.
     has_state = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], TrainState)
     return returned[0] if has_state else returned
 

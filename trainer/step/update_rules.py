@@ -1,4 +1,4 @@
-"""From the optimizer of `compile` to the update rules of a model's parameters."""
+"""The conversion of the optimizer of `compile` to the update rules of a model's parameters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trainer.step.compile_options import CompileOptions
 
 
 def make_update_rules(optimizer: Any, options: CompileOptions) -> UpdateRule | NamedRules | None:
-    """Returns the rule for all parameters, or one for each name of a dict of optimizers; None without an optimizer.
+    """Returns the rule for all parameters, or a rule per name for a dict of optimizers; None without an optimizer.
 
     Raises:
       ValueError: for unknown names, or an empty dict.
-      TypeError: for what is no optimizer.
+      TypeError: for an object that is not an optimizer.
     """
-    # Of the patterns alone, so that rules of equal options are equal.
+    # Depends on the patterns only, so that rules of equal options are equal.
     is_frozen = functools.partial(tree_paths.matches_any, options.freeze) if options.freeze else None
 
     def rule(part: Any, prefix: str) -> UpdateRule:
@@ -43,7 +43,7 @@ def with_options(rules: UpdateRule | NamedRules | None, options: CompileOptions)
 
 
 def check_asynchronous(rules: UpdateRule | NamedRules | None) -> None:
-    """Raises ValueError for an optimizer that steps on workers of parameter servers cannot have."""
+    """Raises ValueError for an optimizer that steps on workers of parameter servers do not support."""
     for rule in rules.values() if isinstance(rules, NamedRules) else () if rules is None else (rules,):
         if rule.optimizer.gradient_accumulation_steps > 1:
             raise ValueError("`gradient_accumulation_steps` cannot be used under ParameterServerStrategy, where each "
@@ -51,7 +51,7 @@ def check_asynchronous(rules: UpdateRule | NamedRules | None) -> None:
 
 
 def check_names(rules: Any, names: Iterable[str], what: str) -> None:
-    """Raises ValueError if a dict of optimizers does not have one for each name; `what` says what is named."""
+    """Raises ValueError unless a dict of optimizers has exactly these names, which are of the kind `what`."""
     names = sorted(names)
     if isinstance(rules, NamedRules) and sorted(map(str, rules)) != names:
         untrained = next((name for name in names if name not in rules), None)

@@ -1,4 +1,4 @@
-"""Helpers for tests of custom training code: equal numbers under every strategy, and after every crash."""
+"""Helpers for tests of custom training code: equal results under every strategy, and after every crash."""
 
 from trainer.core.public_names import attach_stub
 

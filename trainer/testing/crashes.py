@@ -1,7 +1,7 @@
-"""Crashes on purpose: killing a training at a given moment, and comparing what it gives once it was resumed.
+"""Deliberate crashes: a training is killed at a given moment, resumed, and compared.
 
-Owns how and when a process is killed. It sees a training as a command that writes its result to a file; the processes
-of a job are those below the command that have a TF_CONFIG of their own.
+Owns when and how a process is killed. A training is a command that writes its result to a file; the processes of a job
+are the descendants of the command with their own TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ _STEP_VARIABLE = "TRAINER_KILL_AT_STEP"
 _VALIDATION_VARIABLE = "TRAINER_KILL_AT_VALIDATION"
 _PROCESS_VARIABLE = "TRAINER_KILL_PROCESS"
 _SIGNAL_VARIABLE = "TRAINER_KILL_SIGNAL"
-# What a command returns after each signal, by itself or as a launcher or a shell reports it.
+# Exit codes of a command for each signal, from itself, a launcher or a shell.
 _EXIT_CODES: dict[int, tuple[int, ...]] = {
     signal.SIGKILL: (-signal.SIGKILL, 128 + signal.SIGKILL), signal.SIGTERM: (128 + signal.SIGTERM,)}
-_UNFINISHED = re.compile(r"\.step_[0-9]+\..+\.tmp")  # the name of a checkpoint that is being written
+_UNFINISHED = re.compile(r"\.step_[0-9]+\..+\.tmp")  # the name of an unfinished checkpoint
 _POLL_SECS = 0.001
 
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """When to kill a training; exactly one of the first three is given.
+    """The moment at which to kill a training; exactly one of `step`, `validation` and `save` is given.
 
     Attributes:
-      step: after so many train batches, before anything is saved of the last batch.
-      validation: likewise, after so many batches of validations.
-      save: while a checkpoint is being written, that many after the first.
-      delay_secs: for how long it has been written then.
-      process: which process of a job that `trainer.launch` or a `LocalCluster` runs.
+      step: number of train batches, before anything of the last batch is saved.
+      validation: number of validation batches, likewise.
+      save: number of checkpoints before the checkpoint during whose writing to kill.
+      delay_secs: seconds after the start of that writing.
+      process: index of the process in a job of `trainer.launch` or a `LocalCluster`.
       signal: SIGKILL, or SIGTERM, on which `BackupAndRestore` saves at a boundary soon after and exits with code 143.
 
     Raises:
-      ValueError: if not one moment is given, or another signal.
-      TypeError: if a number is of another type.
+      ValueError: if the number of given moments is not 1, or for another signal.
+      TypeError: if a number has another type.
 
     Example:
       >>> Kill(step=7, process=1).process
@@ -82,15 +82,15 @@ class _KillAt(TrainBatchCallback):
     def __init__(self, train: int | None, test: int | None = None, process: int | None = None,
                  number: int = signal.SIGKILL):
         self._train, self._test, self._process, self._signal = train, test, process, number
-        self._validated = self._in_validation = 0  # batches before the validation that is running, and in it
+        self._validated = self._in_validation = 0  # batches before the current validation, and in it
 
     def on_train_begin(self, logs=None):
-        pass  # one `fit` after another, the batches of a process are counted on
+        pass  # the count continues over several `fit` calls
 
     def on_test_begin(self, logs=None):
         self._validated, self._in_validation = self._validated + self._in_validation, 0
 
-    def next_sync_step(self, phase, batch):  # the same in processes that are spared: all run the same executions
+    def next_sync_step(self, phase, batch):  # the same in spared processes: all run the same executions
         super().next_sync_step(phase, batch)
         at, before = (self._train, self._batches_before_epoch) if phase == "train" else (self._test, self._validated)
         last = None if at is None else at - before - 1
@@ -107,7 +107,7 @@ class _KillAt(TrainBatchCallback):
 
     def _kill_if(self, is_due: bool, logs: Any) -> None:
         if is_due and self._process in (None, jax.process_index()):
-            dict(logs or {})  # waits for the device: the batch is done
+            dict(logs or {})  # waits for the device to finish the batch
             os.kill(os.getpid(), self._signal)
 
 
@@ -115,8 +115,8 @@ def kill_at(step: int | None = None) -> Callback:
     """Returns a callback that kills its own process with SIGKILL, which no code can catch.
 
     Args:
-      step: after how many train batches of this process, before anything is saved of the last batch. Without it
-        `assert_resumes_exactly` says when, and in which process; outside of it nothing happens.
+      step: number of train batches of this process, before anything of the last batch is saved. By default
+        `assert_resumes_exactly` decides when, and in which process; outside of it nothing happens.
 
     Example:
       >>> callbacks = [kill_at()]  # of a `fit` that has `BackupAndRestore` too
@@ -138,23 +138,24 @@ def assert_resumes_exactly(
 ) -> None:
     """Checks that a training gives the same result, to the bit, after each of several crashes.
 
-    The command is run once undisturbed, and then once for each kill until it is killed, and again until it ends. Each
-    time it has a new working folder, so it must write there. To be killed at a step or in a validation, its `fit` needs
-    the callback `kill_at()`.
+    The command runs once undisturbed. For each kill, it runs until it is killed, and then again until it ends. Each of
+    these trainings has a new working folder, so the command must write there. For kills at a step or in a validation,
+    its `fit` needs the callback `kill_at()`.
 
     The command may launch a job of several processes, with `[sys.executable, "-m", "trainer.launch", "--workers", "2",
-    "/path/train.py"]`. Then one process is killed, the launcher ends the others, and the same command starts all again.
+    "/path/train.py"]`. Then a single process is killed, the launcher ends the others, and the same command restarts
+    all.
 
     Args:
       command: the command, such as `[sys.executable, "/path/train.py"]`, which saves with `BackupAndRestore`.
-      kills: when to kill it; a number is that of a step.
-      result: the file with the numbers that it writes at its end with `numpy.savez`; of a job, the chief writes it.
-      timeout_secs: how long each run may take.
+      kills: the moments of the kills; a number is a step.
+      result: the file of arrays that the command writes at its end with `numpy.savez`; in a job, the chief writes it.
+      timeout_secs: maximum seconds per run.
       env: changes to the environment of the runs.
 
     Raises:
-      AssertionError: if a result differs; it names the kills and the arrays.
-      RuntimeError: if a run fails, or was over before it could be killed.
+      AssertionError: if a result differs; the message names the kills and the arrays.
+      RuntimeError: if a run fails, or ends before it could be killed.
 
     Example:
       >>> assert_resumes_exactly(  # doctest: +SKIP
@@ -226,7 +227,7 @@ def _wait_for_save(process: subprocess.Popen, folder: pathlib.Path, count: int, 
     seen: set[str] = set()
     deadline = time.monotonic() + timeout_secs
     while process.poll() is None and time.monotonic() < deadline:
-        for parent, folders, _ in os.walk(folder):  # which passes over what vanishes meanwhile
+        for parent, folders, _ in os.walk(folder):  # skips files that vanish in the meantime
             seen |= {os.path.join(parent, name) for name in folders if _UNFINISHED.fullmatch(name)}
         if len(seen) > count:
             return
@@ -237,13 +238,13 @@ def _wait_for_save(process: subprocess.Popen, folder: pathlib.Path, count: int, 
 
 def _send(process: subprocess.Popen, kill: Kill) -> None:
     pid = _job_processes(process.pid).get(kill.process) if process.poll() is None else None
-    with contextlib.suppress(ProcessLookupError):  # it has just ended: the exit code will tell
+    with contextlib.suppress(ProcessLookupError):  # it has just ended, as the exit code will show
         if pid is not None:
             os.kill(pid, kill.signal)
 
 
 def _job_processes(command: int) -> dict[int, int]:
-    """Returns the process ids of the job that a command has launched, by index; its own as 0 if it has not."""
+    """Returns the process ids of the job that a command has launched, by index; its own as 0 without a job."""
     inherited = _tf_config(command)
     found: dict[int, int] = {}
     generation = [command]
@@ -257,7 +258,7 @@ def _job_processes(command: int) -> dict[int, int]:
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     for path in glob.glob(f"/proc/{pid}/task/*/children"):
-        with contextlib.suppress(OSError):  # a thread that has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             found += map(int, pathlib.Path(path).read_text().split())
     return found
 
@@ -266,6 +267,6 @@ def _tf_config(pid: int) -> bytes:
     name = TF_CONFIG.encode() + b"="
     try:
         variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # gone, or there is no such file on this system
+    except OSError:  # the process is gone, or the system has no such file
         return b""
     return next((variable.removeprefix(name) for variable in variables if variable.startswith(name)), b"")

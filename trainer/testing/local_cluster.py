@@ -1,7 +1,7 @@
-"""A cluster of processes on this machine for tests: a function runs in each, and what they return comes back.
+"""A cluster of processes on this machine for tests: a function runs in each, and returns its result.
 
-Owns how a function, its arguments and its results travel: as a name and as plain values in files, never pickled. How
-processes are started and ended is the launcher's matter.
+Owns the transfer of a function, its arguments and its results: as a name and as plain values in files, never pickled.
+The launcher starts and ends processes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from trainer.saving.arrays import safetensors_file
 from trainer.saving.checkpoint import plain
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from trainer.testing import local_cluster; local_cluster._work()"
-_DUMP_SECS = 0.5  # for workers to write where they are, before they are killed
-_STILL_RUNNING = b"Timeout ("  # with which faulthandler begins to say where
+_DUMP_SECS = 0.5  # for workers to dump their tracebacks before they are killed
+_STILL_RUNNING = b"Timeout ("  # start of faulthandler's traceback
 
 
 class WorkerError(RuntimeError):
@@ -37,8 +37,8 @@ class WorkerError(RuntimeError):
 
     Attributes:
       worker: its index.
-      exit_code: of its process; -s if signal s killed it.
-      traceback: the text of the traceback, or the end of what it wrote to stderr.
+      exit_code: the exit code of its process; -s if signal s killed it.
+      traceback: the text of the traceback, or the end of its stderr.
     """
 
     def __init__(self, worker: int, exit_code: int, traceback: str, message: str):
@@ -49,13 +49,13 @@ class WorkerError(RuntimeError):
 class LocalCluster:
     """Runs a function in each of several fresh processes that form a cluster on this machine.
 
-    Each process has `TF_CONFIG` with its place in the cluster, and the working folder, import path and environment of
-    this process; JAX uses its CPU. What they print appears with a prefix. None is left when `run` returns.
+    Each process has a `TF_CONFIG` with its position in the cluster, and the working folder, import path and environment
+    of this process; JAX uses its CPU. Their output appears with a prefix. All processes have ended when `run` returns.
 
     Args:
-      n: how many processes.
-      devices_per_worker: how many CPU devices JAX simulates in each.
-      timeout_secs: for how long a run may take, the start of the processes included.
+      n: number of processes.
+      devices_per_worker: number of CPU devices that JAX simulates in each.
+      timeout_secs: maximum seconds per run, including the start of the processes.
       env: changes to the environment of the processes.
 
     >>> cluster = LocalCluster(2)
@@ -76,18 +76,18 @@ class LocalCluster:
         """Calls a function in every process, with the same arguments.
 
         Args:
-          function: a function of a module that the processes can import too, or of the script that runs. The script
-            then needs `if __name__ == "__main__"` around what it does.
+          function: a function of a module that the processes can import too, or of the running script, which then needs
+            `if __name__ == "__main__"` around its main code.
           *args: plain values: None, bool, int, float, str, bytes, arrays, and lists, tuples and dicts of these.
 
         Returns:
-          What each returned, in the order of the workers: also plain values. JAX arrays come back as NumPy's.
+          The return values, which are also plain values, in the order of the workers. JAX arrays become NumPy arrays.
 
         Raises:
           WorkerError: if a process fails; with the traceback of the process that failed first. The others are ended.
-          TimeoutError: if they take too long. The message says what each was doing.
-          TypeError: if an argument is not a plain value, or `function` no function.
-          ValueError: if `function` is not one of a module, such as a lambda or one inside of another function.
+          TimeoutError: if the run takes too long. The message has the traceback of each process.
+          TypeError: if an argument is not a plain value, or `function` is not a function.
+          ValueError: if `function` is not at the top level of a module, such as a lambda or a nested function.
         """
         module, qualname, file = _place_of(function)
         with tempfile.TemporaryDirectory(prefix="trainer_cluster_") as root:
@@ -128,7 +128,7 @@ class LocalCluster:
 
 
 def _work() -> None:
-    """Does the part of one worker; the folder of the call is this program's argument."""
+    """Runs a worker; the argument of this program is the folder of the call."""
     folder, worker = pathlib.Path(sys.argv[1]), json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     try:
         call = _read(folder / "call")
@@ -140,13 +140,13 @@ def _work() -> None:
         text = traceback.format_exc()
         _report(folder, worker).write_text(text, encoding="utf-8", errors="backslashreplace")
         print(text, file=sys.stderr, flush=True)
-        # A normal exit would wait for the others, in the barrier with which JAX's runtime shuts down.
+        # A normal exit would wait for the others, in the shutdown barrier of JAX's runtime.
         code = error.code if isinstance(error, SystemExit) else 1
         os._exit(code if isinstance(code, int) else 1 if code else 0)
 
 
 def _place_of(function: Callable[..., Any]) -> tuple[str, str, str | None]:
-    """Returns a function's module, its name in there and the module's file."""
+    """Returns a function's module, its name in the module, and the module's file."""
     name, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not callable(function) or not isinstance(name, str) or not isinstance(qualname, str):
         raise errors.wrong_type("function", function, "a function of a module")
@@ -156,7 +156,7 @@ def _place_of(function: Callable[..., Any]) -> tuple[str, str, str | None]:
                          f"{qualname!r} of {name!r}. Define it at the top level of a file, and give data as "
                          "arguments.")
     spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
-    if name == "__main__" and spec is not None:  # of `python -m`
+    if name == "__main__" and spec is not None:  # with `python -m`
         name = spec.name
     return name, qualname, None if file is None else os.path.abspath(file)
 
@@ -174,7 +174,7 @@ def _imported(name: str, qualname: str, file: str | None) -> Callable[..., Any]:
             raise ModuleNotFoundError(name=name)
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # The other process's main script, or a test file, which pytest imports without a place on the path.
+        # The other process's main script, or a test file, which pytest imports without adding its folder to the path.
         if file is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         name = "__trainer_main__" if name == "__main__" else name

@@ -1,6 +1,6 @@
 """The comparison of strategies: whether a model trains to the same numbers under each.
 
-Owns what is compared and what is said of a difference. It sees a model as its users do, and must not know how
+Owns the compared quantities and the messages about differences. It uses a model as its users do, and must not know how
 strategies work.
 """
 
@@ -48,50 +48,50 @@ def assert_strategies_equal(
     atol: float | None = None,
     reference: Strategy | Callable[[], Strategy] | None = None,
 ) -> None:
-    """Asserts that a model trains to one device's numbers under each of several strategies.
+    """Asserts that a model trains to the same numbers under each of several strategies as on a single device.
 
-    The model is trained under the reference and under each strategy, on the same data in the same order. Compared are
-    its weights before and after, its logs in each epoch and, where it has a loss, what `evaluate` and `predict` then
-    return. Devices that hold copies of an array must hold the same bits. A loop of `strategy.run` that draws random
-    numbers has others on more replicas: switch that off.
+    The model is trained under the reference and under each strategy, on the same data in the same order. The comparison
+    covers its weights before and after, its logs in each epoch and, if it has a loss, the results of `evaluate` and
+    `predict` afterwards. Devices with copies of an array must hold the same bits. A loop of `strategy.run` that draws
+    random numbers draws others on more replicas: disable such draws.
 
-    A test finds the most with rows that leave an uneven last batch, and with SGD and momentum: Adam's updates do not
-    depend on the scale of gradients, so it hides a sum in place of a mean, and it turns gradients that are zero but for
-    rounding into updates. On a machine without accelerators, start the test process with
+    Rows that leave an uneven last batch find the most errors, and so does SGD with momentum: Adam's updates do not
+    depend on the scale of gradients, so it hides a sum in place of a mean, and it amplifies gradients that are zero
+    except for rounding. On a machine without accelerators, start the test process with
     `XLA_FLAGS=--xla_force_host_platform_device_count=8` to have eight devices.
 
-    Where several processes train together, all of them call this with the same arguments, as a function that a
-    `LocalCluster` runs does. Each compares with one device of its own.
+    If several processes train together, all call this function with the same arguments, for example in a function that
+    a `LocalCluster` runs. Each compares with a single device of its own.
 
     Args:
       build: makes and compiles a model. It is called in the scope of each strategy, and must make the same weights each
-        time: everything random in it has a fixed seed.
-      data: `(x, y)`, `(x, y, sample_weight)` or `x` alone, of arrays or trees of arrays, rows first. Inputs that are a
-        tuple are written `(x,)` if nothing goes with them.
+        time, so it needs fixed seeds.
+      data: `(x, y)`, `(x, y, sample_weight)` or `x` alone, of arrays or trees of arrays, rows first. If the inputs are
+        a tuple without targets, write `(x,)`.
       strategies: strategies, or functions without arguments that return a strategy, such as the class
         `MirroredStrategy`.
-      batch_size: rows of a batch, 32 by default.
-      epochs: how many epochs to train.
-      train: trains in place of `model.fit`, for custom training loops: a function `(strategy, model, data)` that leaves
-        what it trained in the model, as by `model.state = state`, and returns logs by name, each a number or a list
-        with a value for each epoch. It gets `data` as given; `batch_size` and `epochs` are not for it.
-      evaluate: whether to compare what `evaluate` returns; by default if the model has a loss, or a `compute_loss` of
-        its own.
+      batch_size: rows per batch; 32 by default.
+      epochs: number of epochs to train.
+      train: replaces `model.fit`, for custom training loops: a function `(strategy, model, data)` that leaves the
+        trained state in the model, for example by `model.state = state`, and returns logs by name, each a number or a
+        list with a value per epoch. It receives `data` as given; `batch_size` and `epochs` do not apply.
+      evaluate: whether to compare the results of `evaluate`; by default if the model has a loss, or overrides
+        `compute_loss`.
       predict: the same for `predict`.
-      rtol: the difference tolerated in a number, as a part of its size. Rounding differs, as sums are taken in another
-        order; long runs and 16-bit arithmetic need more. By default 1e-4 on CPUs and for models compiled with
+      rtol: relative tolerance. Rounding differs because sums are taken in another order; long runs and 16-bit
+        arithmetic need a larger tolerance. By default 1e-4 on CPUs and for models compiled with
         `matmul_precision="highest"`; 5e-3 elsewhere, where float32 products are rounded to TF32 before they are added,
         so that another order of sums can change the tenth bit.
-      atol: the difference tolerated in addition: by default 1e-5, or 1e-3 likewise.
-      reference: the strategy to compare with, `OneDeviceStrategy()` by default.
+      atol: absolute tolerance, in addition; by default 1e-5 or 1e-3, in the same cases.
+      reference: the strategy to compare with; `OneDeviceStrategy()` by default.
 
     Raises:
-      AssertionError: if a number differs by more; it names the strategies, the quantities (weights by path, logs by
-        name and epoch, predictions), and the largest difference in each. Also for weights that are not finite, which
-        compare with nothing.
+      AssertionError: if a number differs by more; the message names the strategies, the quantities (weights by path,
+        logs by name and epoch, predictions), and the largest difference of each. Also for weights that are not finite,
+        which cannot be compared.
       ValueError: if there is no strategy; if a tolerance is negative; if `build` returns a model of another strategy's
         scope, or a model that it returned before; if `train` changes no weights.
-      TypeError: if an argument, or what a function returns, has a wrong type.
+      TypeError: if an argument, or the return value of a function, has a wrong type.
       RuntimeError: if `build` does not compile the model.
 
     Example:
@@ -108,7 +108,7 @@ def assert_strategies_equal(
       >>> data = x, x.sum(axis=1, keepdims=True)
       >>> assert_strategies_equal(build, data, [MirroredStrategy, FullyShardedStrategy(["cpu:0"])], batch_size=8)
 
-    Source: `keras_correctness_test_base` of TensorFlow, with which it tests its own strategies.
+    Source: `keras_correctness_test_base`, TensorFlow's test of its own strategies.
     """
     __tracebackhide__ = True  # pytest then shows the line of the user's test
     if not callable(build) or isinstance(build, Model):
@@ -138,26 +138,26 @@ def assert_strategies_equal(
 
 
 class Tolerance(NamedTuple):
-    """How much two numbers may differ: by `atol + rtol * abs(number)`."""
+    """The tolerance of a number: `atol + rtol * abs(number)`."""
 
     rtol: float
     atol: float
 
 
 EXACT = Tolerance(1e-4, 1e-5)
-ROUNDED = Tolerance(5e-3, 1e-3)  # float32 that is multiplied as TF32
+ROUNDED = Tolerance(5e-3, 1e-3)  # for float32 rounded to TF32
 
 
 @dataclasses.dataclass(frozen=True)
 class _Result:
-    """What a training gave.
+    """The results of a training.
 
     Attributes:
       initial: weights before the first step; empty if unknown.
-      weights: weights after the last.
+      weights: weights after the last step.
       outcome: logs and predictions.
-      apart: names of the arrays of the state whose copies on several devices differ.
-      multiplies_float32: whether float32 numbers were multiplied as they are.
+      apart: names of state arrays whose copies differ between devices.
+      multiplies_float32: whether matrix products used full float32.
     """
 
     initial: Numbers
@@ -169,7 +169,7 @@ class _Result:
 
 @dataclasses.dataclass
 class _Run:
-    """A training to repeat under several strategies; see `assert_strategies_equal` for the arguments."""
+    """A training to repeat under several strategies; the fields are arguments of `assert_strategies_equal`."""
 
     build: Callable[[], Model]
     data: Any
@@ -181,7 +181,7 @@ class _Run:
     models: weakref.WeakSet[Model] = dataclasses.field(default_factory=weakref.WeakSet)
 
     def under(self, strategy: Strategy) -> _Result:
-        """Returns the numbers of a training under a strategy."""
+        """Returns the results of a training under a strategy."""
         try:
             with strategy.scope():
                 return self._numbers(strategy, self._built(strategy))
@@ -269,7 +269,7 @@ def _weights(model: Model) -> Numbers:
 
 
 def _names_of_copies_apart(model: Model) -> list[str]:
-    """Returns the names of arrays of which devices hold unequal copies; compiled code assumes equal copies."""
+    """Returns the names of arrays whose copies differ between devices; compiled code assumes equal copies."""
     state = model.current_run.state
     trees = {"weight": state.params, "model state": state.model_state, "optimizer state": state.opt_state}
     arrays = {f"{kind} {path!r}": leaf for kind, tree in trees.items() for path, leaf in named_leaves(tree).items()}
@@ -285,16 +285,16 @@ def _names_of_copies_apart(model: Model) -> list[str]:
 
 
 def _parts(array: jax.Array) -> list[str]:
-    """Returns the parts that an array has on the devices of all processes, in an order that these share."""
+    """Returns the shards of an array on the devices of all processes, in an order that the processes share."""
     return sorted({str(index) for index in array.sharding.devices_indices_map(array.shape).values()})
 
 
 def _checksum_bounds(array: jax.Array) -> list[tuple[int, int]]:
-    """Returns the least and the greatest checksum of each part's copies here; such as change no others if none is."""
+    """Returns the minimum and maximum checksum of the local copies of each shard; neutral values without copies."""
     indices = array.sharding.devices_indices_map(array.shape)
     checksums: dict[str, list[int]] = {part: [] for part in _parts(array)}
     for shard in array.addressable_shards:
-        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)  # an optimizer's that adds noise
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)  # of an optimizer that adds noise
         values = jax.random.key_data(shard.data) if is_key else shard.data
         checksums[str(indices[shard.device])].append(zlib.crc32(np.asarray(values).tobytes()))
     return [(min(found, default=2**32 - 1), max(found, default=0)) for found in checksums.values()]
@@ -332,7 +332,7 @@ def _check_finite(strategy: Strategy, result: _Result) -> None:
 
 
 def _failure(expected: _Result, received: _Result, rtol: float, atol: float) -> str:
-    """Returns what differs, a line for each quantity; empty if nothing does."""
+    """Returns the differences, a line per quantity; empty if there are none."""
     heading, lines = "", _differences(expected.initial, received.initial, rtol, atol)
     if lines:
         heading = (" They differ before training already: `build` must make the same weights each time. Give `Model` a "
@@ -357,7 +357,7 @@ def _differences(expected: Numbers, received: Numbers, rtol: float, atol: float)
 
 
 def _difference(name: str, expected: np.ndarray, received: np.ndarray, rtol: float, atol: float) -> list[str]:
-    """Returns a line that tells the largest difference; none if all are tolerated."""
+    """Returns a line with the largest difference; an empty list if all are tolerated."""
     if expected.shape != received.shape:
         return [f"{name} has shape {received.shape} instead of {expected.shape}."]
     if not expected.size:

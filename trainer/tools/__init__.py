@@ -1,4 +1,4 @@
-"""Tools around a training: what is done before it, after it and beside it. They use a model as its users do."""
+"""Tools around a training: before, after and alongside it. They use a model as its users do."""
 
 from trainer.core.public_names import attach_stub
 

@@ -1,7 +1,7 @@
-"""Searches for a learning rate and for a batch size, which leave a model as it was.
+"""Searches for a learning rate and for a batch size, which leave the model unchanged.
 
-Owns what is tried and what is concluded from it. A model is used as its users do: it trains by `fit`, and its state is
-put back.
+Owns the choice of trials and their evaluation. A model is used as its users do: it trains by `fit`, and its state is
+restored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.model.model import Model
 from trainer.tools.plan.planned_phase import train_phase
 
 _PLOT = "pip install 'trainer-jax[plot]'"
-_WINDOWS = 20  # a window of averages has twice this part of the steps, and one
+_WINDOWS = 20  # a window of averages has twice this fraction of the steps, plus 1
 _MIN_STEPS = 3
 
 
@@ -45,7 +45,7 @@ class LearningRateSearch:
     Attributes:
       learning_rates: the rate of each step, shape `(steps,)`.
       losses: the loss of each step's batch, before its update.
-      smoothed: their exponential moving average, corrected for its start.
+      smoothed: exponential moving average of the losses, with bias correction.
       diverged: whether the search ended early, because the loss grew.
     """
 
@@ -56,14 +56,14 @@ class LearningRateSearch:
 
     @property
     def suggestion(self) -> float:
-        """The rate at which the loss fell fastest over the logarithm of the rate.
+        """The rate at which the loss falls fastest, per logarithm of the rate.
 
-        The losses are averaged over windows around each step for it: `smoothed` lags behind by some steps.
+        The losses are averaged over windows around each step, because `smoothed` lags behind by some steps.
 
         Raises:
-          ValueError: if it never fell.
+          ValueError: if the loss never fell.
         """
-        end = int(np.argmin(self.smoothed)) + 1  # what comes after the least loss is on the way up
+        end = int(np.argmin(self.smoothed)) + 1  # the loss rises after its minimum
         width = max(len(self.losses) // _WINDOWS, 1) * 2 + 1
         averages = _centred_averages(_centred_averages(self.losses[:end], width), width)
         slopes = np.gradient(averages, np.log(self.learning_rates[:end])) if end > 1 else np.zeros(1)
@@ -77,17 +77,17 @@ class LearningRateSearch:
     def __repr__(self) -> str:
         try:
             found = f"suggestion={self.suggestion:.3g}"
-        except ValueError:  # there is none
+        except ValueError:  # there is no suggestion
             found = "no suggestion, as the loss never fell"
         first, last = self.learning_rates[[0, -1]]
         end = ", where the loss grew" if self.diverged else ""
         return f"LearningRateSearch({found}, {len(self.losses)} rates from {first:.3g} to {last:.3g}{end})"
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the losses over the rates, and the suggestion; returns matplotlib's axes.
+        """Plots the losses and the suggestion against the rates; returns matplotlib's axes.
 
         Args:
-          ax: the axes to draw on; new ones without.
+          ax: the axes to draw on; by default new axes.
 
         Raises:
           ImportError: if matplotlib is not installed.
@@ -100,7 +100,7 @@ class LearningRateSearch:
             ax = pyplot.figure(layout="constrained").add_subplot()
         ax.plot(self.learning_rates, self.losses, alpha=0.3, label="loss")
         ax.plot(self.learning_rates, self.smoothed, label="smoothed")
-        with contextlib.suppress(ValueError):  # there is none
+        with contextlib.suppress(ValueError):  # there is no suggestion
             ax.axvline(self.suggestion, linestyle="--", color="gray", label=f"suggestion: {self.suggestion:.2g}")
         ax.set(xscale="log", xlabel="learning rate", ylabel="loss")
         ax.legend()
@@ -108,7 +108,7 @@ class LearningRateSearch:
 
 
 def _centred_averages(values: np.ndarray, width: int) -> np.ndarray:
-    """Returns the mean of so many values around each, an odd number; the first and the last stand for those beyond."""
+    """Returns the mean of `width` values around each value, with repeated edge values; `width` is odd."""
     padded = np.pad(values, width // 2, mode="edge")
     return np.convolve(padded, np.full(width, 1 / width), mode="valid")
 
@@ -118,25 +118,25 @@ def find_learning_rate(
     sample_weight: ArrayTree | None = None, min_rate: float = 1e-7, max_rate: float = 10.0, steps: int = 100,
     smoothing: float = 0.9, stop_factor: float = 4.0,
 ) -> LearningRateSearch:
-    """Trains for some steps with a learning rate that grows from step to step, and returns the losses.
+    """Trains for some steps with a learning rate that grows in each step, and returns the losses.
 
-    Everything of the model is put back: weights, optimizer, step, and with it all random streams, history. A model that
-    is not built is built, as `fit` would. Each batch is read once; data that can be read only once, such as a
-    generator, are used up by it.
+    The model is restored completely: weights, optimizer, step and thus all random streams, and history. An unbuilt
+    model is built, as by `fit`. Each batch is read once; data that can be read only once, such as a generator, are
+    consumed.
 
     Args:
-      model: a compiled model with one optimizer. Of one with a schedule, the rate is what the schedule starts from.
-      x, y, batch_size, sample_weight: the training data, as `fit` takes them.
-      min_rate, max_rate: the first and the last rate; those between grow by a constant factor.
-      steps: how many rates.
-      smoothing: the share of the average in the smoothed loss, in [0, 1).
-      stop_factor: the search ends where the smoothed loss is this many times its least value, more than once, or is not
+      model: a compiled model with a single optimizer. With a schedule, the rate is its initial rate.
+      x, y, batch_size, sample_weight: the training data, as in `fit`.
+      min_rate, max_rate: the first and the last rate; rates grow by a constant factor.
+      steps: number of rates.
+      smoothing: the weight of the average in the smoothed loss, in [0, 1).
+      stop_factor: the search ends when the smoothed loss exceeds this multiple of its minimum, or the loss is not
         finite.
 
     Raises:
       RuntimeError: if the model is not compiled.
-      ValueError: for numbers out of range, several optimizers, or one whose rate is not known; or if the loss is not
-        finite from the start.
+      ValueError: for numbers out of range, several optimizers, or an optimizer with an unknown rate; or if the loss is
+        not finite from the start.
       TypeError: for arguments of a wrong type.
 
     Example:
@@ -165,10 +165,10 @@ def find_learning_rate(
     rates = np.geomspace(min_rate, max_rate, steps)
     test = _RangeTest(rates, smoothing, stop_factor)
     if batch_size is None and is_array_tree(x):
-        batch_size = DEFAULT_BATCH_SIZE  # else all rows would be the one batch of an epoch
+        batch_size = DEFAULT_BATCH_SIZE  # otherwise all rows would form the only batch of an epoch
     with _put_back(model, test), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The training has ended with", RuntimeWarning)  # it is to diverge
-        # An epoch of one batch each: the log of an epoch is then that of its batch.
+        warnings.filterwarnings("ignore", "The training has ended with", RuntimeWarning)  # divergence is expected
+        # Epochs of a single batch, so that the log of an epoch is the log of its batch.
         model.fit(x, y, batch_size=batch_size, sample_weight=sample_weight, epochs=steps, steps_per_epoch=1, verbose=0,
                   callbacks=[test])
     losses = np.array(test.losses)
@@ -223,12 +223,12 @@ class _RangeTest(Callback):
 
 @dataclasses.dataclass(frozen=True)
 class BatchSizeTrial:
-    """One batch size that was tried.
+    """A trial of a batch size.
 
     Attributes:
       batch_size: rows over all replicas.
-      fits: whether a train step of it fits.
-      peak_bytes: what a device's memory holds at its peak, as the compiler has it; None where it was run.
+      fits: whether a train step of this size fits.
+      peak_bytes: peak memory of a device according to the compiler; None if the step was run.
     """
 
     batch_size: int
@@ -238,12 +238,12 @@ class BatchSizeTrial:
 
 @dataclasses.dataclass(frozen=True)
 class BatchSizeSearch:
-    """The batch sizes that were tried; `find_batch_size` returns it.
+    """The trials of batch sizes; `find_batch_size` returns it.
 
     Attributes:
-      batch_size: the largest that fits.
-      trials: all that were tried, in their order.
-      memory_bytes: the memory of a device that they were compared with; None where they were run.
+      batch_size: the largest size that fits.
+      trials: all trials, in order.
+      memory_bytes: the memory of a device for the comparison; None if steps were run.
     """
 
     batch_size: int
@@ -263,26 +263,26 @@ def find_batch_size(
 ) -> BatchSizeSearch:
     """Returns the largest batch size whose train step fits into the memory of the devices.
 
-    It compiles the step for sizes that double, and compares the peak of its memory, as `strategy.explain` has it, with
-    that of a device; then for sizes between the largest that fits and the smallest that does not. With `run`, it
-    executes one step of each instead, until the memory runs out. Nothing of the model is changed.
+    It compiles the step for doubling sizes, and compares its peak memory, as in `strategy.explain`, with the memory of
+    a device; then for sizes between the largest that fits and the smallest that does not. With `run`, it executes a
+    step of each size instead, until memory runs out. The model is not changed.
 
     Args:
       model: a compiled model.
-      x, y, sample_weight: some rows of the training data, as `fit` takes arrays; one row will do.
+      x, y, sample_weight: some rows of the training data, as arrays for `fit`; a single row is sufficient.
       start: the first size, over all replicas.
       limit: the largest size to try.
-      refine: how many sizes to try between the largest power of two times `start` that fits, and the next.
-      run: execute steps, where the compiler's numbers are not trusted. A step that finds no memory can end the process
-        on CPUs.
-      memory_bytes: the memory of a device; by default what JAX may take of it. Not with `run`.
-      memory_fraction: the part of it that may be used: fragments, and what else is on a device, take some.
+      refine: number of sizes to try between the largest power of two times `start` that fits, and the next.
+      run: whether to execute steps, if the compiler's numbers are not trusted. On CPUs, a step without enough memory
+        can end the process.
+      memory_bytes: the memory of a device; by default the memory that JAX may allocate. Not with `run`.
+      memory_fraction: the usable fraction of it: fragmentation and other data on a device take some.
 
     Raises:
       RuntimeError: if the model is not compiled.
-      ValueError: if not even `start` fits; for numbers out of range; or if a device does not say how much memory it
-        has, and `memory_bytes` is not given.
-      TypeError: for data that are no arrays, and arguments of a wrong type.
+      ValueError: if not even `start` fits; for numbers out of range; or if a device does not report its memory, and
+        `memory_bytes` is not given.
+      TypeError: for data that are not arrays, and arguments of a wrong type.
 
     Example:
       >>> from flax import linen as nn
@@ -301,7 +301,7 @@ def find_batch_size(
     if limit < start:
         raise ValueError(f"`limit` must be at least `start`. Received: start={start}, limit={limit}.")
     rows = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-    rows_of(x)  # refuses what is no arrays
+    rows_of(x)  # rejects data that are not arrays
     if run and memory_bytes is not None:
         raise ValueError("`memory_bytes` is compared with what the compiler says, and `run` executes steps instead. "
                          "Pass one of them.")
@@ -357,7 +357,7 @@ def _run(model: Model, rows: tuple[Any, ...], size: int) -> BatchSizeTrial:
 
 
 def _repeated(rows: tuple[Any, ...], size: int) -> Any:
-    """Returns so many rows, the first again and again, in no memory of their own."""
+    """Returns `size` copies of the first row, which take no memory."""
     def repeated(leaf: Any) -> np.ndarray:
         array = np.asarray(leaf)
         if array.ndim == 0 or len(array) == 0:
@@ -379,7 +379,7 @@ def _least_memory(model: Model) -> int:
 
 
 class _Keeper(Callback):
-    """Keeps the state that a `fit` starts with."""
+    """Keeps the initial state of a `fit`."""
 
     state: TrainState | None = None
 
@@ -389,7 +389,7 @@ class _Keeper(Callback):
 
 @contextlib.contextmanager
 def _put_back(model: Model, keeper: _Keeper | _RangeTest) -> Iterator[None]:
-    """Puts back what a `fit` in the block, which has the callback `keeper`, changes of a model."""
+    """Restores the changes that a `fit` in the block, with the callback `keeper`, makes to a model."""
     stops = model.stop_training, model.stop_evaluating, model.stop_predicting
     history = model.history
     rate = None if model.built else model.optimizer.learning_rate
@@ -398,7 +398,7 @@ def _put_back(model: Model, keeper: _Keeper | _RangeTest) -> Iterator[None]:
     finally:
         if keeper.state is not None:
             model.state = keeper.state
-            core_of(model).state.end_fit()  # an NNX object of the user's has the weights again, too
+            core_of(model).state.end_fit()  # also restores the weights of a user's NNX object
         elif rate is not None and not model.built:
             model.optimizer.learning_rate = rate
         model.stop_training, model.stop_evaluating, model.stop_predicting = stops
@@ -406,7 +406,7 @@ def _put_back(model: Model, keeper: _Keeper | _RangeTest) -> Iterator[None]:
 
 
 def _model_of(callback: Callback) -> Any:
-    return callback.model  # which callbacks know as a `Run` alone
+    return callback.model  # callbacks know it only as a `Run`
 
 
 def _check_model(model: Any, function: str) -> None:

@@ -1,7 +1,7 @@
 """scikit-learn's estimators over Flax modules: `TrainerClassifier` and `TrainerRegressor`.
 
-Owns the translation between the two: labels to class numbers, outputs to labels, parameters to `compile` and `fit`, and
-an estimator's plain form for Python's protocol of copying, which holds NumPy arrays in place of the model.
+Owns the translation between the two: labels to class indices, outputs to labels, parameters to `compile` and `fit`, and
+the state of an estimator for Python's copy protocol, which holds NumPy arrays in place of the model.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ except ImportError as missing:
     raise ImportError("`TrainerClassifier` and `TrainerRegressor` are estimators of scikit-learn, of version 1.6 or "
                       f"later, which is not installed: pip install 'trainer-jax[sklearn]'. {missing}") from missing
 
-_DEFAULT_HIDDEN = (100,)  # as of scikit-learn's own perceptrons
+_DEFAULT_HIDDEN = (100,)  # as in scikit-learn's own perceptrons
 _MODEL, _ARRAYS, _INPUTS = "model_", "_model_arrays", "_model_inputs"
 
 
 class _TrainerEstimator(BaseEstimator):
-    """What both estimators share; see `TrainerClassifier`."""
+    """The common base of both estimators; see `TrainerClassifier`."""
 
     model_: Model
 
@@ -67,17 +67,17 @@ class _TrainerEstimator(BaseEstimator):
         raise NotImplementedError
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
-        """Returns the targets that the model is trained on, and keeps what they mean."""
+        """Returns the training targets of the model, and records their meaning."""
         raise NotImplementedError
 
     def _outputs(self) -> int:
-        """Returns how many outputs a row has."""
+        """Returns the number of outputs per row."""
         raise NotImplementedError
 
     # --- scikit-learn's methods ----------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Trains a new model, or with `warm_start` the one that was trained before; returns this estimator.
+        """Trains a new model, or with `warm_start` the existing model; returns this estimator.
 
         Args:
           X: the inputs, shape `(rows, ...)`.
@@ -85,7 +85,7 @@ class _TrainerEstimator(BaseEstimator):
           sample_weight: weights of rows, shape `(rows,)`.
 
         Raises:
-          ValueError: for data that cannot be used, or a module with another number of outputs than `y` needs.
+          ValueError: for invalid data, or a module whose number of outputs does not suit `y`.
         """
         goes_on = bool(self.warm_start) and hasattr(self, _MODEL)
         X, y = validate_data(self, X, y, reset=not goes_on, **self._validation())
@@ -112,7 +112,8 @@ class _TrainerEstimator(BaseEstimator):
     # --- the model -----------------------------------------------------------------------------------------------
 
     def _new_model(self, X: np.ndarray, targets: np.ndarray) -> Model:
-        # A copy of a module: NNX objects get the trained weights, and parameters of estimators stay as they are.
+        # A copy of the module: NNX objects receive the trained weights, and an estimator must not change its
+        # parameters.
         model = Model(self._new_module(X, targets), seed=self._seed())
         model.compile(**{"optimizer": copy.deepcopy(self.optimizer), "metrics": copy.deepcopy(self.metrics),
                          "loss": self._default_loss() if self.loss is None else self.loss,
@@ -154,7 +155,7 @@ class _TrainerEstimator(BaseEstimator):
     # --- copies --------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the attributes, with the model's arrays, as NumPy arrays by name, in the model's place."""
+        """Returns the attributes, with the model's arrays as NumPy arrays by name in place of the model."""
         state = dict(super().__getstate__())
         model = state.pop(_MODEL, None)
         if model is not None:
@@ -164,7 +165,7 @@ class _TrainerEstimator(BaseEstimator):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Makes the model again, from the arrays."""
+        """Recreates the model from its arrays."""
         state = dict(state)
         arrays, inputs = state.pop(_ARRAYS, None), state.pop(_INPUTS, None)
         super().__setstate__(state)
@@ -175,35 +176,35 @@ class _TrainerEstimator(BaseEstimator):
             self.model_ = model
 
     def _example_targets(self) -> np.ndarray:
-        """Returns targets for a function that makes a module: the least there are with so many outputs."""
+        """Returns minimal targets with the right number of outputs, for a function that makes a module."""
         raise NotImplementedError
 
 
 class TrainerClassifier(ClassifierMixin, _TrainerEstimator):
     """A classifier of scikit-learn that trains a Flax module with `trainer.Model`, on the strategy in scope.
 
-    `GridSearchCV`, `Pipeline`, `clone` and the like take it. A copy and a pickle hold the arrays of the training state
-    as NumPy arrays, so that `predict` and, with `warm_start`, `fit` go on as with the original.
+    `GridSearchCV`, `Pipeline`, `clone` and so on accept it. A copy and a pickle hold the arrays of the training state
+    as NumPy arrays, so that `predict` and, with `warm_start`, `fit` continue as with the original.
 
     Args:
-      module: a Flax module or a list of layers, whose outputs have shape `(rows, classes)`; a class of modules; or a
-        function `(X, y, **module_kwargs)` that makes a module, where `y` are the numbers of the classes, from 0. None
-        is `trainer.models.MLP` with a hidden layer of 100.
+      module: a Flax module or a list of layers, with outputs of shape `(rows, classes)`; a class of modules; or a
+        function `(X, y, **module_kwargs)` that makes a module, where `y` are class indices from 0. None is
+        `trainer.models.MLP` with a hidden layer of 100.
       module_kwargs: arguments for a class or a function.
-      optimizer, loss, metrics: as in `compile`. Without a loss it is the cross-entropy of logits, or of probabilities
-        if `from_logits` is False. It gets the numbers of the classes.
+      optimizer, loss, metrics: as in `compile`. The default loss is the cross-entropy of logits, or of probabilities if
+        `from_logits` is False. The targets of the loss are class indices.
       epochs, batch_size, callbacks, validation_split: as in `fit`.
-      compile_kwargs, fit_kwargs: further arguments of these.
-      warm_start: whether `fit` goes on from the last, if there was one, rather than from new weights.
+      compile_kwargs, fit_kwargs: further arguments of `compile` and `fit`.
+      warm_start: whether `fit` continues from the previous `fit`, if any, rather than from new weights.
       random_state: the model's seed; a `RandomState` or None draws it.
       verbose: as in `fit`.
-      from_logits: whether the module returns logits, and not probabilities.
+      from_logits: whether the module returns logits rather than probabilities.
 
     Attributes:
       model_: the `trainer.Model`.
       classes_: the labels, sorted.
       history_: the logs of the last `fit`, as `History.history`.
-      n_iter_: how many epochs it had.
+      n_iter_: number of epochs of the last `fit`.
       n_features_in_: the size of the second dimension of `X`.
 
     Raises:
@@ -235,7 +236,7 @@ class TrainerClassifier(ClassifierMixin, _TrainerEstimator):
         self.from_logits = from_logits
 
     def predict(self, X: Any) -> np.ndarray:
-        """Returns the label of each row, the one with the greatest output."""
+        """Returns the label of each row, by its largest output."""
         outputs = self._predicted(X)
         return self.classes_[outputs.argmax(1)]
 
@@ -270,12 +271,12 @@ class TrainerClassifier(ClassifierMixin, _TrainerEstimator):
 class TrainerRegressor(RegressorMixin, _TrainerEstimator):
     """A regressor of scikit-learn that trains a Flax module with `trainer.Model`, on the strategy in scope.
 
-    Targets of shape `(rows,)` or `(rows, outputs)` are trained on as float32 of shape `(rows, outputs)`, and
-    predictions have the shape of the targets.
+    Targets of shape `(rows,)` or `(rows, outputs)` are converted to float32 of shape `(rows, outputs)` for training,
+    and predictions have the shape of the targets.
 
     Args:
       module: as in `TrainerClassifier`, with outputs of shape `(rows, outputs)`.
-      loss: as in `compile`; without one the mean squared error.
+      loss: as in `compile`; by default the mean squared error.
       module_kwargs, optimizer, metrics, epochs, batch_size, callbacks, validation_split, compile_kwargs, fit_kwargs,
         warm_start, random_state, verbose: as in `TrainerClassifier`.
 
@@ -325,7 +326,7 @@ class TrainerRegressor(RegressorMixin, _TrainerEstimator):
 
 
 def _is_factory(module: Any) -> bool:
-    """Returns whether a value is a function that makes modules, and no module itself."""
+    """Returns whether a value is a function that makes modules, rather than a module."""
     if isinstance(module, (nn.Module, list, tuple, dict)) or is_nnx_module(module):
         return False
     if not callable(module):

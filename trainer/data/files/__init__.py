@@ -1,1 +1,1 @@
-"""Data in folders: which files there are, how each becomes a row, and how rows are read ahead by threads."""
+"""Data in folders: the list of files, their conversion to rows, and reading ahead by threads."""

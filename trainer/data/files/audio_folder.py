@@ -14,11 +14,11 @@ from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
 SUFFIXES = (".wav",)
-_UNKNOWN_SIZE = 2**32 + 7  # of a file that was written as a stream
+_UNKNOWN_SIZE = 2**32 + 7  # size of a file that was written as a stream
 
 
 class _Sounds:
-    """Rows of sounds, or of sounds and labels, decoded when they are asked for."""
+    """Rows of sounds, or of sounds and labels, decoded on access."""
 
     def __init__(self, paths: list[str], labels: np.ndarray | None, sampling_rate: int | None, length: int | None,
                  rates: FirstFile, shapes: FirstFile):
@@ -58,26 +58,26 @@ def audio_dataset_from_directory(
     validation_split: float | None = None, subset: str | None = None, follow_links: bool = False, verbose: bool = True,
     *, num_threads: int | None = None,
 ) -> RowDataset | list[RowDataset]:
-    """Returns the sounds of a folder as batches for `fit`; labels, order and splits are those of Keras.
+    """Returns the sounds of a folder as batches for `fit`, with Keras's labels, order and splits.
 
-    A sound is a float32 array of shape `(samples, channels)`; integers in files become values from -1 to 1. All have
-    one shape, in every batch, so that a step is compiled once.
+    A sound is a float32 array of shape `(samples, channels)`; integer samples are scaled to values from -1 to 1. All
+    sounds have the same shape, so that a step compiles once.
 
     Args:
-      directory: has a folder for each class, with files that end with ".wav" in it or in folders of it.
-      labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose: as
-        `image_dataset_from_directory` takes them.
-      sampling_rate: samples per second, to which sounds of another rate are resampled, as `scipy.signal.resample_poly`
-        does it; None takes them as they are, and all must have one rate.
-      output_sequence_length: samples of each sound, resampled if it is: longer ones are cut at their end, and shorter
-        ones end with silence. None takes them as they are, and all must have one length; Keras pads those of a batch
-        to its longest.
-      ragged: only False: arrays have one length.
-      num_threads: how many threads read; as many as there are processors by default.
+      directory: a folder with a subfolder for each class, which contains ".wav" files at any depth.
+      labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose: as in
+        `image_dataset_from_directory`.
+      sampling_rate: samples per second, to which other sounds are resampled, as by `scipy.signal.resample_poly`. None
+        keeps the rate, which must be the same for all sounds.
+      output_sequence_length: samples per sound, after resampling: longer sounds are cut at the end, and shorter sounds
+        are padded with silence at the end. None keeps the length, which must be the same for all sounds. (Keras pads
+        the sounds of a batch to the longest.)
+      ragged: must be False: arrays have a single length.
+      num_threads: number of reader threads; by default the number of processors.
 
     Raises:
-      ValueError: there is no such folder or no sound in it, or arguments are unknown or do not go together; while
-        reading, if a file is no sound, or unlike the others.
+      ValueError: if there is no such folder or no sound in it, or arguments are unknown or contradict each other; while
+        reading, if a file is not a sound, or differs from the others.
 
     >>> import pathlib, tempfile
     >>> from scipy.io import wavfile
@@ -98,7 +98,7 @@ def audio_dataset_from_directory(
     if ragged:
         raise ValueError("`ragged=True` is for ragged tensors, which JAX has not. Pass `output_sequence_length=`, to "
                          "which sounds are cut or filled with silence.")
-    first = FirstFile(), FirstFile()  # of training and validation together
+    first = FirstFile(), FirstFile()  # shared by training and validation
     return folder_datasets(
         directory, SUFFIXES,
         lambda paths, numbers: _Sounds(paths, numbers, sampling_rate, output_sequence_length, *first),
@@ -108,15 +108,15 @@ def audio_dataset_from_directory(
 
 
 def _decoded(path: str) -> tuple[int, np.ndarray]:
-    """Returns the samples per second, and float32 values of shape (samples, channels); of integers, from -1 to 1."""
-    from scipy.io import wavfile  # 0.1 s, for those who have sounds
+    """Returns the samples per second, and float32 values of shape (samples, channels); scales integers to -1 to 1."""
+    from scipy.io import wavfile  # takes 0.1 s, so only on use
 
     try:
         _check_is_whole(path)
         rate, values = wavfile.read(path)
         if rate < 1:
             raise ValueError(f"it has {rate} samples per second")
-    except Exception as error:  # of any type: SciPy's reader stumbles where the file is malformed
+    except Exception as error:  # of any type: SciPy's reader fails in many ways
         reason = str(error).rstrip(".")
         raise DataError(f"The sound {path!r} cannot be read: {type(error).__name__}: {reason}. Delete it, or write it "
                         "as WAV.") from error
@@ -129,7 +129,7 @@ def _decoded(path: str) -> tuple[int, np.ndarray]:
 
 
 def _check_is_whole(path: str) -> None:
-    # SciPy only warns of a file that ends too early, and does not name it.
+    # For a truncated file, SciPy only warns, without its name.
     with open(path, "rb") as file:
         head = file.read(8)
         size = file.seek(0, os.SEEK_END)

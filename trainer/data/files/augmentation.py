@@ -1,9 +1,9 @@
-"""Random changes of images, with the names and arguments of Keras's layers, for `RowDataset.random_map`.
+"""Random augmentations of images, with the names and arguments of Keras's layers, for `RowDataset.random_map`.
 
-Each is called with a random generator, an image as float32 of shape `(height, width, channels)`, and whatever else is
-in the row, which it returns unchanged: call `random_map` before `batch`. `MixUp` and `CutMix` are called with batches,
-of images and one-hot labels: call it after `batch`. What a row draws is a function of
-the seed, the epoch and the row, so that an epoch is the same after an interruption and on any number of machines:
+Each takes a random generator, an image as float32 of shape `(height, width, channels)`, and the other elements of the
+row, which it returns unchanged: call `random_map` before `batch`. `MixUp` and `CutMix` take batches of images and
+one-hot labels: call `random_map` after `batch`. The random numbers of a row depend on the seed, the epoch and the row
+only, so an epoch is the same after an interruption and on any number of machines:
 
     dataset = trainer.data.image_dataset_from_directory("photos", batch_size=None)
     dataset = dataset.random_map(augmentation.RandomFlip("horizontal")).random_map(augmentation.RandomRotation(0.1))
@@ -28,7 +28,7 @@ class ImageAugmentation(abc.ABC):
     """A random change of an image.
 
     Raises:
-      ValueError: it is called with anything but one image, such as with a batch.
+      ValueError: if it is called with anything other than a single image, such as a batch.
     """
 
     def __call__(self, rng: np.random.Generator, image: np.ndarray, *others: Any) -> Any:
@@ -46,7 +46,7 @@ class ImageAugmentation(abc.ABC):
 
 
 class RandomFlip(ImageAugmentation):
-    """Mirrors an image with a probability of one half, in each direction.
+    """Flips an image with a probability of 0.5, in each direction.
 
     Args:
       mode: "horizontal", "vertical" or "horizontal_and_vertical".
@@ -63,11 +63,11 @@ class RandomFlip(ImageAugmentation):
 
 
 class RandomCrop(ImageAugmentation):
-    """Takes a part of an image, at a random place; an image that is smaller is resized to the part's size.
+    """Crops an image at a random position; a smaller image is resized to the size of the crop.
 
     Args:
-      height: of the part.
-      width: of the part.
+      height: height of the crop.
+      width: width of the crop.
     """
 
     def __init__(self, height: int, width: int):
@@ -83,11 +83,11 @@ class RandomCrop(ImageAugmentation):
 
 
 class RandomRotation(ImageAugmentation):
-    """Turns an image around its middle; what comes from outside of it is its mirror image.
+    """Rotates an image around its center; points outside of the image are filled by reflection.
 
     Args:
-      factor: the most by which it is turned, in either direction, as a part of a whole turn; or a pair of the least
-        and the most, counterclockwise.
+      factor: maximum rotation in either direction, as a fraction of a full turn; or a pair of the minimum and the
+        maximum, counterclockwise.
     """
 
     def __init__(self, factor: float | tuple[float, float]):
@@ -100,12 +100,12 @@ class RandomRotation(ImageAugmentation):
 
 
 class RandomZoom(ImageAugmentation):
-    """Makes an image smaller (positive factors) or larger (negative) without changing its size.
+    """Zooms out of an image (positive factors) or into it (negative factors) at constant size.
 
     Args:
-      height_factor: the most by which it is made smaller or larger, as a part of its height; or a pair of the least
-        and the most.
-      width_factor: likewise of its width; by default the height's, so that the ratio of the sides stays.
+      height_factor: maximum zoom in either direction, as a fraction of the height; or a pair of the minimum and the
+        maximum.
+      width_factor: the same for the width; by default the zoom of the height, which keeps the aspect ratio.
     """
 
     def __init__(self, height_factor: float | tuple[float, float],
@@ -123,8 +123,8 @@ class RandomContrast(ImageAugmentation):
     """Scales the distance of each channel from its mean over the image.
 
     Args:
-      factor: scales by between 1 - factor and 1 + factor; or a pair, by between 1 - its first and 1 + its second.
-      value_range: what values are cut to.
+      factor: scales by a factor between 1 - factor and 1 + factor; or a pair, for 1 - its first to 1 + its second.
+      value_range: range to which values are clipped.
     """
 
     def __init__(self, factor: float | tuple[float, float], value_range: tuple[float, float] = (0, 255)):
@@ -137,11 +137,12 @@ class RandomContrast(ImageAugmentation):
 
 
 class RandomBrightness(ImageAugmentation):
-    """Adds one number to all values.
+    """Adds a random number to all values of an image.
 
     Args:
-      factor: the most of the range of values that is added or taken away; or a pair of the least and the most.
-      value_range: what values may be, and are cut to.
+      factor: maximum change in either direction, as a fraction of the value range; or a pair of the minimum and the
+        maximum.
+      value_range: range of the values, to which they are clipped.
     """
 
     def __init__(self, factor: float | tuple[float, float], value_range: tuple[float, float] = (0, 255)):
@@ -154,16 +155,16 @@ class RandomBrightness(ImageAugmentation):
 
 
 class RandAugment(ImageAugmentation):
-    """Applies some changes, drawn again for each image, all of one strength.
+    """Applies several changes of the same strength, drawn anew for each image.
 
     Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
-    https://arxiv.org/abs/1909.13719. The changes are those that this module has (rotation, zoom, contrast, brightness),
-    translation, shear, inversion, solarization and posterization, and none.
+    https://arxiv.org/abs/1909.13719. The changes are rotation, zoom, contrast, brightness, translation, shear,
+    inversion, solarization, posterization and the identity.
 
     Args:
-      num_layers: how many changes.
-      factor: their strength, from 0 to 1.
-      value_range: what values may be.
+      num_layers: number of changes.
+      factor: strength, from 0 to 1.
+      value_range: range of the values.
     """
 
     def __init__(self, num_layers: int = 2, factor: float = 0.5, value_range: tuple[float, float] = (0, 255)):
@@ -210,11 +211,11 @@ class MixUp:
     Zhang et al., "mixup: Beyond empirical risk minimization", https://arxiv.org/abs/1710.09412.
 
     Args:
-      alpha: of the beta distribution that each row's share of itself is drawn from.
+      alpha: parameter of the beta distribution of each row's own share.
 
     Raises:
-      ValueError: it is called with a row, without labels, or with labels that are numbers of classes, which cannot be
-        mixed: use `label_mode="categorical"`.
+      ValueError: if it is called with a row, without labels, or with class indices as labels, which cannot be mixed:
+        use `label_mode="categorical"`.
     """
 
     def __init__(self, alpha: float = 0.2):
@@ -229,16 +230,16 @@ class MixUp:
 
 
 class CutMix:
-    """Puts a rectangle of another row's image into each image, and mixes labels by area: a batch map for `random_map`.
+    """Pastes a rectangle of another image into each image, and mixes labels by area: for `random_map` after `batch`.
 
     Yun et al., "CutMix: Regularization strategy to train strong classifiers", https://arxiv.org/abs/1905.04899.
 
     Args:
-      alpha: of the beta distribution that the share of an image that stays is drawn from.
+      alpha: parameter of the beta distribution of the share of an image that stays.
 
     Raises:
-      ValueError: it is called with a row, without labels, or with labels that are numbers of classes, which cannot be
-        mixed: use `label_mode="categorical"`.
+      ValueError: if it is called with a row, without labels, or with class indices as labels, which cannot be mixed:
+        use `label_mode="categorical"`.
     """
 
     def __init__(self, alpha: float = 1.0):
@@ -264,7 +265,7 @@ def _mixed(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
 
 
 def _mixable(name: str, batch: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the images and the labels of a batch; raises DataError where they cannot be mixed."""
+    """Returns the images and the labels of a batch; raises DataError if they cannot be mixed."""
     received = f"Received: {', '.join(map(describe, batch))}."
     if len(batch) != 2:
         raise DataError(f"{name} mixes batches of images and their labels, and nothing else. {received} Load images "
@@ -280,7 +281,7 @@ def _mixable(name: str, batch: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]
 
 
 def _range(name: str, factor: Any) -> tuple[float, float]:
-    """Returns the least and the most that a factor allows."""
+    """Returns the minimum and the maximum of a factor."""
     if isinstance(factor, (tuple, list)):
         low, high = _pair(name, factor)
     else:
@@ -316,7 +317,7 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
 
 
 def _transformed(image: np.ndarray, matrix: np.ndarray, shift: Any = (0.0, 0.0)) -> np.ndarray:
-    """Returns an image whose points come from `matrix @ point + shift`, from its middle; bilinear, mirrored outside."""
+    """Returns an image sampled at `matrix @ point + shift`, relative to its center: bilinear, reflected outside."""
     height, width = image.shape[:2]
     middle = np.array([(height - 1) / 2, (width - 1) / 2])
     points = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij"), -1) - middle
@@ -331,6 +332,6 @@ def _transformed(image: np.ndarray, matrix: np.ndarray, shift: Any = (0.0, 0.0))
 
 
 def _mirrored(numbers: np.ndarray, side: int) -> np.ndarray:
-    """Returns numbers of rows in an image that is continued by its mirror images, edges repeated."""
+    """Returns row numbers in an image for numbers in its reflected extension, with repeated edges."""
     numbers = numbers % (2 * side)
     return np.minimum(numbers, 2 * side - 1 - numbers)

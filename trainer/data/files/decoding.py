@@ -1,4 +1,4 @@
-"""Images from files, as float32 arrays; what cannot be read is named."""
+"""Images from files, as float32 arrays; errors name the unreadable file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 CHANNELS = {"rgb": 3, "rgba": 4, "grayscale": 1}
 MODES = {"rgb": "RGB", "rgba": "RGBA", "grayscale": "L"}
-MODES_OF_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")  # modes that Pillow would cut off at 255
+MODES_OF_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")  # Pillow would clip these modes at 255
 MODES_OF_32_BITS = ("I", "F")
 _MALFORMED = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error)
 _lock = threading.Lock()
-_opening = 0  # threads that open a file
+_opening = 0  # number of threads that open a file
 _pillows_limit: int | None = None
 
 
@@ -30,7 +30,7 @@ def pillow() -> types.ModuleType:
     """Returns the module `PIL.Image`.
 
     Raises:
-      ImportError: Pillow is not installed.
+      ImportError: if Pillow is not installed.
     """
     try:
         from PIL import Image
@@ -40,22 +40,22 @@ def pillow() -> types.ModuleType:
 
 
 class TooManyPixelsError(DataError):
-    """An image of more pixels than `max_pixels`."""
+    """An image has more pixels than `max_pixels`."""
 
 
 def decode_image(path: str, color_mode: str, max_pixels: int) -> np.ndarray:
     """Returns an image with values from 0 to 255, float32 of shape `(height, width, channels)`.
 
-    Of an animation the first image counts. 16 bits become 8, palettes colours, and CMYK becomes RGB.
+    Of an animation, the first image is used. 16 bits become 8, palettes become colors, and CMYK becomes RGB.
 
     Args:
-      path: of the file.
+      path: path of the file.
       color_mode: "rgb", "rgba" or "grayscale".
-      max_pixels: more are refused before they are decoded: a small file may hold an image that fills the memory.
-        Pillow's own limit does not count.
+      max_pixels: larger images are rejected before they are decoded, because a small file may hold an image that fills
+        the memory. Pillow's own limit is ignored.
 
     Raises:
-      DataError: the file cannot be read, has values of 32 bits, or has too many pixels; it is named.
+      DataError: if the file cannot be read, has 32-bit values, or has too many pixels; the message names the file.
     """
     image = load_image(path, color_mode, max_pixels)
     pixels = np.asarray(image, np.float32)
@@ -65,7 +65,7 @@ def decode_image(path: str, color_mode: str, max_pixels: int) -> np.ndarray:
 
 
 def load_image(path: str, color_mode: str, max_pixels: int) -> Image.Image:
-    """Returns an image in Pillow's mode of `color_mode`, or a grey one of 16 bits; see `decode_image`."""
+    """Returns an image in Pillow's mode of `color_mode`, or a 16-bit grayscale image; see `decode_image`."""
     with _open(path) as image:
         width, height = image.size
         if width * height > max_pixels:
@@ -103,7 +103,7 @@ def _naming(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_pillows_limit() -> Iterator[None]:
-    """Lets Pillow open images of any size: it warns and raises by a limit of the process, and `max_pixels` decides."""
+    """Disables Pillow's process-wide limit of pixels inside the block, because `max_pixels` decides."""
     global _opening, _pillows_limit
     from PIL import Image
 

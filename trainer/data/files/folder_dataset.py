@@ -1,4 +1,4 @@
-"""What datasets of folders have in common: checks of arguments, splits, shuffling and batches, as Keras has them."""
+"""Common parts of folder datasets: checks of arguments, splits, shuffling and batches, as in Keras."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.data.files.row_dataset import RowDataset, Rows
 
 
 class FirstFile:
-    """What the first file that was read is like, which all others are to be; for several threads.
+    """Compares a property of files with the first file that was read; thread-safe.
 
     >>> first = FirstFile()
     >>> first.differs("a.txt", (3,)), first.differs("b.txt", (3,)), first.differs("c.txt", (4,))
@@ -27,10 +27,10 @@ class FirstFile:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        return FirstFile, ()  # a copy reads its own first file, and no lock can be sent to another process
+        return FirstFile, ()  # a copy has its own first file, and a lock cannot be pickled
 
     def differs(self, path: str, value: Any) -> tuple[str, Any] | None:
-        """Returns the first file and its value, if this file's is another one."""
+        """Returns the first file and its value if this file's value differs; otherwise None."""
         with self._lock:
             first = self._first = self._first or (path, value)
         return None if first[1] == value else first
@@ -47,14 +47,14 @@ def folder_datasets(
 
     Args:
       directory: the folder.
-      suffixes: of its files, in lower case.
+      suffixes: suffixes of its files, in lower case.
       make_rows: takes paths and encoded labels, and returns rows.
       labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose,
         num_threads: see `image_dataset_from_directory`.
-      keep: takes all files, and returns those that are used.
+      keep: takes all files, and returns the files to use.
 
     Raises:
-      ValueError, TypeError: see `image_dataset_from_directory`.
+      ValueError, TypeError: as in `image_dataset_from_directory`.
     """
     arguments.require_bool(shuffle=shuffle, follow_links=follow_links)
     arguments.check_count("num_threads", num_threads, optional=True)

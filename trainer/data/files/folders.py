@@ -1,4 +1,4 @@
-"""Which files of a folder are rows, and of which class: in the order, with the names and the splits of Keras."""
+"""The files of a folder and their classes, with Keras's order, names and splits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUBSETS = ("training", "validation", "both")
 
 @dataclasses.dataclass(frozen=True)
 class LabelledFiles:
-    """Files, the number of each one's class, and the names of all classes; the last two None without labels."""
+    """Files, the class index of each, and the names of all classes; the last two are None without labels."""
 
     paths: list[str]
     labels: np.ndarray | None
@@ -35,19 +35,19 @@ def list_files(
     directory: str | os.PathLike[str], labels: Any, suffixes: Sequence[str], class_names: Sequence[str] | None,
     shuffle: bool, seed: int, follow_links: bool,
 ) -> LabelledFiles:
-    """Returns the files of a folder with some suffixes, and their classes.
+    """Returns the files of a folder with given suffixes, and their classes.
 
     Args:
-      directory: has a folder for each class, or files anywhere if labels are not inferred.
-      labels: "inferred" from the names of folders; None; or a number for each file, in the order of their paths.
-      suffixes: in lower case.
-      class_names: the folders, in the order of the classes' numbers; by default all, by name.
+      directory: a folder with a subfolder for each class, or with files anywhere if labels are not inferred.
+      labels: "inferred" from the names of folders; None; or a class index for each file, in the order of their paths.
+      suffixes: suffixes in lower case.
+      class_names: the folders, in the order of the class indices; by default all, sorted by name.
       shuffle: whether to shuffle the files, as Keras does with this seed.
       seed: see above.
-      follow_links: whether to enter folders that are links.
+      follow_links: whether to enter linked folders.
 
     Raises:
-      DataError: there is no such folder, or no such file in it, or classes or labels do not fit.
+      DataError: if there is no such folder or no such file in it, or if classes or labels do not match.
     """
     directory = os.path.abspath(arguments.as_path("directory", directory, "the path of a folder"))
     if not os.path.isdir(directory):
@@ -71,13 +71,13 @@ def list_files(
         raise DataError(f"There are no files in {where} that end with {', '.join(suffixes)}.")
     if shuffle:
         order = np.arange(len(paths))
-        np.random.RandomState(seed).shuffle(order)  # which is Keras's order of this seed
+        np.random.RandomState(seed).shuffle(order)  # Keras's order for this seed
         paths, numbers = [paths[row] for row in order], None if numbers is None else numbers[order]
     return LabelledFiles(paths, numbers, names)
 
 
 def split(files: LabelledFiles, validation_split: float | None, subset: str | None) -> list[LabelledFiles]:
-    """Returns the parts of files that were asked for: all, the first, the last or both of them."""
+    """Returns the requested parts of files: all, the first, the last or both."""
     if validation_split is None:
         return [files]
     count = int(validation_split * len(files.paths))
@@ -90,7 +90,7 @@ def split(files: LabelledFiles, validation_split: float | None, subset: str | No
 
 
 def print_found(files: LabelledFiles, parts: list[LabelledFiles], subset: str | None) -> None:
-    """Prints how many files and classes there are, and how many files are in the parts that were asked for."""
+    """Prints the number of files and classes, and the number of files in the requested parts."""
     classes = "" if files.class_names is None else f" belonging to {len(files.class_names)} classes"
     print(f"Found {len(files.paths)} files{classes}.")
     if subset is not None:
@@ -99,7 +99,7 @@ def print_found(files: LabelledFiles, parts: list[LabelledFiles], subset: str | 
 
 
 def check_split(validation_split: float | None, subset: str | None, shuffle: bool, seed: int | None) -> None:
-    """Raises ValueError for arguments of a split that do not go together."""
+    """Raises ValueError for contradictory arguments of a split."""
     if (validation_split is None) != (subset is None):
         raise ValueError("`validation_split` and `subset` go together: pass both or neither. Received: "
                          f"validation_split={validation_split!r}, subset={subset!r}.")
@@ -114,7 +114,7 @@ def check_split(validation_split: float | None, subset: str | None, shuffle: boo
 
 
 def encode_labels(files: LabelledFiles, label_mode: str | None) -> np.ndarray | None:
-    """Returns the labels of files: int32 numbers, float32 one-hot vectors, or float32 0.0 and 1.0 of shape (1,)."""
+    """Returns the labels of files: int32 indices, float32 one-hot vectors, or float32 0.0 and 1.0 of shape (1,)."""
     if label_mode not in LABEL_MODES:
         raise unknown_name("label_mode", str(label_mode), [str(mode) for mode in LABEL_MODES])
     if files.labels is None or label_mode is None:
@@ -143,7 +143,7 @@ def _class_folders(directory: str, class_names: Sequence[str] | None) -> list[st
 
 
 def _files(folder: str, suffixes: Sequence[str], follow_links: bool) -> Iterator[str]:
-    """Yields the files of a folder and the folders in it, by path."""
+    """Yields the files of a folder and its subfolders, sorted by path."""
     for root, names in sorted(_walk(folder, follow_links)):
         for name in sorted(names):
             if name.lower().endswith(tuple(suffixes)):
@@ -151,7 +151,7 @@ def _files(folder: str, suffixes: Sequence[str], follow_links: bool) -> Iterator
 
 
 def _walk(folder: str, follow_links: bool) -> Iterator[tuple[str, list[str]]]:
-    """Yields folders and the names of what is in each; raises DataError for a link to a folder around it."""
+    """Yields folders and the names of their entries; raises DataError for a link to an enclosing folder."""
     around = {folder: {os.path.realpath(folder), os.path.realpath(os.path.dirname(folder))}}
     for root, folders, names in os.walk(folder, followlinks=follow_links):
         for path in (os.path.join(root, name) for name in folders if follow_links):

@@ -19,11 +19,11 @@ from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
-MAX_PIXELS = 2**27  # 134 megapixels: 1.6 GB as float32, and more than cameras have
+MAX_PIXELS = 2**27  # 134 megapixels: 1.6 GB as float32, more than cameras have
 
 
 class _Images:
-    """Rows of images, or of images and labels, decoded when they are asked for."""
+    """Rows of images, or of images and labels, decoded on access."""
 
     def __init__(self, paths: list[str], labels: np.ndarray | None, size: tuple[int, int], color_mode: str,
                  interpolation: str, fit: Any, max_pixels: int):
@@ -63,47 +63,47 @@ def image_dataset_from_directory(
     max_pixels: int = MAX_PIXELS,
     num_threads: int | None = None,
 ) -> RowDataset | list[RowDataset]:
-    """Returns the images of a folder as batches for `fit`, with the arguments, files, order and splits of Keras.
+    """Returns the images of a folder as batches for `fit`, with Keras's arguments, files, order and splits.
 
-    Images are decoded and resized by threads while steps run, to float32 with values from 0 to 255 and the shape
-    `(height, width, channels)`. Each epoch of `fit` has another order of all rows; iterating, `evaluate` and `predict`
-    always have the first one's. The rows themselves are the same in every
-    process and after any interruption, as are those of `random_map`.
+    Threads decode and resize images while steps run, to float32 with values from 0 to 255 and the shape `(height,
+    width, channels)`. Each epoch of `fit` shuffles all rows anew; iteration, `evaluate` and `predict` always use the
+    order of the first epoch. The rows, and the random numbers of `random_map`, are the same in every process and after
+    any interruption.
 
     Args:
-      directory: has a folder for each class, with images in it or in folders of it: files that end with ".bmp", ".gif",
-        ".jpeg", ".jpg" or ".png"; others are ignored.
-      labels: "inferred" from the names of folders; None for images without labels; or the numbers of classes from 0,
-        each at least once, for the files in the order of their paths.
-      label_mode: "int" gives int32 numbers, "categorical" one-hot vectors, "binary" 0.0 or 1.0 of shape (1,), and None
+      directory: a folder with a subfolder for each class, which contains images at any depth: files with the suffix
+        ".bmp", ".gif", ".jpeg", ".jpg" or ".png"; others are ignored.
+      labels: "inferred" from the names of folders; None for images without labels; or the class indices from 0, each at
+        least once, for the files in the order of their paths.
+      label_mode: "int" gives int32 indices, "categorical" one-hot vectors, "binary" 0.0 or 1.0 of shape (1,), and None
         no labels.
-      class_names: the folders in the order of the classes' numbers; by default all, by name.
+      class_names: the folders in the order of the class indices; by default all, sorted by name.
       color_mode: "rgb", "rgba" or "grayscale": 3, 4 or 1 channels.
-      batch_size: rows of a batch; None gives rows, for `batch` to be called later.
+      batch_size: rows per batch; None gives single rows, for a later `batch`.
       image_size: height and width of the images; a number for both.
-      shuffle: whether to shuffle, the files before they are split and the rows in each epoch.
-      seed: of that; by default 0, where Keras draws one.
-      validation_split: the part of the files, from 0 to 1, that is for validation: the last of them.
-      subset: which part to return: "training", "validation", or "both", a list of two.
-      interpolation: how images are resized, as `tf.image.resize` does it in float32 without antialiasing: "bilinear",
+      shuffle: whether to shuffle the files before the split, and the rows in each epoch.
+      seed: seed of the order; by default 0, where Keras draws a random seed.
+      validation_split: the fraction of the files, from 0 to 1, for validation, taken from the end.
+      subset: the part to return: "training", "validation", or "both", a list of two.
+      interpolation: the resizing method, as in `tf.image.resize` with float32 and without antialiasing: "bilinear",
         "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian" or "mitchellcubic".
-      follow_links: whether to enter folders that are links; one to a folder around it is an error.
-      crop_to_aspect_ratio: whether to cut the sides off images of another ratio, and not to distort them.
-      pad_to_aspect_ratio: whether to add black to such images instead.
-      verbose: whether to print how many files and classes there are.
-      skip_unreadable: whether to leave out files that are not images, or have too many pixels, with a warning that
-        counts them. All files are decoded once for that. By default the first such file ends the training with its
-        name.
-      max_pixels: images of more pixels are refused before they are decoded. Pillow's own limit does not count.
-      num_threads: how many threads decode; as many as the process may use processors by default.
+      follow_links: whether to enter linked folders; a link to an enclosing folder is an error.
+      crop_to_aspect_ratio: whether to crop images to the target aspect ratio instead of distorting them.
+      pad_to_aspect_ratio: whether to pad such images with black instead.
+      verbose: whether to print the number of files and classes.
+      skip_unreadable: whether to skip files that are not images, or have too many pixels, with a warning that counts
+        them. This decodes all files once. By default, the first such file ends the training with an error that names
+        it.
+      max_pixels: images with more pixels are rejected before they are decoded. Pillow's own limit is ignored.
+      num_threads: number of decoder threads; by default the number of processors.
 
     Returns:
       A `RowDataset`, which has `class_names` and `file_paths`, and `map` and `random_map` for augmentation; with
-      `subset="both"` a list of that for training and that for validation, which is not shuffled.
+      `subset="both"`, a list of a training dataset and a validation dataset, which is not shuffled.
 
     Raises:
-      ValueError: there is no such folder or no image in it, or arguments are unknown or do not go together.
-      ImportError: Pillow is not installed: `pip install 'trainer-jax[images]'`.
+      ValueError: if there is no such folder or no image in it, or arguments are unknown or contradict each other.
+      ImportError: if Pillow is not installed: `pip install 'trainer-jax[images]'`.
 
     Example:
 
@@ -129,7 +129,7 @@ def image_dataset_from_directory(
     arguments.check_count("max_pixels", max_pixels)
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
         raise ValueError("`crop_to_aspect_ratio` and `pad_to_aspect_ratio` cannot both be True.")
-    pillow()  # not in a thread that reads
+    pillow()  # fails here rather than in a reader thread
     fit = (resizing.crop_to_aspect_ratio if crop_to_aspect_ratio
            else resizing.pad_to_aspect_ratio if pad_to_aspect_ratio else None)
     return folder_datasets(
@@ -153,7 +153,7 @@ def _size(image_size: Any) -> tuple[int, int]:
 
 
 def _readable(files: folders.LabelledFiles, color_mode: str, max_pixels: int) -> folders.LabelledFiles:
-    """Returns the files that can be read, and warns of the others."""
+    """Returns the readable files, and warns of the others."""
     def problem(path: str) -> str | None:
         try:
             load_image(path, color_mode, max_pixels)

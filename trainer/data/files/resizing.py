@@ -1,4 +1,4 @@
-"""Images in another size, with the numbers of `tf.image.resize`: half-pixel centres, no antialiasing, in float32."""
+"""Resizing with the results of `tf.image.resize`: half-pixel centers, no antialiasing, in float32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def _cubic(distance: float, b: float, c: float) -> float:
-    """Mitchell and Netravali's family of cubic kernels, "Reconstruction filters in computer graphics", 1988."""
+    """Returns a cubic kernel of Mitchell and Netravali, "Reconstruction filters in computer graphics", 1988."""
     x = abs(distance)
     if x < 1:
         return ((12 - 9 * b - 6 * c) * x**3 + (-18 + 12 * b + 6 * c) * x**2 + 6 - 2 * b) / 6
@@ -27,7 +27,7 @@ def _lanczos(distance: float, radius: int) -> float:
 
 _KERNELS: dict[str, tuple[float, Callable[[float], float]]] = {  # the radius, and the weight at a distance
     "bilinear": (1.0, lambda distance: max(1 - abs(distance), 0.0)),
-    "bicubic": (2.0, lambda distance: _cubic(distance, 0.0, 0.5)),  # Keys's
+    "bicubic": (2.0, lambda distance: _cubic(distance, 0.0, 0.5)),  # Keys's kernel
     "mitchellcubic": (2.0, lambda distance: _cubic(distance, 1 / 3, 1 / 3)),
     "lanczos3": (3.0, lambda distance: _lanczos(distance, 3)),
     "lanczos5": (5.0, lambda distance: _lanczos(distance, 5)),
@@ -37,12 +37,12 @@ INTERPOLATIONS = ("nearest", "area", *_KERNELS)
 
 
 def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "bilinear") -> np.ndarray:
-    """Returns an image in another size.
+    """Returns a resized image.
 
     Args:
       image: float32 of shape `(height, width, channels)`.
-      size: its new height and width.
-      interpolation: one of `INTERPOLATIONS`.
+      size: the new height and width.
+      interpolation: a name in `INTERPOLATIONS`.
     """
     if image.shape[:2] == size:
         return image
@@ -57,14 +57,14 @@ def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "bilin
 
 
 def crop_to_aspect_ratio(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Returns the largest part in the middle of an image that has the sides' ratio of `size`."""
+    """Returns the largest central part of an image with the aspect ratio of `size`."""
     height, width = image.shape[:2]
     top, left, bottom, right = box_of_aspect_ratio(height, width, size)
     return image[top:bottom, left:right]
 
 
 def box_of_aspect_ratio(height: int, width: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Returns the top, left, bottom and right of the part that `crop_to_aspect_ratio` takes of an image."""
+    """Returns the top, left, bottom and right of the result of `crop_to_aspect_ratio`."""
     cropped_height = max(min(height, int(width * size[0] / size[1])), 1)
     cropped_width = max(min(width, int(height * size[1] / size[0])), 1)
     top, left = int((height - cropped_height) / 2), int((width - cropped_width) / 2)
@@ -72,7 +72,7 @@ def box_of_aspect_ratio(height: int, width: int, size: tuple[int, int]) -> tuple
 
 
 def pad_to_aspect_ratio(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Returns an image with black around it, so that it has the sides' ratio of `size`."""
+    """Returns an image padded with black to the aspect ratio of `size`."""
     height, width = image.shape[:2]
     padded_height = max(height, int(width * size[0] / size[1]))
     padded_width = max(width, int(height * size[1] / size[0]))
@@ -87,7 +87,7 @@ def _nearest(old: int, new: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=512)
 def _weights(old: int, new: int, interpolation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which entries each new entry is made of, and their weights, both of shape `(new, taps)`."""
+    """Returns the indices of the entries that form each new entry, and their weights, both of shape `(new, taps)`."""
     scale = old / new
     if interpolation == "area":
         return _area_weights(old, new, scale)

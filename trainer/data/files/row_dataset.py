@@ -1,6 +1,6 @@
-"""Datasets of rows that are made one by one, such as images from files, read ahead by Grain's threads.
+"""Datasets of rows that are made on demand, such as images from files, read ahead by Grain's threads.
 
-Owns the public `RowDataset`: the order of rows, their random numbers, and the Grain pipeline of one pass.
+Owns the public `RowDataset`: the order of rows, their random numbers, and the Grain pipeline of a pass.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 
 class Rows(Protocol):
-    """Rows by number, which several threads may ask for at a time."""
+    """Rows by index; accessed by several threads at once."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, number: int, /) -> Any: ...
 
 
-_AHEAD = 4  # batches that are kept ready, besides those that threads work on
+_AHEAD = 4  # ready batches, in addition to the batches in progress
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class RowDataset:
-    """An immutable description of batches whose rows are made one by one, by several threads.
+    """An immutable description of batches whose rows are made on demand, by several threads.
 
-    Its words are those of `trainer.data.Dataset`: before `batch` the elements are rows, after it they are batches. Each
-    pass shuffles the rows in another way: iterating yields pass 0, and `fit` reads another pass in each epoch.
+    It has the methods of `trainer.data.Dataset`: before `batch` the elements are rows, after it they are batches.
+    Each pass shuffles the rows anew: iteration yields pass 0, and `fit` reads another pass in each epoch.
 
-    What `random_map` draws depends on the seed, the pass and the number of the row alone: not on threads, on the batch
-    size, or on how many processes read. `fit` resumes at any batch without reading those before it, and of several
-    processes each makes its own rows alone, unless batches are mapped.
+    The random numbers of `random_map` depend on the seed, the pass and the row index only: not on threads, the batch
+    size or the number of processes. `fit` resumes at any batch without reading the batches before it. With several
+    processes, each makes only its own rows, unless batches are mapped.
 
     Args:
-      rows: gives row i for `rows[i]`: an array, or a tuple `(x, y)` or `(x, y, sample_weight)` of arrays.
-      class_names: the names of the classes of rows, where labels are their numbers; None if there are none.
-      file_paths: the file of each row; None if there are none.
-      num_threads: how many threads make batches; as many as the process may use processors by default.
+      rows: `rows[i]` returns row i: an array, or a tuple `(x, y)` or `(x, y, sample_weight)` of arrays.
+      class_names: the names of the classes, by class index; None without classes.
+      file_paths: the file of each row; None without files.
+      num_threads: number of threads; by default the number of processors.
 
     Example:
       >>> class Squares:
@@ -63,18 +63,18 @@ class RowDataset:
     class_names: list[str] | None = None
     file_paths: list[str] | None = None
     num_threads: int | None = None
-    _seed: int | None = None  # of the order
+    _seed: int | None = None  # seed of the order
     _row_maps: tuple[tuple[Callable[..., Any], int | None], ...] = ()
     _batch_size: int | None = None
     _drop_remainder: bool = False
     _batch_maps: tuple[tuple[Callable[..., Any], int | None], ...] = ()
 
     def shuffle(self, seed: int = 0) -> RowDataset:
-        """Returns this dataset with its rows in an order drawn uniformly, another one in each pass.
+        """Returns this dataset with its rows in a uniformly random order, a new order in each pass.
 
         Raises:
-          ValueError: the seed is less than 0, or the dataset is batched.
-          TypeError: the seed is no whole number.
+          ValueError: if the seed is less than 0, or the dataset is batched.
+          TypeError: if the seed is not an integer.
         """
         if self._batch_size is not None:
             raise ValueError("Shuffle rows before `batch`: `dataset.shuffle(seed).batch(batch_size)`.")
@@ -85,12 +85,13 @@ class RowDataset:
         return self._mapped((fn, None))
 
     def random_map(self, fn: Callable[..., Any], seed: int = 0) -> RowDataset:
-        """Returns this dataset with `fn` applied to each element, with random numbers as its first argument.
+        """Returns this dataset with `fn` applied to each element, with a random generator as its first argument.
 
         Args:
-          fn: takes a `numpy.random.Generator` and an element, a tuple as separate arguments. For a row the generator is
-            that of the seed, the pass and the row's number; for a batch, that of its place in the pass.
-          seed: makes the random numbers of several maps differ.
+          fn: takes a `numpy.random.Generator` and an element, a tuple as separate arguments. The generator of a row
+            depends on the seed, the pass and the row index; the generator of a batch on the seed, the pass and its
+            position in it.
+          seed: distinguishes the random numbers of several maps.
 
         Example:
           >>> noisy = RowDataset(np.zeros((2, 1))).random_map(lambda rng, x: x + rng.normal(size=1))
@@ -100,11 +101,11 @@ class RowDataset:
         return self._mapped((fn, as_count("seed", seed, 0)))
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> RowDataset:
-        """Returns this dataset with `batch_size` consecutive rows as one element.
+        """Returns this dataset with `batch_size` consecutive rows as each element.
 
         Raises:
-          ValueError: `batch_size` is less than 1, the dataset is batched, or nothing would remain.
-          TypeError: `batch_size` is no whole number.
+          ValueError: if `batch_size` is less than 1, the dataset is batched, or the result would be empty.
+          TypeError: if `batch_size` is not an integer.
         """
         if self._batch_size is not None:
             raise ValueError(f"The dataset is already batched, with batch_size={self._batch_size}.")
@@ -116,7 +117,7 @@ class RowDataset:
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a full batch; None before `batch`."""
+        """Number of rows of a full batch; None before `batch`."""
         return self._batch_size
 
     def require_batched(self) -> int:
@@ -138,11 +139,11 @@ class RowDataset:
         return f"RowDataset({len(self)} {elements})"
 
     def of_pass(self, pass_index: int, start: int = 0) -> grain.MapDataset:
-        """Returns the elements of a pass, from one on, as a Grain dataset that makes those that it is asked for.
+        """Returns the elements of a pass as a Grain dataset, which makes them on access.
 
         Args:
-          pass_index: which pass, from 0.
-          start: how many elements to leave out.
+          pass_index: index of the pass, from 0.
+          start: number of elements to skip.
         """
         import grain
 
@@ -158,7 +159,7 @@ class RowDataset:
         return elements
 
     def read_ahead(self, elements: grain.MapDataset) -> grain.IterDataset:
-        """Returns a Grain dataset whose threads make the elements of another ahead of their use."""
+        """Returns a Grain dataset whose threads make the elements of another dataset ahead of use."""
         import grain
 
         threads = self.num_threads or os.cpu_count() or 1
@@ -171,12 +172,12 @@ class RowDataset:
 
 
 class _RowsOfPass:
-    """The rows of a pass in its order, made when they are asked for."""
+    """The rows of a pass in its order, made on access."""
 
     def __init__(self, rows: Rows, numbers: np.ndarray, pass_index: int,
                  maps: tuple[tuple[Callable[..., Any], int | None], ...]):
         self._rows, self._numbers, self._pass_index, self._maps = rows, numbers, pass_index, maps
-        self._make = in_caller_context(self._row)  # in Grain's threads
+        self._make = in_caller_context(self._row)  # runs in Grain's threads
 
     def __len__(self) -> int:
         return len(self._numbers)

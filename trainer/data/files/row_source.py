@@ -1,4 +1,4 @@
-"""The batches of a `RowDataset` as the trainer reads them: by pass and position, each process its own rows."""
+"""The batches of a `RowDataset` by pass and position; each process reads its own rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from trainer.data.sources.sources import IterableSource
 
 
 class RowSource:
-    """Batches of a `RowDataset`, from any position without reading what comes before it.
+    """Batches of a `RowDataset`, from any position without reading earlier batches.
 
     Args:
       dataset: the batched dataset.
-      processes: those that read it; None if each reads it whole.
+      processes: the processes that read it; None if each reads all rows.
     """
 
     is_one_shot = False
     seeks = True
-    is_exact = True  # as far as the files and the user's maps are the same
+    is_exact = True  # if the files and the user's maps are the same
     pipeline: list[str] = []
 
     def __init__(self, dataset: RowDataset, processes: Processes | None):
@@ -40,10 +40,10 @@ class RowSource:
         """Does nothing: no pass depends on another."""
 
     def close(self) -> None:
-        """Does nothing: a pass closes its iterator."""
+        """Does nothing: each pass closes its own iterator."""
 
     def state(self) -> None:
-        """Returns None: the number of the pass and of the batch tell all."""
+        """Returns None: the indices of the pass and the batch are sufficient."""
 
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         raise ValueError("There is no such state: the data are of another kind now.")

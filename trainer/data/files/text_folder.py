@@ -15,7 +15,7 @@ from trainer.data.sources.arrays import DataError
 
 
 class _Texts:
-    """Rows of encoded texts, or of these and labels, read when they are asked for."""
+    """Rows of encoded texts, or of encoded texts and labels, read on access."""
 
     def __init__(self, paths: list[str], labels: np.ndarray | None, encode: Callable[[str], Any], shapes: FirstFile):
         self._paths, self._labels, self._encode, self._shapes = paths, labels, encode, shapes
@@ -50,19 +50,19 @@ def text_dataset_from_directory(
     shuffle: bool = True, seed: int | None = None, validation_split: float | None = None, subset: str | None = None,
     follow_links: bool = False, verbose: bool = True, *, num_threads: int | None = None,
 ) -> RowDataset | list[RowDataset]:
-    """Returns the texts of a folder, encoded, as batches for `fit`; labels, order and splits are those of Keras.
+    """Returns the encoded texts of a folder as batches for `fit`, with Keras's labels, order and splits.
 
-    Arrays hold no text, so each is encoded as it is read: by a tokenizer that pads to one length, for example.
+    Arrays hold no text, so each text is encoded as it is read, for example by a tokenizer that pads to a fixed length.
 
     Args:
-      directory: has a folder for each class, with files that end with ".txt" in it or in folders of it.
-      encode: takes a text and returns an array, all of one shape: called by several threads.
-      labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose: as
-        `image_dataset_from_directory` takes them.
-      num_threads: how many threads read; as many as there are processors by default.
+      directory: a folder with a subfolder for each class, which contains ".txt" files at any depth.
+      encode: takes a text and returns an array, always of the same shape; called by several threads.
+      labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose: as in
+        `image_dataset_from_directory`.
+      num_threads: number of reader threads; by default the number of processors.
 
     Raises:
-      ValueError: there is no such folder or no text in it, or arguments are unknown or do not go together.
+      ValueError: if there is no such folder or no text in it, or arguments are unknown or contradict each other.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -78,7 +78,7 @@ def text_dataset_from_directory(
     """
     if not callable(encode):
         raise wrong_type("encode", encode, "a function that takes a text and returns an array")
-    shapes = FirstFile()  # of training and validation together
+    shapes = FirstFile()  # shared by training and validation
     return folder_datasets(
         directory, (".txt",), lambda paths, numbers: _Texts(paths, numbers, encode, shapes),
         labels=labels, label_mode=label_mode, class_names=class_names, batch_size=batch_size, shuffle=shuffle,

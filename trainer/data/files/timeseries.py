@@ -16,23 +16,23 @@ def timeseries_dataset_from_array(
     batch_size: int | None = 128, shuffle: bool = False, seed: int | None = None, start_index: int | None = None,
     end_index: int | None = None,
 ) -> Dataset:
-    """Returns windows of a series as a `Dataset`, which gathers them batch by batch: nothing is stored twice.
+    """Returns windows of a time series as a `Dataset`, which gathers them batch by batch: nothing is stored twice.
 
     Args:
       data: the series, time first.
-      targets: the target of the window that begins at each time of `data`, counted from its first and not from
-        `start_index`; None for windows alone.
-      sequence_length: how many times a window has.
-      sequence_stride: how many times later the next window begins.
-      sampling_rate: how many times apart the times of a window are.
-      batch_size: rows of a batch; None gives windows one by one.
-      shuffle: whether windows come in another order in each epoch.
-      seed: of that; by default 0.
-      start_index: the first time that is used.
-      end_index: the time after the last that is used.
+      targets: the target of the window that starts at each time step of `data`, counted from the first time step and
+        not from `start_index`; None for windows without targets.
+      sequence_length: number of time steps per window.
+      sequence_stride: distance between the starts of successive windows, in time steps.
+      sampling_rate: distance between successive time steps within a window.
+      batch_size: rows per batch; None gives single windows.
+      shuffle: whether to read the windows in a new order in each epoch.
+      seed: seed of the order; by default 0.
+      start_index: the first time step to use.
+      end_index: the time step after the last to use.
 
     Raises:
-      ValueError: an argument is out of range, or no window fits.
+      ValueError: if an argument is out of range, or no window fits.
 
     >>> dataset = timeseries_dataset_from_array(np.arange(6), np.arange(6) * 10, sequence_length=3, batch_size=2)
     >>> [(x.tolist(), y.tolist()) for x, y in dataset]

@@ -1,1 +1,1 @@
-"""Data that several processes read together: who reads which rows, and how they become one batch."""
+"""Data that several processes read together: the assignment of rows to processes, and joint batches."""

@@ -1,4 +1,4 @@
-"""How batches are shared by several processes: the policies of `tf.data`, and how a policy is attached to data."""
+"""The sharing of batches by several processes: the policies of `tf.data`, and their attachment to data."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from trainer.data.sources.arrays import is_array_tree, is_list_of_batches
 
 
 class AutoShardPolicy(enum.Enum):
-    """Which rows each of several processes reads. With one process all policies are the same.
+    """The rows that each of several processes reads. With a single process, all policies are the same.
 
     Attributes:
-      AUTO: as DATA, except that data which can be sharded at their source are: of a `grain.MapDataset` whose last step
-        is `batch`, each process loads and maps only the rows of its own replicas.
-      DATA: every process is given the same batches, of which it uses the rows of its own replicas and drops the rest.
-      OFF: every process is given batches of its own: the batch of a step is that of process 0, followed by that of
-        process 1, and so on. They may have different numbers of rows, and one process may have fewer batches than
-        another; an epoch ends with the last of them.
+      AUTO: like DATA, but data are sharded at their source if possible: of a `grain.MapDataset` whose last step is
+        `batch`, each process loads and maps only the rows of its own replicas.
+      DATA: every process receives the same batches, uses the rows of its own replicas and drops the rest.
+      OFF: every process receives its own batches: the batch of a step is the batch of process 0, followed by the batch
+        of process 1, and so on. Their numbers of rows and of batches may differ; an epoch ends with the last batch of
+        any process.
 
-    There is no FILE: to share files, give each process its own and pass OFF.
+    There is no FILE: to share files, give each process its own files and pass OFF.
 
     Source: `tf.data.experimental.AutoShardPolicy`.
     """
@@ -43,11 +43,11 @@ class AutoShardPolicy(enum.Enum):
 
 
 class DataWithOptions:
-    """Data and what is to be done with them; made by `with_options`.
+    """Data with options, made by `with_options`.
 
     Attributes:
-      data: whatever yields batches.
-      auto_shard_policy: how several processes share them.
+      data: an iterable of batches.
+      auto_shard_policy: the sharing by several processes.
     """
 
     def __init__(self, data: Any, auto_shard_policy: AutoShardPolicy):
@@ -62,7 +62,7 @@ class DataWithOptions:
 
 
 def policy_of(data: Any) -> AutoShardPolicy:
-    """Returns the policy that `with_options` gave to data; AUTO for others.
+    """Returns the policy of data from `with_options`; AUTO for other data.
 
     >>> policy_of(with_options(iter([[1.0]]), "off")).name
     'OFF'
@@ -71,15 +71,14 @@ def policy_of(data: Any) -> AutoShardPolicy:
 
 
 def with_options(data: Data, auto_shard_policy: AutoShardPolicy | str) -> DataWithOptions:
-    """Returns data to be shared by several processes in a given way.
+    """Returns data with a policy for sharing by several processes.
 
     Args:
-      data: whatever `fit` takes as batches: a batched `Dataset`, a generator, Grain, a torch `DataLoader`.
+      data: any batches that `fit` takes: a batched `Dataset`, a generator, Grain, a torch `DataLoader`.
       auto_shard_policy: an `AutoShardPolicy`, or its name.
 
     Raises:
-      ValueError: if there is no such policy, if `data` has a policy already, or if it is arrays, which have no use for
-        a policy.
+      ValueError: if there is no such policy, if `data` already has a policy, or if it is arrays, which need no policy.
 
     Example:
       >>> batches = with_options(iter([[1.0], [2.0]]), AutoShardPolicy.OFF)

@@ -1,7 +1,7 @@
 """Grain datasets of which each process loads and maps only its own rows of each batch.
 
-Owns which datasets are recognised, by what Grain shows of their last steps, and how a batch's own rows are read. What
-is not recognised is read whole, by all processes.
+Owns the recognition of datasets by their last steps, and the reading of a batch's own rows. All processes read other
+datasets whole.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from trainer.data.sources.sources import IterableSource
 
 
 class RowsOfBatches:
-    """This process's rows of each batch of a Grain dataset, as a data source for Grain with a batch as its element.
+    """This process's rows of each batch of a Grain dataset, as a data source for Grain whose elements are batches.
 
-    So Grain reads ahead as it would without it, and the states of its iterators are the same numbers of batches, in any
-    process and for any number of them.
+    So Grain reads ahead as usual, and iterator states count batches, in any process and for any number of processes.
 
     Args:
-      batches: a `grain.MapDataset` made by `batch`, of which `_batch_size` and `_batch_fn` are read.
-      processes: who reads the other rows.
+      batches: a `grain.MapDataset` made by `batch`, whose `_batch_size` and `_batch_fn` are read.
+      processes: the processes that share the rows.
     """
 
     def __init__(self, batches: Any, processes: Processes):
@@ -39,7 +38,7 @@ class RowsOfBatches:
         return len(self._batches)
 
     def __getitem__(self, number: int) -> tuple[int, Any]:
-        """Returns a batch's number and its rows here; a row for the form alone, if there are none."""
+        """Returns a batch's index and its rows here; a single row, as a template, if there are none."""
         counts = self.counts(number)
         start = number * self._batch_size + sum(counts[:self._processes.index])
         first = min(start, len(self._rows) - 1)
@@ -47,7 +46,7 @@ class RowsOfBatches:
         return number, self._stack([self._rows[row] for row in range(first, stop)])
 
     def counts(self, number: int) -> tuple[int, ...]:
-        """Returns how many rows of a batch each process has."""
+        """Returns the number of rows of a batch for each process."""
         start = number * self._batch_size
         return self._processes.rows_of_each(min(self._batch_size, len(self._rows) - start))
 
@@ -62,8 +61,8 @@ class ShardedGrainSource(IterableSource):
     Args:
       dataset: the dataset.
       num_batches: batches in a pass.
-      rows: reads them.
-      elements: the dataset whose elements are those of `rows`.
+      rows: reads the rows.
+      elements: a dataset with the elements of `rows`.
     """
 
     def __init__(self, dataset: Any, num_batches: Count | None, rows: RowsOfBatches, elements: Any):
@@ -82,13 +81,7 @@ class ShardedGrainSource(IterableSource):
 
 
 class _ByRows:
-    """The elements of a Grain dataset, whose iterators count rows in their states and not batches.
-
-    Args:
-      elements: a `grain.IterDataset` with an element for each batch.
-      batch_size: rows of a full batch.
-      length: how many rows there are.
-    """
+    """The elements of a Grain dataset, with iterator states that count rows instead of batches."""
 
     def __init__(self, elements: Any, batch_size: int, length: int):
         self._elements, self._batch_size, self._length = elements, batch_size, length
@@ -120,20 +113,20 @@ class _ByRowsIterator:
 def shard_grain(dataset: Any, num_batches: Count | None, processes: Processes) -> ShardedGrainSource | None:
     """Returns a source that reads this process's rows of a Grain dataset's batches; None if that cannot be exact.
 
-    That takes a `grain.MapDataset` whose last step is `batch`, by which rows are stacked as they are, before or after
-    `to_iter_dataset`, and no step that leaves out rows before it.
+    It needs a `grain.MapDataset` whose last step is `batch` with Grain's default stacking, before or after
+    `to_iter_dataset`, and without earlier steps that drop rows.
 
     Args:
       dataset: any iterable.
-      num_batches: batches in a pass, if that is known.
-      processes: those that read it.
+      num_batches: batches in a pass, if known.
+      processes: the processes that read it.
     """
     if processes.count == 1 or not type(dataset).__module__.startswith("grain."):
         return None
     try:
         found = _batches_and_elements(dataset)
         if found is None or found[0]._batch_fn is not _default_batch_fn():
-            return None  # it may look at all rows of a batch together
+            return None  # it may combine the rows of a batch
         batches, as_elements = found
         rows = RowsOfBatches(batches, processes)
     except AttributeError:
@@ -142,9 +135,8 @@ def shard_grain(dataset: Any, num_batches: Count | None, processes: Processes) -
 
 
 def _batches_and_elements(dataset: Any) -> tuple[Any, Callable[[RowsOfBatches], Any]] | None:
-    """Returns the batches of a dataset as a `grain.MapDataset`, and what makes an iterable of `RowsOfBatches` like it.
-
-    None if the dataset is of another form. Of Grain's steps `parents` is public; their options are not.
+    """Returns the batches of a dataset as a `grain.MapDataset`, and a function that makes a similar iterable of
+    `RowsOfBatches`; None for other kinds of datasets, or if private options of Grain are missing.
     """
     import grain
 
@@ -160,7 +152,7 @@ def _batches_and_elements(dataset: Any) -> tuple[Any, Callable[[RowsOfBatches], 
     try:
         batches = reads.parents[0].batch(size, drop_remainder=dataset._drop_remainder, batch_fn=dataset._batch_fn)
     except ValueError:
-        return None  # a step leaves out rows, so that only reading shows which rows a batch has
+        return None  # a step drops rows, so the rows of a batch are unknown before reading
     read_ahead = -(-reads._read_options.prefetch_buffer_size // size)
     options = {"read_options": grain.ReadOptions(min(reads._read_options.num_threads, read_ahead), read_ahead)}
     return batches, lambda rows: _ByRows(

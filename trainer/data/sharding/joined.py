@@ -1,6 +1,6 @@
-"""Batches put together from those that each process has of its own.
+"""Batches joined from the batches of several processes.
 
-Owns how processes that read different data stay in step: how many rows each has of a batch, and when all are through.
+Owns the synchronization of processes with different data: their rows in each batch, and the common end.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from trainer.data.sources.sources import Source
 
 
 class JoinedSource:
-    """Batches whose rows are those of all processes' own batches, process 0's first.
+    """Batches that concatenate the rows of all processes' own batches, in the order of the processes.
 
-    All processes must make it, read it and ask for its state in the same order.
+    All processes must create it, read it and ask for its state in the same order.
 
     Args:
       source: this process's batches.
-      processes: those that join theirs.
+      processes: the processes whose batches are joined.
 
     Raises:
-      ValueError: if the data of some processes are endless, or can be read once only, and those of others not.
+      ValueError: if the data of some processes, but not of all, are endless or can be read only once.
     """
 
     rows = None
-    pipeline: list[str] = []  # what differs between processes cannot be compared with another run's
+    pipeline: list[str] = []  # descriptions that differ between processes cannot be compared with another run
 
     def __init__(self, source: Source, processes: Processes):
         self._source = source
@@ -59,7 +59,7 @@ class JoinedSource:
         return self._joined(self._source.read(pass_index, start), self._channel.open())
 
     def state(self) -> dict[str, Any] | None:
-        """Returns the states of all processes' iterators; None if one has no state, or none that is plain data."""
+        """Returns the states of all processes' iterators; None if any has no state, or none that is plain data."""
         own = self._source.state()
         states = self._states.all(own if _is_plain(own) else None)
         if own is None or None in states:

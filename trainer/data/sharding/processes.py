@@ -1,7 +1,6 @@
-"""The processes whose rows make up a batch together, and their messages while they read.
+"""The processes that contribute rows to a batch, and their messages while reading.
 
-Owns who they are and which messages belong together. How a message travels is an argument: this must not know of
-devices.
+Owns the set of processes and the matching of messages. The transport is an argument: this must not know of devices.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from trainer.core.received_text import printable
 
 
 class Group(Protocol):
-    """Processes that exchange texts without devices, so that any thread may do it."""
+    """Processes that exchange texts without devices, from any thread."""
 
     def all_gather(self, text: str, what: str = "data") -> list[str]:
-        """Returns the texts of all processes, waiting for them."""
+        """Returns the texts of all processes, after waiting for them."""
 
     def subgroup(self) -> Group:
-        """Returns the same processes with an order of calls of its own."""
+        """Returns the same processes with a separate order of calls."""
 
 
 class _Alone:
-    """The group of one process."""
+    """The group of a single process."""
 
     def all_gather(self, text: str, what: str = "data") -> list[str]:
         return [text]
@@ -39,14 +38,15 @@ class _Alone:
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """The processes that read data for one another.
+    """The processes that read data together.
 
     Attributes:
-      index: which of them this process is.
-      count: how many there are.
-      shares: of how many equal parts of a batch each has the rows: one for each of its replicas.
-      group: exchanges their messages. Channels are made from it in the same order in all processes.
-      gather: returns the arrays of all processes, stacked. Uses the devices: for the main thread of all of them.
+      index: index of this process.
+      count: number of processes.
+      shares: number of equal shares of a batch per process, a share for each replica.
+      group: exchanges messages. All processes create channels from it in the same order.
+      gather: returns the arrays of all processes, stacked. It uses the devices: all processes call it in the main
+        thread.
     """
 
     index: int = 0
@@ -56,7 +56,7 @@ class Processes:
     gather: Callable[[np.ndarray], np.ndarray] = lambda array: array[None]
 
     def rows_of_each(self, rows: int) -> tuple[int, ...]:
-        """Returns how many of a batch's rows each process has, if they are split evenly over the replicas.
+        """Returns the number of rows of a batch for each process, if rows are split evenly over the replicas.
 
         >>> Processes(count=2, shares=2).rows_of_each(5)
         (4, 1)
@@ -66,10 +66,10 @@ class Processes:
 
 
 class Channel:
-    """Messages of all processes, of which the first of each belong together, the second, and so on.
+    """Messages of all processes, matched by their order.
 
     Args:
-      group: the processes, each of which makes the channel.
+      group: the processes, each of which creates the channel.
 
     Example:
       >>> Channel(Processes().group).all(3)
@@ -80,17 +80,17 @@ class Channel:
         self._group = group.subgroup()
 
     def open(self) -> Channel:
-        """Returns another channel, the next one of this one."""
+        """Returns the next channel derived from this channel."""
         return Channel(self._group)
 
     def all(self, value: Any) -> list[Any]:
         """Returns the values of all processes, by their index.
 
         Args:
-          value: that of this process; plain data, as JSON has them.
+          value: the value of this process; plain data, as in JSON.
 
         Raises:
-          RuntimeError: if another process failed before it gave its value.
+          RuntimeError: if another process failed before it sent its value.
         """
         messages = [json.loads(text) for text in self._group.all_gather(json.dumps({"value": value}))]
         for process, message in enumerate(messages):
@@ -101,10 +101,10 @@ class Channel:
 
     @contextlib.contextmanager
     def reports_errors(self) -> Iterator[None]:
-        """Lets the other processes, which wait for the next message of this process, know of an error in the block."""
+        """Reports an error in the block to the other processes, which wait for the next message of this process."""
         try:
             yield
         except Exception as error:
-            with contextlib.suppress(Exception):  # the first error is the one to show
+            with contextlib.suppress(Exception):  # the first error is more informative
                 self._group.all_gather(json.dumps({"error": f"{type(error).__name__}: {error}"}))
             raise

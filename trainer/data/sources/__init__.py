@@ -1,1 +1,1 @@
-"""What users pass as data, behind one protocol: arrays, datasets, generators, Grain; and what a batch is."""
+"""User data behind a single protocol: arrays, datasets, generators, Grain; and the definition of a batch."""

@@ -1,7 +1,7 @@
-"""Checks and conversions of arrays that users pass: dtypes and lengths.
+"""Checks and conversions of users' arrays: dtypes and lengths.
 
-Owns what counts as an array and what a tree of arrays must satisfy. It must not copy a whole array: conversions of
-dtype happen when rows are gathered.
+Owns the definition of an array and of a valid tree of arrays. It must not copy a whole array: dtypes are converted when
+rows are gathered.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import numpy as np
 from trainer.core.errors import MAX_ITEMS, describe, see
 from trainer.core.tree_paths import argument_names
 
-_ALIGNMENT = 64  # bytes, of buffers that XLA takes over
+_ALIGNMENT = 64  # in bytes, of buffers that XLA uses without a copy
 
 
 class DataError(ValueError):
-    """Data that cannot be used; raised while reading, it names the batch."""
+    """Unusable data; while reading, the message names the batch."""
 
 
 def canonical_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype that JAX gives to arrays of `dtype`: 32 bits for 64 unless `jax_enable_x64` is set."""
+    """Returns JAX's dtype for arrays of `dtype`: 32 bits instead of 64 unless `jax_enable_x64` is set."""
     return jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
 
 
 def map_casting(function: Callable[[np.ndarray], Any], tree: Any) -> Any:
-    """Returns a tree of arrays with `function` applied to each, which casts them to their canonical dtypes.
+    """Returns a tree of arrays with `function`, which casts to canonical dtypes, applied to each.
 
-    The processor notes an overflow as it casts, so that the check takes no time.
+    The processor flags an overflow during the cast, so the check takes no extra time.
 
     Raises:
-      DataError: a finite number would become infinite.
+      DataError: if a finite number would become infinite.
     """
     leaves, treedef = jax.tree.flatten(tree)
     results = []
@@ -54,23 +54,23 @@ def map_casting(function: Callable[[np.ndarray], Any], tree: Any) -> Any:
 
 
 def gather_rows(array: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:
-    """Writes `array[index]`, along the first axis, into `out`.
+    """Writes `array[index]`, along the first axis, to `out`.
 
     Args:
       array: shape `(length, ...)`.
       index: integers of any shape, below `length`.
-      out: shape `(*index.shape, ...)`, of the array's dtype or another.
+      out: shape `(*index.shape, ...)`, of any dtype.
     """
-    # `take` is several times faster for short rows, but would first make a contiguous copy of the whole array.
+    # `take` is several times faster for short rows, but first copies an array that is not contiguous.
     if array.flags.c_contiguous and array.flags.aligned and out.dtype == array.dtype:
-        # Any mode but "raise" writes into `out` directly.
+        # Any mode except "raise" writes to `out` directly.
         array.take(index, axis=0, out=out, mode="clip")
     else:
         out[...] = array[index]
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns an uninitialised array whose memory JAX's CPU devices can use as it is, without another copy."""
+    """Returns an uninitialized array whose memory JAX's CPU devices can use without a copy."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
@@ -79,12 +79,12 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def is_aligned(array: np.ndarray) -> bool:
-    """Returns whether JAX's CPU devices can use the array's memory as it is."""
+    """Returns whether JAX's CPU devices can use the array's memory without a copy."""
     return array.ctypes.data % _ALIGNMENT == 0
 
 
 def is_array_tree(value: Any) -> bool:
-    """Returns whether `value` is an array, a list of numbers, or a tree with such leaves (and at least one)."""
+    """Returns whether `value` is an array, a list of numbers, or a nonempty tree of such leaves."""
     leaves = jax.tree.leaves(value, is_leaf=is_leaf)
     return bool(leaves) and all(
         hasattr(leaf, "__array__") or isinstance(leaf, numbers.Number) or (isinstance(leaf, list) and is_leaf(leaf))
@@ -92,9 +92,9 @@ def is_array_tree(value: Any) -> bool:
 
 
 def is_list_of_batches(value: Any) -> bool:
-    """Returns whether `value` is a list of batches: of tuples or lists of one to three arrays or trees of these.
+    """Returns whether `value` is a list of batches: of tuples or lists of one to three arrays or trees of arrays.
 
-    A list of arrays is none: it is several inputs.
+    A list of arrays is not a list of batches, but several inputs.
 
     >>> x, y = np.zeros((2, 3)), np.zeros(2)
     >>> is_list_of_batches([(x, y), (x, y)]), is_list_of_batches([x, x])
@@ -106,14 +106,13 @@ def is_list_of_batches(value: Any) -> bool:
 
 
 def as_arrays(tree: Any) -> Any:
-    """Returns `tree` with every leaf as a numpy array, without copying those that already are.
+    """Returns `tree` with every leaf as a numpy array, without copying numpy arrays.
 
-    A list of numbers is one array, and a list of Pillow's images one of their pixels; any other list at the top becomes
-    a tuple. Torch and TensorFlow tensors are
-    recognised by their methods.
+    A list of numbers becomes an array, and a list of Pillow images an array of their pixels; any other list at the top
+    becomes a tuple. Torch and TensorFlow tensors are recognized by their methods.
 
     Raises:
-      DataError: a leaf is a scalar, a masked array, or not of a boolean or numeric dtype.
+      DataError: if a leaf is a scalar, a masked array, or neither boolean nor numeric.
     """
     if isinstance(tree, list) and not _is_number_list(tree):
         tree = tuple(tree)
@@ -126,10 +125,10 @@ def as_arrays(tree: Any) -> Any:
 
 
 def column_array(column: Any) -> np.ndarray:
-    """Returns the array of a table's column: an array itself, or a sequence with a number, an array or an image a row.
+    """Returns the array of a table's column: an array, or a sequence of numbers, arrays or images, an item per row.
 
     Raises:
-      DataError: the rows have several shapes, or one is no array.
+      DataError: if the shapes of the rows differ, or a row is not an array.
 
     >>> column_array([np.zeros(3), np.ones(3)]).shape
     (2, 3)
@@ -140,9 +139,9 @@ def column_array(column: Any) -> np.ndarray:
 
 
 def check_integers_fit(tree: Any) -> None:
-    """Raises DataError where integers of `tree`, a tree of numpy arrays, would wrap around in their canonical dtype.
+    """Raises DataError if integers of `tree`, a tree of numpy arrays, would overflow in their canonical dtype.
 
-    Looks at the values only of arrays that JAX would give 32 bits for 64.
+    Reads only the values of arrays that JAX would reduce from 64 to 32 bits.
     """
     for position, array in enumerate(jax.tree.leaves(tree)):
         if array.dtype.kind not in "iu" or array.dtype.itemsize < 8 or not array.size:
@@ -161,10 +160,10 @@ def check_integers_fit(tree: Any) -> None:
 
 
 def check_rows(tree: Any) -> int:
-    """Returns the number of rows that all leaves of `tree`, a tree of numpy arrays, agree on.
+    """Returns the common number of rows of all leaves of `tree`, a tree of numpy arrays.
 
     Raises:
-      DataError: there are no arrays or no rows, or the first dimensions differ.
+      DataError: if there are no arrays or no rows, or the first dimensions differ.
     """
     leaves = jax.tree.leaves(tree)
     if not leaves:
@@ -185,17 +184,14 @@ def check_rows(tree: Any) -> int:
 
 
 def is_leaf(value: Any) -> bool:
-    """Returns whether `value` is to be taken whole although JAX would look inside.
-
-    That are lists of numbers or images, and iterators.
-    """
+    """Returns whether `value` is a leaf although JAX would look inside: a list of numbers or images, or an iterator."""
     if isinstance(value, list):
         return _is_number_list(value) or _is_image_list(value)
     return hasattr(value, "__next__")
 
 
 def leaf_names(tree: Any) -> list[str]:
-    """Returns a name for each leaf of what users pass: see `tree_paths.argument_names`."""
+    """Returns a name for each leaf of a user's tree: see `tree_paths.argument_names`."""
     return argument_names(tree, is_leaf)
 
 
@@ -204,7 +200,7 @@ def _is_number_list(value: Any) -> bool:
 
 
 def _is_image_list(value: Any) -> bool:
-    # Pillow's images, which are rows: they are no arrays, but show their memory as one.
+    # Pillow images, each a row: they are not arrays, but expose their memory as an array.
     return isinstance(value, list) and bool(value) and all(
         hasattr(item, "__array_interface__") and not hasattr(item, "__array__") for item in value)
 
@@ -216,7 +212,7 @@ def _is_number_or_row(item: Any) -> bool:
 
 
 def _is_numeric(dtype: np.dtype) -> bool:
-    # Through JAX, because numpy does not count bfloat16 and its like as numbers.
+    # By JAX, because numpy does not treat bfloat16 and similar dtypes as numbers.
     return dtype == np.bool_ or jnp.issubdtype(dtype, np.number)
 
 

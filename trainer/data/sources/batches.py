@@ -1,6 +1,6 @@
-"""What a batch is: its packing as (x, y, sample_weight), its structure, and stacks of several.
+"""The definition of a batch: its packing as (x, y, sample_weight), its structure, and stacks of several batches.
 
-Owns the form of the data that flows from sources to steps. It must not know where batches come from.
+Owns the form of the data between sources and steps. It must not know the origin of batches.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Batch = Any
 
 
 def unpack_x_y_sample_weight(batch: ArrayTree) -> tuple[Any, Any, Any]:
-    """Returns `(x, y, sample_weight)` of a batch, None for what it lacks.
+    """Returns `(x, y, sample_weight)` of a batch, with None for missing parts.
 
     Args:
       batch: `x` alone (an array or a dict), or a tuple or list of one to three parts.
 
     Raises:
-      ValueError: a tuple with another number of parts.
+      ValueError: if a tuple has another number of parts.
 
     Example:
       >>> unpack_x_y_sample_weight((1, 2))
@@ -57,7 +57,7 @@ def pack_x_y_sample_weight(
     """Returns a batch of the given parts: the inverse of `unpack_x_y_sample_weight`.
 
     Returns:
-      `x` itself when nothing else is given and it is not a tuple or list; otherwise `(x,)`, `(x, y)` or
+      `x` itself if it is the only argument and is not a tuple or list; otherwise `(x,)`, `(x, y)` or
       `(x, y, sample_weight)`.
 
     Example:
@@ -72,13 +72,13 @@ def pack_x_y_sample_weight(
 
 
 def as_batch(element: Any) -> Batch:
-    """Returns what a user's pipeline yielded as a batch of numpy arrays in canonical dtypes.
+    """Returns an element of a user's pipeline as a batch of numpy arrays in canonical dtypes.
 
-    Arrays that need no conversion are not copied, so the batch may share memory with the pipeline's.
+    Arrays that need no conversion are not copied, so the batch may share memory with the pipeline.
 
     Raises:
-      DataError: a leaf cannot be used, integers would wrap around or floats become infinite, the rows differ between
-        leaves, or there are none.
+      DataError: if a leaf is unusable, integers would overflow or floats become infinite, the numbers of rows differ,
+        or there are no rows.
     """
     arrays = as_arrays(element)
     check_integers_fit(arrays)
@@ -89,13 +89,13 @@ def as_batch(element: Any) -> Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The rows of a batch that this process has, where each of several has some: those of the first process come first.
+    """This process's rows of a batch whose rows are spread over several processes, in the order of the processes.
 
     Attributes:
-      data: these rows; there may be none.
-      counts: how many rows of the batch each process has.
-      whole: returns all rows of the batch. May ask the other processes for theirs: all of them must call it, in their
-        main threads.
+      data: the rows; possibly none.
+      counts: the number of rows of each process.
+      whole: returns all rows of the batch. It may fetch them from the other processes: all must call it, in their main
+        threads.
     """
 
     data: Batch
@@ -104,7 +104,7 @@ class Part:
 
 
 def rows_here(batch: Batch | Part) -> Batch:
-    """Returns the rows of a batch that this process has read."""
+    """Returns this process's rows of a batch."""
     return batch.data if isinstance(batch, Part) else batch
 
 
@@ -114,7 +114,7 @@ def all_rows(batch: Batch | Part) -> Batch:
 
 
 def map_batch(function: Callable[[Batch], Batch], batch: Batch | Part) -> Batch | Part:
-    """Returns what `function`, which looks at each row on its own, makes of a batch."""
+    """Returns the result of a row-wise function for a batch."""
     if isinstance(batch, Part):
         return Part(function(batch.data), batch.counts, lambda: function(batch.whole()))
     return function(batch)
@@ -145,27 +145,27 @@ class BatchSpec:
         return self.structure == jax.tree.structure((0,) * len(self.shapes))
 
     def leaves_of(self, element: Any) -> Sequence[np.ndarray] | None:
-        """Returns the leaves of an element that has this structure, these shapes and dtypes; None of any other.
+        """Returns the leaves of an element with this structure, these shapes and dtypes; None for any other.
 
-        What a slow pipeline does next waits for this, with cold caches, so every microsecond counts.
+        A slow pipeline waits for this call, with cold caches, so every microsecond counts.
         """
         if type(element) is tuple and self._is_tuple and len(element) == len(self.shapes):
-            leaves: Sequence[Any] = element  # each is looked at below
+            leaves: Sequence[Any] = element  # checked below
         else:
             try:
                 leaves, structure = jax.tree.flatten(element)
-            except (TypeError, ValueError):  # keys that cannot be sorted, for `as_batch` to complain about
+            except (TypeError, ValueError):  # keys that cannot be sorted, which `as_batch` reports
                 return None
             if structure != self.structure:
                 return None
         for index, leaf in enumerate(leaves):
-            # Subclasses, such as masked arrays, are for `as_batch` to look at.
+            # `as_batch` handles subclasses, such as masked arrays.
             if type(leaf) is not np.ndarray or leaf.shape != self.shapes[index] or leaf.dtype != self.dtypes[index]:
                 return None
         return leaves
 
     def check(self, batch: Batch) -> None:
-        """Raises DataError unless `batch` has this structure, these shapes except for the rows, and these kinds."""
+        """Raises DataError if the structure, the shapes except for the rows, or the kinds of the dtypes differ."""
         leaves, structure = jax.tree.flatten(batch)
         if structure != self.structure:
             raise DataError(f"its structure is not that of the first batch. Received: {describe(batch)}. "
@@ -178,13 +178,13 @@ class BatchSpec:
 
 
 class BatchConverter:
-    """Turns the elements of a pipeline into batches, quickly for those that are like the element before."""
+    """Converts elements of a pipeline to batches, with a fast path for elements that are like the previous."""
 
     def __init__(self) -> None:
         self._spec: BatchSpec | None = None
 
     def __call__(self, element: Any) -> Batch | Part:
-        """Returns what `as_batch` returns, and raises what it raises; a `Part` stays as it is."""
+        """Returns the result of `as_batch`, or raises its errors; a `Part` is returned unchanged."""
         if isinstance(element, Part):
             return element
         if self._spec is not None and self._spec.leaves_of(element) is not None:
@@ -196,11 +196,11 @@ class BatchConverter:
 
 @dataclasses.dataclass(frozen=True)
 class ResumeToken:
-    """A place in an epoch.
+    """A position in an epoch.
 
     Attributes:
-      batch: the number in the epoch of the batch that comes next.
-      source_state: where the source stands (see `Source.state`).
+      batch: the index of the next batch in the epoch.
+      source_state: the state of the source (see `Source.state`).
     """
 
     batch: int
@@ -209,19 +209,18 @@ class ResumeToken:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Consecutive batches of equally many rows, stacked.
+    """Consecutive batches with the same number of rows, stacked.
 
     Attributes:
       data: the tree of a batch, with leaves of shape `(capacity, rows, ...)` that share no memory with the user's
-        arrays, where several processes have some rows each those of this process; or, where it was asked for, the
-        numbers of the rows, int32 of shape `(capacity, rows)`. What comes after the first `count` batches is undefined:
-        the capacity gives groups of any count one shape.
-      count: how many batches.
-      rows: how many rows each has.
-      first: the number of the first batch in its epoch, from 0.
-      resume_token: a place at the first batch or before it from which the epoch can be continued, if that was asked
-        for.
-      counts: how many rows of each batch each process has, as in `Part`; None if this process has all of them.
+        arrays; with several processes, this process's rows only; or, on request, row indices, int32 of shape
+        `(capacity, rows)`. Entries after the first `count` batches are undefined: the capacity gives groups of any
+        count the same shape.
+      count: number of batches.
+      rows: number of rows of each batch.
+      first: index of the first batch in its epoch, from 0.
+      resume_token: on request, a position at the first batch or before it, from which the epoch can continue.
+      counts: the number of rows of each process per batch, as in `Part`; None if this process has all rows.
     """
 
     data: Any
@@ -233,30 +232,30 @@ class Group:
 
 
 class GroupBuffer:
-    """Stacks batches as they come, each copied at once, because a pipeline may write the next batch into its memory.
+    """Stacks batches. Each is copied at once, because a pipeline may overwrite its memory with the next batch.
 
     Args:
-      capacity: how many batches fit.
+      capacity: capacity in batches.
     """
 
     def __init__(self, capacity: int):
         self.count = 0
         self._capacity = capacity
-        self._slots: list[np.ndarray] = []  # a leaf's, for all batches that fit
+        self._slots: list[np.ndarray] = []  # for each leaf, the stack of batches
         self._spec: BatchSpec | None = None
         self._counts: tuple[int, ...] | None = None
         self._first = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether no further batch fits."""
+        """Whether the buffer is full."""
         return self.count == self._capacity
 
     def add_if_alike(self, batch: Any) -> bool:
-        """Copies `batch` to the end of the batches here, if it is a batch and has their structure, shapes and dtypes.
+        """Appends a copy of `batch`, if it is a batch with the structure, shapes and dtypes of the batches here.
 
         Returns:
-          Whether it was added; not to an empty or a full buffer.
+          Whether it was added; False for an empty or a full buffer.
         """
         if self.count == 0 or self.is_full or (batch.counts if isinstance(batch, Part) else None) != self._counts:
             return False
@@ -268,7 +267,7 @@ class GroupBuffer:
         return True
 
     def begin(self, batch: Batch | Part, number: int) -> None:
-        """Copies `batch`, the epoch's batch `number`, to the empty buffer."""
+        """Copies `batch`, with the index `number` in the epoch, to the empty buffer."""
         assert self.count == 0, "there are batches already"
         leaves = jax.tree.leaves(rows_here(batch))
         self._spec = BatchSpec.of(rows_here(batch))
@@ -278,7 +277,7 @@ class GroupBuffer:
         self._append(leaves)
 
     def take(self, resume_token: ResumeToken | None = None) -> Group:
-        """Returns the batches so far, at least one, and empties the buffer, which keeps no reference to them."""
+        """Returns the batches so far, at least one batch, and empties the buffer, which keeps no reference to them."""
         assert self._spec is not None, "there is a batch"
         rows = self._slots[0].shape[1] if self._counts is None else sum(self._counts)
         data = jax.tree.unflatten(self._spec.structure, self._slots)

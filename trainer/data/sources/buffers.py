@@ -1,8 +1,8 @@
-"""Host memory that is used again and again, for batches on their way to the devices.
+"""Reused host memory for batches on their way to the devices.
 
-Owns when memory may be used again: once nothing refers to it any more. A CPU device may work on the memory itself and
-not on a copy, but then JAX refers to it for as long. Memory that is new has to be made by the system at its first
-touch, which takes longer than to write the batch. So it is kept from one run to the next, up to a limit.
+Owns the reuse of memory, which is possible once nothing refers to it. A CPU device may use the memory without a copy,
+but then JAX keeps a reference. The system allocates new memory at the first touch, which takes longer than writing the
+batch, so memory is kept from one run to the next, up to a limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.data.sources.arrays import aligned_empty
 
 
 class BufferPool:
-    """Makes arrays, of the memory of earlier arrays where these are gone.
+    """Allocates arrays, reusing the memory of deleted arrays.
 
     Example:
       >>> pool = BufferPool()
@@ -28,18 +28,18 @@ class BufferPool:
       True
     """
 
-    # Of free memory: about what a reader has on its way at once. No global, as the last array may end when Python has
-    # cleared those.
+    # Limit of free memory: about the amount in use by a reader. Not a global, because the last array may be deleted
+    # after Python has cleared globals.
     kept_bytes = 128 * 2**20
 
     def __init__(self) -> None:
-        # Deques, as the last reference to an array may end in any thread. The sum of their bytes need not be exact.
+        # Deques, because any thread may drop the last reference to an array. The sum of their bytes need not be exact.
         self._free: collections.defaultdict[int, collections.deque[np.ndarray]] = collections.defaultdict(
             collections.deque)
         self._free_bytes = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Returns an uninitialised array, aligned as JAX's CPU devices like it."""
+        """Returns an uninitialized array, aligned for JAX's CPU devices."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
         try:
@@ -47,12 +47,12 @@ class BufferPool:
             self._free_bytes -= size
         except IndexError:
             memory = aligned_empty((size,), np.dtype(np.uint8))
-        # All views of the array refer to the lease, and not past it to the memory, as it is no array itself.
+        # Views of the array refer to the lease and not to the memory, because the lease is not an array.
         return np.asarray(_Lease(memory, self)).view(dtype).reshape(shape)
 
     def give_back(self, memory: np.ndarray) -> None:
-        """Takes memory that nothing refers to any more."""
-        if self._free_bytes + memory.size > self.kept_bytes:  # most of it may be of sizes that are no longer needed
+        """Takes back memory without references."""
+        if self._free_bytes + memory.size > self.kept_bytes:  # most free sizes may be obsolete
             self._free.clear()
             self._free_bytes = 0
         if memory.size <= self.kept_bytes:
@@ -65,7 +65,7 @@ POOL = BufferPool()
 
 
 class _Lease:
-    """Refers to memory and gives it back at its own end."""
+    """Refers to memory, and gives it back when deleted."""
 
     def __init__(self, memory: np.ndarray, pool: BufferPool):
         self._memory = memory

@@ -1,4 +1,4 @@
-"""Weights of classes as weights of rows."""
+"""Class weights as row weights."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from trainer.core import arguments
 from trainer.core.errors import describe, wrong_type
 from trainer.data.sources.arrays import DataError
 
-_SUM_TOLERANCE = 0.01  # of distributions whose numbers have 8 bits of precision
+_SUM_TOLERANCE = 0.01  # for distributions with 8-bit precision
 
 
 class ClassWeights:
-    """Turns labels into row weights.
+    """Converts labels to row weights.
 
     Args:
-      class_weight: a dict from the integer label of a class to its weight. Classes that it leaves out weigh 1.
+      class_weight: a dict from the integer label of a class to its weight. Missing classes have the weight 1.
 
     Raises:
-      TypeError: `class_weight` is not a dict with integer keys and numbers as values.
-      ValueError: it is empty, or a weight is not finite.
+      TypeError: if `class_weight` is not a dict from integers to numbers.
+      ValueError: if it is empty, or a weight is not finite.
     """
 
     def __init__(self, class_weight: Mapping[int, float]):
@@ -43,12 +43,11 @@ class ClassWeights:
         """Returns the weight of each row; float32, shape `(rows,)`.
 
         Args:
-          y: labels of shape `(rows,)` or `(rows, 1)`, which are rounded; or of shape `(rows, classes)`, each row
-            one-hot or another distribution, such as a smoothed label, of which the likeliest class counts. A NumPy
-            array.
+          y: labels, a NumPy array of shape `(rows,)` or `(rows, 1)`, which are rounded; or of shape `(rows, classes)`,
+            where each row is one-hot or another distribution, such as a smoothed label, and the likeliest class counts.
 
         Raises:
-          DataError: `y` is not one array of such a shape, or a row with several numbers is no distribution.
+          DataError: if `y` is not an array of such a shape, or a row with several numbers is not a distribution.
         """
         if not isinstance(y, np.ndarray):
             raise DataError(f"`class_weight` needs `y` to be a single array of labels. Received: {describe(y)}.")
@@ -56,14 +55,14 @@ class ClassWeights:
             raise DataError("`class_weight` needs `y` of shape (rows,), (rows, 1) or (rows, classes). "
                             f"Received: {describe(y)}. Pass `sample_weight` instead.")
         labels = _likeliest_classes(y) if y.ndim == 2 and y.shape[1] > 1 else y.reshape(-1)
-        if labels.dtype.kind == "f":  # a smoothed label counts as the class that it is nearest to, as in Keras
+        if labels.dtype.kind == "f":  # a smoothed label is rounded to the nearest class, as in Keras
             labels = np.round(labels)
         slots = np.searchsorted(self._labels, labels).clip(max=len(self._labels) - 1)
         return np.where(self._labels[slots] == labels, self._weights[slots], np.float32(1.0))
 
 
 def _likeliest_classes(y: np.ndarray) -> np.ndarray:
-    # The largest of several labels of one row, as in a sequence or with several classes at once, is no class.
+    # The maximum of several labels in a row, as in a sequence or for multiple classes, is not a class.
     is_distribution = (y.min(axis=-1) >= 0) & (abs(y.sum(axis=-1, dtype=np.float64) - 1) <= _SUM_TOLERANCE)
     if not is_distribution.all():
         raise DataError("`class_weight` needs one class for each row: with `y` of shape (rows, classes), rows that are "

@@ -1,6 +1,6 @@
-"""Datasets over arrays, with the words and the order of `tf.data`.
+"""Datasets over arrays, with the methods and the order of `tf.data`.
 
-Owns the public `Dataset`. It touches only row numbers until a batch is read; then each array is gathered once.
+Owns the public `Dataset`. It handles row indices only until a batch is read; then each array is gathered once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from trainer.data.sources.buffers import POOL
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import Count, Order, is_finite
 
-# How many rows an unbatched dataset gathers at a time.
+# Number of rows that an unbatched dataset gathers at a time.
 _CHUNK_ROWS = 1024
 
 
 class Batching(NamedTuple):
-    """How rows make batches: `size` rows in each but the last, and the order of the batches."""
+    """Batches of rows: `size` rows per batch, except for the last, and the order of the batches."""
 
     size: int
     order: Order
@@ -36,16 +36,16 @@ class Batching(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """An immutable description of batches to be read from arrays in memory.
+    """An immutable description of batches from arrays in memory.
 
-    Each method returns a new dataset and costs nothing; reading a batch gathers its rows, so that a dataset is as fast
-    as the arrays themselves. The words mean what they mean in `tf.data`: before `batch` the elements are rows, after it
-    they are batches, and `shuffle`, `map`, `repeat` and `take` act on whatever the elements are. Iterating yields pass
-    0; `fit` reads another pass in each epoch.
+    Each method returns a new dataset at no cost. Reading a batch gathers its rows, so a dataset is as fast as the
+    arrays themselves. Methods work as in `tf.data`: before `batch` the elements are rows, after it they are batches,
+    and `shuffle`, `map`, `repeat` and `take` act on the elements. Iteration yields pass 0; `fit` reads another pass in
+    each epoch.
 
-    Batches are owned copies, in the dtypes that JAX would give them (64 bits become 32 unless `jax_enable_x64` is set).
-    Do not write to the arrays once the dataset is in use: `fit` may hold a copy of them on the devices as long as the
-    dataset, or a dataset that was made from it, or the arrays exist.
+    Batches are owned copies, in JAX's dtypes (32 bits instead of 64 unless `jax_enable_x64` is set). Do not write to
+    the arrays once the dataset is in use: `fit` may keep a copy of them on the devices as long as the dataset, a
+    dataset derived from it, or the arrays exist.
 
     Example:
       >>> dataset = Dataset.from_arrays((np.arange(5.0), np.arange(5))).batch(2)
@@ -68,12 +68,12 @@ class Dataset:
         """Returns a dataset whose elements are the rows of arrays.
 
         Args:
-          data: an array, or a tree (tuple, dict, nested) of arrays with equal first dimensions. NumPy and JAX arrays,
-            whatever `np.asarray` takes, and lists of numbers. A list of arrays is treated like a tuple. NumPy arrays
-            are neither copied nor changed.
+          data: an array, or a tree (tuple, dict, nested) of arrays with equal first dimensions: NumPy and JAX arrays,
+            arguments of `np.asarray`, and lists of numbers. A list of arrays is treated as a tuple. NumPy arrays are
+            neither copied nor changed.
 
         Raises:
-          ValueError: the first dimensions differ, there are no rows, or an array is a scalar or not numeric.
+          ValueError: if the first dimensions differ, there are no rows, or an array is a scalar or not numeric.
         """
         return cls.from_host_arrays(HostArrays.of(data))
 
@@ -82,15 +82,16 @@ class Dataset:
         """Returns a dataset whose elements are rows `(x, y)` or `(x, y, sample_weight)` of named columns.
 
         Args:
-          data: a table, such as a dataset of Hugging Face's `datasets`, a data frame or a dict of arrays, that gives a
-            column for its name; or a list of dicts, each a row. Columns hold numbers, arrays or images of one shape.
-          x: the name of the column of inputs; or a list of names, for inputs by position, or a dict of names, for
-            inputs by name: `{"size": "size", "age": "age"}` for a module that reads `x["size"]`.
-          y: likewise of targets; None for none.
-          sample_weight: likewise of weights of rows.
+          data: a table that returns a column by name, such as a dataset of Hugging Face's `datasets`, a data frame or a
+            dict of arrays; or a list of dicts, one dict per row. Columns hold numbers, arrays or images of the same
+            shape.
+          x: the name of the column of inputs; or a list of names, for positional inputs, or a dict of names, for named
+            inputs: `{"size": "size", "age": "age"}` for a module that reads `x["size"]`.
+          y: the same for targets; None for no targets.
+          sample_weight: the same for weights of rows.
 
         Raises:
-          ValueError: there is no such column, or a column does not make an array.
+          ValueError: if there is no such column, or a column cannot be converted to an array.
 
         Example:
           >>> rows = [{"size": 1.0, "age": 3.0, "label": 0}, {"size": 2.0, "age": 4.0, "label": 1}]
@@ -102,18 +103,18 @@ class Dataset:
 
     @classmethod
     def from_host_arrays(cls, arrays: HostArrays) -> Dataset:
-        """Returns a dataset whose elements are the rows of arrays that were converted and checked."""
+        """Returns a dataset whose elements are the rows of converted and checked arrays."""
         return cls(arrays, Order(arrays.rows))
 
     def shuffle(self, seed: int = 0) -> Dataset:
-        """Returns this dataset with its elements in an order drawn uniformly, another order in each pass.
+        """Returns this dataset with its elements in a uniformly random order, a new order in each pass.
 
-        The order is a function of the seed and the number of the pass alone; each repetition of `repeat` is a pass.
-        There is no buffer: every permutation is as likely as any other.
+        The order depends on the seed and the index of the pass only; each repetition of `repeat` is a pass. There is no
+        buffer: all permutations are equally likely.
 
         Raises:
-          ValueError: the dataset is endless, or the seed is less than 0.
-          TypeError: the seed is no whole number.
+          ValueError: if the dataset is endless, or the seed is less than 0.
+          TypeError: if the seed is not an integer.
         """
         seed = as_count("seed", seed, 0)
         return self._reordered(lambda order: order.shuffle(seed))
@@ -123,23 +124,23 @@ class Dataset:
 
         Args:
           fn: takes an element, a tuple as separate arguments, and returns a tree of arrays. Before `batch` it is called
-            once for each row; after `batch` once for each batch, whose rows it must keep equal in number in all
-            arrays. Calling it after `batch`, on whole batches, is much faster.
+            once per row. After `batch` it is called once per batch, which is much faster; all returned arrays must have
+            the same number of rows.
         """
         if self._batching is None:
             return dataclasses.replace(self, _row_maps=(*self._row_maps, fn))
         return dataclasses.replace(self, _batch_maps=(*self._batch_maps, fn))
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
-        """Returns this dataset with `batch_size` consecutive rows as one element.
+        """Returns this dataset with `batch_size` consecutive rows as each element.
 
         Args:
-          batch_size: rows of a batch.
-          drop_remainder: leave out a last batch of fewer rows.
+          batch_size: rows per batch.
+          drop_remainder: whether to drop a last batch of fewer rows.
 
         Raises:
-          ValueError: `batch_size` is less than 1, the dataset is batched already, or nothing would remain.
-          TypeError: `batch_size` is no whole number.
+          ValueError: if `batch_size` is less than 1, the dataset is already batched, or the result would be empty.
+          TypeError: if `batch_size` is not an integer.
         """
         if self._batching is not None:
             raise ValueError(f"The dataset is already batched, with batch_size={self._batching.size}.")
@@ -156,39 +157,39 @@ class Dataset:
         return dataclasses.replace(self, _row_order=self._row_order.take(rows), _batching=batching)
 
     def repeat(self, times: int | None = None) -> Dataset:
-        """Returns this dataset with its elements repeated `times` times, endlessly when None.
+        """Returns this dataset with its elements repeated `times` times; None repeats them endlessly.
 
         Raises:
-          ValueError: `times` is less than 1.
-          TypeError: `times` is neither None nor a whole number.
+          ValueError: if `times` is less than 1.
+          TypeError: if `times` is neither None nor an integer.
         """
         if times is not None:
             times = as_count("times", times)
         return self._reordered(lambda order: order.repeat(times))
 
     def take(self, count: int) -> Dataset:
-        """Returns a dataset of the first `count` elements, or of all if there are fewer.
+        """Returns a dataset of the first `count` elements, or of all elements if there are fewer.
 
         Raises:
-          ValueError: `count` is less than 1.
-          TypeError: `count` is no whole number.
+          ValueError: if `count` is less than 1.
+          TypeError: if `count` is not an integer.
         """
         count = as_count("count", count)
         return self._reordered(lambda order: order.take(count))
 
     @property
     def cardinality(self) -> Count:
-        """How many elements a pass has: rows before `batch`, batches after it; `math.inf` when endless."""
+        """Number of elements per pass: rows before `batch`, batches after it; `math.inf` if endless."""
         return self._order.length
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a full batch; None before `batch`."""
+        """Number of rows of a full batch; None before `batch`."""
         return None if self._batching is None else self._batching.size
 
     @property
     def is_mapped(self) -> bool:
-        """Whether `map` was called, so that batches are not simply rows of the arrays."""
+        """Whether `map` was called, so that batches are more than rows of the arrays."""
         return bool(self._row_maps or self._batch_maps)
 
     @property
@@ -198,13 +199,13 @@ class Dataset:
 
     @property
     def rows(self) -> int | None:
-        """How many rows a pass has, or None if it is endless or its batches were reordered, repeated or taken from."""
+        """Number of rows per pass; None if the dataset is endless, or batches were reordered, repeated or taken."""
         rows = self._row_order.length
         has_all_batches = self._batching is None or not self._batching.order.steps
         return rows if is_finite(rows) and has_all_batches else None
 
     def __len__(self) -> int:
-        """Returns `cardinality`; a TypeError for an endless dataset, whose length no int can be."""
+        """Returns `cardinality`; raises TypeError for an endless dataset."""
         if not is_finite(self.cardinality):
             raise TypeError("An endless dataset has no length. Use `cardinality`, or `take` some elements first.")
         return self.cardinality
@@ -217,11 +218,11 @@ class Dataset:
         return f"Dataset({self.cardinality} {elements})"
 
     def read(self, pass_index: int = 0, start: int = 0) -> Generator[Any, None, None]:
-        """Yields the elements of one pass.
+        """Yields the elements of a pass.
 
         Args:
-          pass_index: which pass, from 0; shuffled datasets have another order in each.
-          start: how many elements to leave out, without reading them.
+          pass_index: index of the pass, from 0; shuffled datasets have a new order in each.
+          start: number of elements to skip without reading.
 
         Yields:
           Trees of owned numpy arrays: rows, or batches once `batch` was called.
@@ -234,12 +235,12 @@ class Dataset:
             start += 1
 
     def index_block(self, pass_index: int, start: int, stop: int) -> np.ndarray:
-        """Returns the row numbers of batches from `start` on, as many as are of equal size, before `stop`.
+        """Returns the row indices of consecutive batches of equal size, from `start` to at most `stop`.
 
         Args:
-          pass_index: which pass.
-          start: the number of the first batch.
-          stop: the number after the last batch, greater than `start`.
+          pass_index: index of the pass.
+          start: the index of the first batch.
+          stop: the index after the last batch, greater than `start`.
 
         Returns:
           Integers of shape `(count, rows)` with `1 <= count <= stop - start`.
@@ -259,7 +260,7 @@ class Dataset:
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def prepare(self, pass_index: int, batch: int) -> None:
-        """Begins to find the order of the rows from a batch of a pass on, in a thread, if it takes long."""
+        """Starts a slow computation of the row order from a batch of a pass on, in a thread."""
         batching = self.require_batched()
         row_pass, first = batching.order.prepare(pass_index, batch)
         self._row_order.prepare(row_pass, first * batching.size)
@@ -269,7 +270,7 @@ class Dataset:
         return self._arrays.gather(index, None, POOL)
 
     def require_batched(self) -> Batching:
-        """Returns how rows make batches.
+        """Returns the batching of rows.
 
         Raises:
           ValueError: before `batch`.
@@ -289,7 +290,7 @@ class Dataset:
         return dataclasses.replace(self, _batching=batching)
 
     def _split_at_remainder(self, batches: np.ndarray, batch_size: int) -> list[np.ndarray]:
-        """Splits batch numbers so that the short last batch stands alone."""
+        """Splits batch indices so that the short last batch is separate."""
         rows = self._row_order.length
         if not is_finite(rows) or rows % batch_size == 0:
             return [batches]
@@ -299,7 +300,7 @@ class Dataset:
         return [part for part in np.split(batches, [found[0], found[0] + 1]) if part.size]
 
     def _rows_of(self, pass_index: int, batches: np.ndarray, batch_size: int) -> np.ndarray:
-        """Returns the row numbers, shape `(count, rows)`, of batches that are equally long."""
+        """Returns the row indices, shape `(count, rows)`, of batches of equal length."""
         first_rows = batches[:, None] * batch_size
         width = min(batch_size, self._row_order.length - int(first_rows[0, 0]))
         positions = first_rows + np.arange(width)

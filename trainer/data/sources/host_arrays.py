@@ -1,8 +1,8 @@
-"""The arrays in memory that a dataset's rows come from, as an object that can be recognised again.
+"""The arrays in memory that a dataset's rows come from, as an object with an identity.
 
-Owns their identity, and the one place where users' arrays are converted and checked: everything derived from one
-dataset shares the object, so what was made from the arrays once, such as a copy on the devices, is found again. It must
-not know what is made from them.
+Owns this identity, and the single conversion and check of users' arrays. Everything derived from a dataset shares the
+object, so objects made from the arrays once, such as a copy on the devices, are found again. It must not know these
+objects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HostArrays:
     """A tree of numpy arrays with equal first dimensions; compared by identity.
 
     Args:
-      tree: the arrays, as `of` converts and checks them, which are not written to.
+      tree: the arrays, converted and checked as by `of`, which are not written to.
 
     Attributes:
       tree: see above.
@@ -46,16 +46,16 @@ class HostArrays:
 
     @functools.cached_property
     def nbytes(self) -> int:
-        """The bytes that they take in the dtypes that JAX gives them."""
+        """Size in bytes in JAX's dtypes."""
         return sum(leaf.size * canonical_dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(self.tree))
 
     @classmethod
     def of(cls, data: ArrayTree) -> HostArrays:
-        """Returns the arrays that a user passed, converted and checked here, once, and not when rows are gathered.
+        """Returns a user's arrays, converted and checked once here, and not when rows are gathered.
 
         Raises:
-          DataError: a leaf is no array of numbers, the numbers of rows differ or are 0, or integers would wrap around
-            in the dtypes that JAX gives them.
+          DataError: if a leaf is not a numeric array, the numbers of rows differ or are 0, or integers would overflow
+            in JAX's dtypes.
         """
         tree = as_arrays(data)
         check_rows(tree)
@@ -67,14 +67,14 @@ class HostArrays:
 
         Args:
           index: integers of shape `(count, ...)`.
-          capacity: how many entries the results have capacity for; None for `count`.
-          pool: where their memory comes from.
+          capacity: the first dimension of the results; None for `count`.
+          pool: provides their memory.
 
         Returns:
-          Arrays of shape `(capacity, *index.shape[1:], ...)`, of which all after `count` is undefined.
+          Arrays of shape `(capacity, *index.shape[1:], ...)`, undefined after `count`.
 
         Raises:
-          DataError: a finite number would become infinite.
+          DataError: if a finite number would become infinite.
         """
         def gathered(array: np.ndarray) -> np.ndarray:
             shape = (capacity or len(index), *index.shape[1:], *array.shape[1:])
@@ -96,8 +96,8 @@ def split_validation(data: Any, validation_split: float) -> tuple[HostArrays, Ho
       `(train, validation)`: views, in the structure of `data`.
 
     Raises:
-      TypeError: the fraction is no number.
-      ValueError: the fraction is not between 0 and 1 or leaves one part empty, or the data are not arrays.
+      TypeError: if the fraction is not a number.
+      ValueError: if the fraction is not between 0 and 1 or leaves a part empty, or the data are not arrays.
 
     Example:
       >>> train, validation = split_validation((np.arange(10), None), 0.2)

@@ -1,7 +1,7 @@
-"""The order of elements as arithmetic on their numbers: shuffle, repeat, take.
+"""The order of elements as arithmetic on their indices: shuffle, repeat, take.
 
-Owns the mapping from a position in a pass to the number of an element. It must not touch data, so that any position of
-any pass is found without reading what comes before it.
+Owns the mapping from a position in a pass to the index of an element. It must not access data, so that any position of
+any pass is found without reading earlier elements.
 """
 
 from __future__ import annotations
@@ -18,45 +18,46 @@ import numpy as np
 Count = int | float
 """A number of elements; `math.inf` if there is no end to them."""
 
-_MANY = 2**20  # rows, whose permutation takes longer than a thread is worth
+_MANY = 2**20  # number of rows whose permutation is worth a thread
 
 Run = tuple[int, np.ndarray]
 """A pass number, and positions within that pass."""
 
 
 def is_finite(count: Count | None) -> TypeGuard[int]:
-    """Returns whether `count` is a number: neither endless nor, as None says, unknown."""
+    """Returns whether `count` is a number: neither endless nor unknown (None)."""
     return count is not None and count != math.inf
 
 
 class Step(Protocol):
-    """One change of order."""
+    """A change of the order."""
 
     @property
     def length(self) -> Count:
-        """How many elements it yields in a pass."""
+        """Number of elements per pass."""
 
     def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
-        """Returns where, in the elements that this step reorders, those at `positions` come from."""
+        """Returns the origins of the elements at `positions`, before this step reorders them."""
 
     def prepare(self, pass_index: int, position: int) -> tuple[int, int]:
-        """Begins what `locate` will need from a position on, where it takes long, and returns where that comes from.
+        """Starts slow computations for `locate` from a position on, and returns the origin of that position.
 
-        A position that is not known yet is 0.
+        An unknown position is 0.
         """
 
 
 class Shuffle:
-    """Another permutation in each pass, a function of (seed, pass) alone.
+    """A new permutation in each pass, which depends on (seed, pass) only.
 
-    One of many rows takes seconds: 15 for 1e8. A thread draws it while the pass before is read, if `prepare` is called.
+    A permutation of many rows takes seconds: 15 for 1e8. After `prepare`, a thread draws it while the previous pass is
+    read.
     """
 
     def __init__(self, length: int, seed: int):
         self.length = length
         self._seed = seed
         self._last: tuple[int, np.ndarray] | None = None
-        self._ahead: dict[int, concurrent.futures.Future[np.ndarray]] = {}  # by pass: the one that begins, and the next
+        self._ahead: dict[int, concurrent.futures.Future[np.ndarray]] = {}  # by pass: the current and the next
 
     def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
         last = self._last
@@ -82,16 +83,16 @@ class Shuffle:
             future.set_exception(error)
 
     def _permutation(self, pass_index: int) -> np.ndarray:
-        # What `permutation(length)` returns, in half the memory where the numbers fit.
+        # The result of `permutation(length)`, in half the memory if int32 suffices.
         numbers = np.arange(self.length, dtype=np.int32 if self.length <= np.iinfo(np.int32).max else np.int64)
         np.random.default_rng([self._seed, pass_index]).shuffle(numbers)
         return numbers
 
 
 class Repeat:
-    """Passes over and over; `times` is None for endlessly. Each repetition is another pass of what is repeated."""
+    """Repeated passes; `times` is None for endless repetition. Each repetition is another pass of the elements."""
 
-    # An endless pass has no last repetition; so many keep the repetitions of one pass apart from those of the next.
+    # Number of repetitions reserved for an endless pass, which separates them from the repetitions of the next pass.
     _ENDLESS = 2**32
 
     def __init__(self, length: int, times: int | None):
@@ -128,11 +129,11 @@ class Take:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Steps applied one after another to elements numbered from 0.
+    """Steps applied in turn to elements with indices from 0.
 
     Attributes:
-      base_length: how many elements there are before the first step.
-      steps: the changes of order, the first change first.
+      base_length: number of elements before the first step.
+      steps: the changes of the order, the first change first.
     """
 
     base_length: Count
@@ -140,7 +141,7 @@ class Order:
 
     @functools.cached_property
     def length(self) -> Count:
-        """How many elements a pass has; `math.inf` for an endless order."""
+        """Number of elements per pass; `math.inf` for an endless order."""
         return self.steps[-1].length if self.steps else self.base_length
 
     def shuffle(self, seed: int) -> Order:
@@ -150,22 +151,22 @@ class Order:
         return self._then(Shuffle(self.length, seed))
 
     def repeat(self, times: int | None) -> Order:
-        """Returns this order, repeated; an endless order is returned as it is."""
+        """Returns this order, repeated; an endless order is returned unchanged."""
         return self._then(Repeat(self.length, times)) if is_finite(self.length) else self
 
     def take(self, count: int) -> Order:
-        """Returns the first `count` elements of this order, or all if it has fewer."""
+        """Returns the first `count` elements of this order, or all elements if it has fewer."""
         return self if count >= self.length else self._then(Take(count))
 
     def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
-        """Returns the numbers of the elements at `positions` of a pass, as runs that share a pass, in order."""
+        """Returns the indices of the elements at `positions` of a pass, as runs that share a pass, in order."""
         runs = [(pass_index, positions)]
         for step in reversed(self.steps):
             runs = [found for run in runs for found in step.locate(*run)]
         return runs
 
     def prepare(self, pass_index: int, position: int) -> tuple[int, int]:
-        """Begins what `locate` will need from a position of a pass on, where it takes long; see `Step.prepare`."""
+        """Starts slow computations for `locate` from a position of a pass on; see `Step.prepare`."""
         for step in reversed(self.steps):
             pass_index, position = step.prepare(pass_index, position)
         return pass_index, position

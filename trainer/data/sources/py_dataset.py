@@ -1,6 +1,6 @@
-"""The base class of data that users compute batch by batch, in Keras's words.
+"""The base class of data that users compute batch by batch, with Keras's interface.
 
-Owns the words alone: sources read it, and workers (`parallel_items.py`) share the reading.
+Owns the interface only: sources read it, and workers (`parallel_items.py`) share the reading.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from trainer.core.arguments import as_count, require_bool
 
 
 class PyDataset:
-    """Batches that Python code makes one by one, each by its number.
+    """Batches that Python code makes by index.
 
     A subclass defines `__getitem__`, and `__len__` or `num_batches`. `fit`, `evaluate` and `predict` read it, with
-    workers ahead of the step: batches and their order are the same for any number of them.
+    workers ahead of the step: the batches and their order do not depend on the number of workers.
 
     Args:
-      workers: how many threads or processes make batches; up to 1 thread, batches are made one after another.
-      use_multiprocessing: make them in processes, for Python code that computes. The processes are spawned, and not
-        forked: the data set must be such that `multiprocessing` can send it (a class of a module, no open files), and a
-        script must begin its training within `if __name__ == "__main__":`. JAX runs on the CPU there.
-      max_queue_size: how many batches are made or ready at once, at most.
+      workers: number of threads or processes that make batches; up to 1 thread, batches are made sequentially.
+      use_multiprocessing: whether to use processes, for compute-bound Python code. Processes are spawned, and not
+        forked: `multiprocessing` must be able to send the data set (a class of a module, no open files), and a script
+          must
+        start its training within `if __name__ == "__main__":`. JAX runs on the CPU there.
+      max_queue_size: maximum number of batches in progress or ready.
 
-    Code that draws random numbers should derive them from the batch's number: workers make batches in any order.
+    Derive random numbers from the index of the batch, because workers make batches in any order.
 
     Example:
 
@@ -42,7 +43,7 @@ class PyDataset:
     Source: https://keras.io/api/utils/python_utils/#pydataset-class.
     """
 
-    # Of the class too, for subclasses that do not call `super().__init__()`.
+    # Also class attributes, for subclasses that do not call `super().__init__()`.
     workers = 1
     use_multiprocessing = False
     max_queue_size = 10
@@ -57,14 +58,14 @@ class PyDataset:
         """Returns a batch: `x`, `(x, y)` or `(x, y, sample_weight)`.
 
         Args:
-          index: its number, from 0 on.
+          index: the index of the batch, from 0.
         """
         raise NotImplementedError(f"`{type(self).__name__}` must define `__getitem__(self, index)`, which returns the "
                                   "batch of a number.")
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches there are; None for endless data."""
+        """Number of batches; None for endless data."""
         if hasattr(self, "__len__"):
             return len(self)
         raise NotImplementedError(f"`{type(self).__name__}` must define `__len__`, which returns the number of "
@@ -79,7 +80,7 @@ class PyDataset:
         """Called before the first batch of each epoch is made."""
 
     def on_epoch_end(self) -> None:
-        """Called after the last batch of each epoch was read, for an order of rows of the data set's own."""
+        """Called after the last batch of each epoch was read, for example to reorder rows."""
 
 
 Sequence = PyDataset  # Keras's older name

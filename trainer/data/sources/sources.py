@@ -1,6 +1,6 @@
-"""Sources: all that yields batches, behind one small protocol.
+"""Sources: everything that yields batches, behind a small protocol.
 
-Owns how batches are drawn from a `Dataset`, an iterable, an indexed object and a one-shot iterator. It must not group
+Owns the reading of batches from a `Dataset`, an iterable, an indexed object and a one-shot iterator. It must not group
 batches or know of epochs.
 """
 
@@ -29,51 +29,51 @@ class Source(Protocol):
 
     @property
     def num_batches(self) -> Count | None:
-        """Batches in a pass; `math.inf` when endless, None when unknown."""
+        """Number of batches per pass; `math.inf` if endless, None if unknown."""
 
     @property
     def rows(self) -> int | None:
-        """Rows in a pass, or None when unknown."""
+        """Number of rows per pass; None if unknown."""
 
     @property
     def is_one_shot(self) -> bool:
-        """Whether there is a single pass, and a further reader continues where the last reader stopped."""
+        """Whether there is a single pass, and another reader continues where the last reader stopped."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether a pass can be continued anywhere, by the same batches, in another process."""
+        """Whether another process can continue a pass at any position with the same batches."""
 
     @property
     def seeks(self) -> bool:
-        """Whether `read` leaves out batches without reading them."""
+        """Whether `read` skips batches without reading them."""
 
     @property
     def pipeline(self) -> list[str]:
-        """What the data say that they are made by, one line for each step; empty if they say nothing."""
+        """The data's own description of their pipeline, a line per step; empty without a description."""
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
-        """Returns a generator of one pass, leaving out the first `start` batches.
+        """Returns a generator of a pass, without the first `start` batches.
 
-        It yields whatever the user's pipeline does, of which `as_batch` makes a batch; or, where several processes read
-        its own rows of each batch, as a `Part`. Arrays may share memory with the pipeline: copy what must
-        outlive the next batch.
+        It yields the elements of the user's pipeline, which `as_batch` converts to batches; or, if several processes
+        each read their own rows, a `Part`. Arrays may share memory with the pipeline: copy data that must outlive the
+        next batch.
         """
 
     def state(self) -> dict[str, Any] | None:
-        """Returns plain data that tell `read_from` where the generator returned last stands; None if nothing can."""
+        """Returns plain data from which `read_from` continues the last generator; None if that is impossible."""
 
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         """Returns a generator of the rest of the pass in which `state` was taken."""
 
     def end_epochs(self, count: int) -> None:
-        """Does what belongs to the end of an epoch: of one just read, or of those that a resumed run need not read."""
+        """Ends `count` epochs: an epoch that was read, or epochs that a resumed run skips."""
 
     def close(self) -> None:
-        """Ends what reads for it, such as processes, when no more is to be read; `read` starts it again."""
+        """Ends helpers such as reader processes; `read` starts them again."""
 
 
 class DatasetSource:
-    """Batches of a `Dataset`, from any position without reading what comes before it.
+    """Batches of a `Dataset`, from any position without reading earlier batches.
 
     Attributes:
       dataset: the batched dataset.
@@ -96,17 +96,17 @@ class DatasetSource:
         """Does nothing: no pass depends on another."""
 
     def close(self) -> None:
-        """Does nothing: nothing reads for it."""
+        """Does nothing: there are no helpers."""
 
     def state(self) -> None:
-        """Returns None: the number of the pass and of the batch tell all."""
+        """Returns None: the indices of the pass and the batch are sufficient."""
 
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         raise ValueError("There is no such state: the data are of another kind now.")
 
 
 class SampleSource(DatasetSource):
-    """One batch again and again, in the place of batches that other processes read for themselves.
+    """A single batch, repeated, as a template of batches that other processes read for themselves.
 
     Args:
       arrays: the batch.
@@ -114,17 +114,17 @@ class SampleSource(DatasetSource):
 
     def __init__(self, arrays: HostArrays):
         super().__init__(Dataset.from_host_arrays(arrays).batch(arrays.rows).repeat())
-        self.is_exact = False  # where the others stand is unknown
+        self.is_exact = False  # the positions of the other processes are unknown
 
 
 class IterableSource:
-    """Batches of any iterable; an iterator is one-shot, anything else starts again with each pass.
+    """Batches of any iterable; an iterator is one-shot, any other iterable restarts in each pass.
 
-    Iterators that have `get_state` and `set_state`, as Grain's, continue where their state was taken.
+    Iterators with `get_state` and `set_state`, such as Grain's, continue from a saved state.
 
     Args:
       iterable: yields batches.
-      num_batches: batches in a pass; `math.inf` when endless, None when unknown.
+      num_batches: number of batches per pass; `math.inf` if endless, None if unknown.
     """
 
     rows = None
@@ -135,7 +135,7 @@ class IterableSource:
         self.num_batches = num_batches
         self.is_one_shot = hasattr(iterable, "__next__")
         self._pass_index = 0
-        self._iterator: Any = iterable if self.is_one_shot else None  # the one that the last `read` opened
+        self._iterator: Any = iterable if self.is_one_shot else None  # opened by the last `read`
 
     @property
     def is_exact(self) -> bool:
@@ -143,7 +143,7 @@ class IterableSource:
 
     @property
     def pipeline(self) -> list[str]:
-        # Grain's datasets have `parents`, and tell their class, their number of workers and, often, their length.
+        # Grain's datasets have `parents`, and show their class, their number of workers and, often, their length.
         lines, steps = [], [self._described] if hasattr(self._described, "parents") else []
         while steps:
             step = steps.pop()
@@ -158,17 +158,17 @@ class IterableSource:
     def state(self) -> dict[str, Any] | None:
         if not self.is_exact:
             return None
-        # A copy, as an iterator may return what it goes on to change.
+        # A copy, because an iterator may modify the returned state.
         return {"pass_index": self._pass_index, "iterator": copy.deepcopy(self._iterator.get_state())}
 
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         return self._read(state["pass_index"], 0, state["iterator"])
 
     def end_epochs(self, count: int) -> None:
-        """Does nothing: passes that do not depend on each other have a state, and others are read."""
+        """Does nothing: independent passes have a state, and other passes are read."""
 
     def close(self) -> None:
-        """Does nothing: a pass closes its iterator."""
+        """Does nothing: each pass closes its own iterator."""
 
     def _batches(self, elements: Iterator[Any]) -> Iterator[Any]:
         return elements
@@ -181,7 +181,7 @@ class IterableSource:
         try:
             yield from self._batches(itertools.islice(iterator, start, None))
         finally:
-            # The user's own iterator stays theirs to continue; one that this pass opened ends with it.
+            # The user's own iterator stays open; an iterator of this pass is closed.
             if not self.is_one_shot and hasattr(iterator, "close"):
                 iterator.close()
 
@@ -190,16 +190,16 @@ class IndexedSource:
     """Batches of an object with `__getitem__`, such as a `keras.utils.PyDataset`.
 
     Args:
-      items: gives batch i for `items[i]`; its `on_epoch_begin()` and `on_epoch_end()`, if any, are called before the
-        first batch of each epoch and after the last one.
-      num_batches: batches in a pass, or `math.inf`.
-      shuffle: draw the batches in another order in each pass; an endless pass stays in order.
-      seed: of the order.
+      items: `items[i]` returns batch i; its `on_epoch_begin()` and `on_epoch_end()`, if any, are called before the
+        first batch of each epoch and after the last batch.
+      num_batches: number of batches per pass, or `math.inf`.
+      shuffle: whether to draw the batches in a new order in each pass; an endless pass stays in order.
+      seed: seed of the order.
     """
 
     rows = None
     is_one_shot = False
-    is_exact = False  # whatever the object draws at random is its own
+    is_exact = False  # the object may draw its own random numbers
     seeks = True
     pipeline: list[str] = []
 
@@ -215,7 +215,7 @@ class IndexedSource:
         try:
             for batch in batches:
                 yield batch
-                self._begin_epoch()  # another one, where a pass has several
+                self._begin_epoch()  # a pass may have several epochs
         finally:
             batches.close()
 
@@ -227,10 +227,10 @@ class IndexedSource:
                 self._items.on_epoch_end()
 
     def close(self) -> None:
-        """Does nothing: nothing reads for it."""
+        """Does nothing: there are no helpers."""
 
     def state(self) -> None:
-        """Returns None: the number of the pass and of the batch tell all."""
+        """Returns None: the indices of the pass and the batch are sufficient."""
 
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         raise ValueError("There is no such state: the data are of another kind now.")
@@ -247,7 +247,7 @@ class IndexedSource:
             del batch
 
     def _note(self, error: Exception, index: int) -> None:
-        """Adds to an error for which index it was raised: where batches are shuffled, it is not the batch's number."""
+        """Adds the failed index to an error: with shuffling, it differs from the index of the batch."""
         error.add_note(f"It was raised for index {index} of a {type(self._items).__name__}.")
 
     def _begin_epoch(self) -> None:

@@ -1,4 +1,4 @@
-"""The core of a model: its module, strategy, state, configuration and run, which the loop works on.
+"""The core of a model: the module, strategy, state, configuration and run that the loop works on.
 
-It calls the steps that users may override, and knows nothing else of `Model`.
+It calls the overridable steps, and knows nothing else of `Model`.
 """

@@ -1,7 +1,6 @@
-"""What `compile` configures of a model, and the steps that were compiled for it.
+"""The configuration that `compile` gives a model, and the steps compiled for it.
 
-Owns that nothing changes when an argument is rejected, and that no compiled step outlives the configuration that it was
-traced with.
+Owns that a rejected argument changes nothing, and that no compiled step outlives the configuration it was traced with.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ class Configuration:
     Attributes:
       is_compiled: whether `compile` was called.
       loss, metrics, options: as in `step`.
-      rules: how gradients update the parameters; None without an optimizer.
+      rules: the update rules of the parameters; None without an optimizer.
       trainable: whether the default train step trains.
-      penalties_are_used: whether a step that was traced has called `compute_penalties`; may be assigned.
+      penalties_are_used: whether a traced step has called `compute_penalties`; may be assigned.
       phases: the compiled steps, by "train", "test" and "predict".
-      proofs: what is known of the rows of steps; see `step/lowering.py`.
-      forwards: the compiled calls of the model, by whether they are part of training; None where a call cannot be.
+      proofs: known facts about the rows of steps; see `step/lowering.py`.
+      forwards: the compiled calls of the model, by `training`; None for a call that cannot be compiled.
       given: the arguments of the last `compile`, by name.
-      noted_loss: what the metric of the loss is to be given when it is asked for; None for nothing. May be assigned.
-      changes: how often what steps compute has changed.
-      outputs_are_checked: whether the outputs were seen to fit the loss.
+      noted_loss: pending value of the loss metric, assigned on its first access; None for no value. May be assigned.
+      changes: number of changes of the compiled steps.
+      outputs_are_checked: whether the outputs were checked against the loss.
     """
 
     def __init__(self) -> None:
@@ -57,7 +56,7 @@ class Configuration:
         self.forget_phases()
 
     def forget_phases(self) -> None:
-        """Lets go of all compiled steps: the next run traces them again."""
+        """Drops all compiled steps, so that the next run traces them again."""
         self.changes += 1
         self.phases: dict[str, CompiledPhase] = {}
         self.proofs: dict[Hashable, dict[int, Any]] = {}
@@ -68,17 +67,13 @@ class Configuration:
         self, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any,
         options: CompileOptions, names: Sequence[str], params: Any,
     ) -> None:
-        """Takes what a model is compiled with, or leaves all as it was and raises.
+        """Sets the arguments of `compile`. On an error, nothing changes.
 
         Args:
-          optimizer: as in `Model.compile`; so are the next four.
-          loss: see `optimizer`.
-          loss_weights: see `optimizer`.
-          metrics: see `optimizer`.
-          weighted_metrics: see `optimizer`.
-          options: the rest of the arguments.
-          names: those of a dict of modules; empty for a single module.
-          params: the parameters, or their shapes; None if there are none yet.
+          optimizer, loss, loss_weights, metrics, weighted_metrics: as in `Model.compile`.
+          options: all other arguments.
+          names: the names of a dict of modules; empty for a single module.
+          params: the parameters, or their shapes; None before there are any.
         """
         compiled_loss = CompiledLoss(loss, loss_weights)
         compiled_metrics = CompiledMetrics(metrics, weighted_metrics, compiled_loss)
@@ -92,7 +87,7 @@ class Configuration:
         self.forget_phases()
 
     def with_options(self, options: CompileOptions) -> Configuration:
-        """Returns the same configuration with other options, and no compiled steps."""
+        """Returns the same configuration with other options and without compiled steps."""
         made = Configuration()
         made.is_compiled, made.given, made.trainable = self.is_compiled, self.given, self.trainable
         made.loss, made.metrics, made.options = self.loss, self.metrics, options
@@ -100,12 +95,12 @@ class Configuration:
         return made
 
     def set_trainable(self, value: bool) -> None:
-        """Sets `trainable`, for steps that are traced from now on."""
+        """Sets `trainable` for steps traced from now on."""
         self.trainable = value
         self.forget_phases()
 
     def set_eager(self, value: bool) -> None:
-        """Sets that option, for steps that run from now on.
+        """Sets `eager` for steps that run from now on.
 
         Raises:
           ValueError: if it contradicts another option.
@@ -116,27 +111,27 @@ class Configuration:
         self.forget_phases()
 
     def set_skip_non_finite(self, value: bool) -> None:
-        """Sets that option, for steps that are traced from now on."""
+        """Sets `skip_non_finite` for steps traced from now on."""
         self.options = dataclasses.replace(self.options, skip_non_finite=value)
         self._note_given(skip_non_finite=value)
         self.rules = with_options(self.rules, self.options)
         self.forget_phases()
 
     def _note_given(self, **changes: Any) -> None:
-        """Notes what `compile` is to be called with where it is called again for another optimizer."""
+        """Updates the arguments for a `compile` with another optimizer."""
         if self.given:
             self.given = {**self.given, **changes}
 
     def check_weights(self, params: Any, model_state: Any) -> None:
-        """Raises ValueError unless there are the names that optimizers, `freeze` and other patterns are given for."""
+        """Raises ValueError unless the weights have all names in the optimizers and in `freeze` and other patterns."""
         _check_params(self.rules, self.options, params)
 
     def tracked_metrics(self) -> list[Metric]:
-        """Returns the metrics of the loss and of `compile`; none before `compile`."""
-        if self.is_compiled and not self._tracked:  # not before they are asked for: they start JAX's backend
+        """Returns the metric of the loss and the metrics of `compile`; an empty list before `compile`."""
+        if self.is_compiled and not self._tracked:  # on demand: metrics start JAX's backend
             self._tracked = [Mean(name="loss"), *([CompileMetrics(self.metrics)] if self.metrics.is_given else [])]
-        if self._tracked and self.noted_loss is not None and not in_replica_context():  # a step has metrics of its own
-            with jax.transfer_guard("allow"):  # the user asks for it
+        if self._tracked and self.noted_loss is not None and not in_replica_context():  # a step has its own metrics
+            with jax.transfer_guard("allow"):  # explicit user request
                 for variable, number in zip(self._tracked[0].variables, (self.noted_loss, 1), strict=True):
                     variable.assign(number)
             self.noted_loss = None

@@ -1,6 +1,6 @@
-"""`model.current_run`: the clock, the validation and the saves of the run that a model is in.
+"""`model.current_run`: the clock, the validation and the saves of the model's current run.
 
-Owns how a run inside of another one, such as an `evaluate` that a callback calls, counts for the outer run.
+Owns how a nested run, such as an `evaluate` in a callback, counts for the outer run.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from trainer.saving.checkpoint import CheckpointWriter
 
 
 class CurrentRun:
-    """The run of `fit`, `evaluate` or `predict` that a model is in, or else its last run.
+    """The current run of `fit`, `evaluate` or `predict`, or the last run.
 
-    It is the `Run` of `trainer.callbacks`, which documents each member that callbacks use.
+    It is the `Run` of `trainer.callbacks`, which documents the members for callbacks.
 
     Attributes:
       timing: the clock of the run.
-      sets: the names of the sets that it evaluates on; "" for a set without a name.
-      validator: evaluates on these sets, while a `fit` with validation data runs; else None.
-      describe: returns the arguments and the data of a `fit` as plain data, while it runs; else None.
+      sets: the names of the evaluated data sets; "" for a set without a name.
+      validator: evaluates these sets while a `fit` with validation data runs; otherwise None.
+      describe: returns the arguments and the data of a running `fit` as plain data; otherwise None.
     """
 
     def __init__(self, state: StateHolder, configuration: Configuration, strategy: Strategy):
@@ -46,14 +46,14 @@ class CurrentRun:
     # --- for the loop ----------------------------------------------------------------------------------------------
 
     def check_is_idle(self, fix: str) -> None:
-        """Raises RuntimeError while a run lasts; `fix` says what to do later."""
+        """Raises RuntimeError during a run; `fix` names the call to make later."""
         if self.timing.is_running:
             raise RuntimeError("The model is running, with a step that was compiled as `compile` said before. "
                                f"{fix} when `fit` has ended; `model.stop_training = True` ends it.")
 
     @contextlib.contextmanager
     def timed(self, timing: Timing | None = None) -> Iterator[Timing]:
-        """Gives a run a clock of its own while a block lasts; the end of an inner run gives the outer clock back."""
+        """Gives a run its own clock inside the block, and then restores the clock of the outer run."""
         outer = self.timing
         timing = self.timing = timing or Timing()
         observer = watchdog()
@@ -72,7 +72,7 @@ class CurrentRun:
 
     @contextlib.contextmanager
     def validating(self, validator: Callable[[], dict[str, Any]] | None, sets: Sequence[str]) -> Iterator[None]:
-        """Lets callbacks validate while a block lasts."""
+        """Lets callbacks validate inside the block."""
         outer, self.validator, self.sets = (self.validator, self.sets), validator, sets
         try:
             yield
@@ -81,7 +81,7 @@ class CurrentRun:
 
     @contextlib.contextmanager
     def described(self, describe: Callable[[], dict[str, Any]]) -> Iterator[None]:
-        """Lets callbacks ask for the arguments of the run while a block lasts."""
+        """Lets callbacks ask for the arguments of the run inside the block."""
         outer, self.describe = self.describe, describe
         try:
             yield
@@ -92,34 +92,34 @@ class CurrentRun:
 
     @property
     def state(self) -> TrainState:
-        """The state, to be read at once and not kept: the next train step may reuse its buffers."""
+        """The state, for immediate reading only: the next train step may reuse its buffers."""
         return self._state.current
 
     @property
     def has_validation_data(self) -> bool:
-        """Whether a `fit` with validation data is running, so that `model.validate` can be called."""
+        """Whether a `fit` with validation data is running, so that `model.validate` works."""
         return self.validator is not None
 
     @property
     def metric_directions(self) -> dict[str, str]:
-        """For each log whose better direction is known, "max" or "min"."""
+        """The better direction, "max" or "min", of each log with a known direction."""
         directions = {"loss": "min", **self._configuration.metrics.directions}
         return directions | {f"{name}_{log}": direction for name in self.validation_sets
                              for log, direction in directions.items()}
 
     @property
     def validation_sets(self) -> Sequence[str]:
-        """The names of the sets that a `fit` which is running validates on; empty where they have none."""
+        """The names of the validation sets of the running `fit`; empty for sets without names."""
         return [name for name in self.sets if name]
 
     @property
     def keeps_averages(self) -> bool:
-        """Whether averages of the weights are kept, by `ema_decay` or by the optimizer."""
+        """Whether `ema_decay` or the optimizer keeps averages of the weights."""
         return self._state.is_built and self._state.state_or_shapes.keeps_averages
 
     @property
     def shows_averages(self) -> bool:
-        """Whether `get_weights` and `save_weights` give the averages; may be assigned."""
+        """Whether `get_weights` and `save_weights` use the averages; may be assigned."""
         return self._state.shows_averages
 
     @shows_averages.setter
@@ -127,15 +127,15 @@ class CurrentRun:
         self._state.shows_averages = value
 
     def adopt_averages(self) -> None:
-        """Makes the averages that `ema_decay` or an averaging optimizer keeps the weights."""
+        """Replaces the weights with the averages kept by `ema_decay` or an averaging optimizer."""
         self._state.adopt_averages()
 
     def description(self) -> dict[str, Any]:
-        """Returns what a `fit` that begins was started with, as plain data by name."""
+        """Returns the arguments and the data of a starting `fit`, as plain data by name."""
         return self.describe() if self.describe else {}
 
     def begin_save(self, filepath: Any) -> None:
-        """Begins to write what `Model.save` writes to a folder; see `trainer.callbacks.RunDetails`."""
+        """Starts writing the files of `Model.save` to a folder; see `trainer.callbacks.RunDetails`."""
         with self.timing.measure("checkpoint"):
             if self._writer is None:
                 self._writer = CheckpointWriter()
@@ -143,7 +143,7 @@ class CurrentRun:
                                    self._state.inputs)
 
     def wait_for_save(self) -> None:
-        """Returns once all saves that were begun are written."""
+        """Waits until all started saves are written."""
         if self._writer is not None:
             with self.timing.measure("checkpoint"):
                 self._writer.wait()
@@ -158,6 +158,6 @@ class CurrentRun:
         return None if flops is None else flops * self._strategy.num_replicas_in_sync
 
     def train_step_text(self) -> str | None:
-        """Returns the compiled train step as XLA's text; None before it is compiled."""
+        """Returns the XLA text of the compiled train step; None before it is compiled."""
         phase = self._configuration.phases.get("train")
         return None if phase is None else phase.text()

@@ -1,6 +1,6 @@
-"""What `Model` holds, and how a phase of it is prepared for the loop.
+"""The core that `Model` holds. It prepares a phase for the loop.
 
-Owns what is checked before a phase compiles, and which of the model's overridable steps a phase runs.
+Owns the checks before a phase compiles, and which of the model's overridable steps a phase runs.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from trainer.step.lowering import StepParts, why_partitioned
 if TYPE_CHECKING:
     from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 
-_METHODS = {"train": "fit", "test": "evaluate", "predict": "predict"}  # that run a phase, for messages
+_METHODS = {"train": "fit", "test": "evaluate", "predict": "predict"}  # the methods that run a phase, for messages
 _FLAGS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 
 
 class UserModel(Protocol):
-    """The methods of a model that users may override, as `model/overridable_steps.py` documents them."""
+    """The methods of a model that users may override; see `model/overridable_steps.py`."""
 
     name: str
     _core: ModelCore
@@ -73,7 +73,7 @@ def core_of(model: UserModel) -> ModelCore:
 
 
 def copied(model: M, strategy: Strategy, configuration: Configuration) -> M:
-    """Returns the model under a strategy, with a configuration of its own and without weights."""
+    """Returns a copy of the model under a strategy, with its own configuration and without weights."""
     made, core = object.__new__(type(model)), core_of(model)
     vars(made).update(vars(model))
     made._core = ModelCore(made, core.defaults, core.module, strategy, core.state.seed, configuration)
@@ -84,17 +84,17 @@ class ModelCore:
     """The module, strategy, state, configuration and run of a model.
 
     Args:
-      model: the model, whose steps run.
-      defaults: the class whose methods are the default steps.
+      model: the model whose steps run.
+      defaults: the class with the default steps.
       module: the module.
       strategy: the strategy.
-      seed: the seed of the weights and of all other random streams.
-      configuration: the arguments of `compile`; by default those of a model that is not compiled.
+      seed: seed of the weights and of all other random streams.
+      configuration: the arguments of `compile`; by default the configuration of an uncompiled model.
 
     Attributes:
       defaults, module, strategy, configuration: see above.
       state: holds the training state.
-      run: the run that the model is in, or its last.
+      run: the current run, or the last run.
     """
 
     def __init__(self, model: UserModel, defaults: type, module: FunctionalModule, strategy: Strategy, seed: int,
@@ -110,7 +110,7 @@ class ModelCore:
         return self.run.timing
 
     def exchange_module(self, module: FunctionalModule) -> None:
-        """Exchanges the module of a model without weights.
+        """Replaces the module of a model without weights.
 
         Raises:
           RuntimeError: if there are weights.
@@ -121,20 +121,20 @@ class ModelCore:
     # --- checks ----------------------------------------------------------------------------------------------------
 
     def check_scope(self) -> None:
-        """Raises ValueError in the scope of another strategy than the model's."""
+        """Raises ValueError in the scope of a strategy other than the model's."""
         if has_strategy() and get_strategy() is not self.strategy:
             raise ValueError(f"The model was made under {self.strategy!r}, but {get_strategy()!r} is in scope. "
                              f"Make, compile and fit a model under one strategy. {see('other-strategy')}")
 
     def checked(self, method: str, must_be_compiled: bool = True) -> ModelCore:
-        """Returns the core, after checking that a method may run: before `compile`, or in a step, it may not."""
+        """Returns the core. Raises if the method needs `compile` first, or if a step is being traced."""
         if must_be_compiled:
             self.configuration.require_compiled(method)
         self.check_is_outside_of_steps()
         return self
 
     def check_is_outside_of_steps(self) -> None:
-        """Raises TypeError while a step is traced, of which the state of the model would be a constant."""
+        """Raises TypeError while a step is traced, because the state of the model would become a constant in it."""
         trace_purity.check_may_read(
             self._model, "the state of a model that it calls", "In a step of the model, call `self.apply(params, "
             "state, x, training=...)[0]`; `compute_loss` is given these outputs as `y_pred`. Call another model, whose "
@@ -142,29 +142,29 @@ class ModelCore:
             "`model.state` as an argument of `run`, and use `model.apply` in its function.")
 
     def overrides(self, method: str) -> bool:
-        """Returns whether a method is the user's own."""
+        """Returns whether the user overrides a method."""
         return method in vars(self._model) or (
             getattr(type(self._model), method) is not getattr(self.defaults, method))
 
     # --- for the loop ----------------------------------------------------------------------------------------------
 
     def stops(self, kind: str) -> bool:
-        """Returns whether "train", "test" or "predict" shall end: Keras's `model.stop_training` and its relatives."""
+        """Returns whether "train", "test" or "predict" must end, by `model.stop_training` or its relatives."""
         return bool(getattr(self._model, _FLAGS[kind]))
 
     def set_stops(self, kind: str, stops: bool) -> None:
-        """Sets `stops`: at the beginning of a phase, and if another process has asked for its end."""
+        """Sets `stops` at the beginning of a phase, or after a request of another process."""
         setattr(self._model, _FLAGS[kind], stops)
 
     def prepared_phase(self, kind: str, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
         """Returns the compiled step of a phase, checked and traced on a first batch before anything compiles.
 
-        Builds the model, if it is not.
+        Builds the model if needed.
 
         Args:
           kind: "train", "test" or "predict".
           batch: the first batch.
-          batch_rows: the usual number of rows of a batch, if it is known; otherwise 0.
+          batch_rows: the usual number of rows of a batch; 0 if unknown.
 
         Raises:
           ValueError: for data that the model, the loss or the metrics cannot take.
@@ -189,12 +189,12 @@ class ModelCore:
             output_checks.check_inputs_of_rank_one(
                 self.module, sample_inputs, batch, first_rows(batch), state.inputs if state.is_built else None)
         if eager and not state.is_built:
-            state.build(sample_inputs(first_rows(batch)))  # an eager step needs weights, and not only their shapes
+            state.build(sample_inputs(first_rows(batch)))  # an eager step needs weights, not just shapes
         shapes = (contextlib.nullcontext(state.state_or_shapes) if state.is_built
                   else state.building(sample_inputs(first_rows(batch))))
         with shapes as state_or_shapes:
             phase = self._traced_phase(kind, state_or_shapes, batch, batch_rows)
-        if is_new and not is_trained:  # later, processors of several kinds may have rounded differently
+        if is_new and not is_trained:  # after training, different kinds of processors may have rounded differently
             self._assert_consistent(kind, lambda: describe_step(state.current, phase.program()))
         if kind != "predict":
             self.check_labels(batch)
@@ -202,13 +202,13 @@ class ModelCore:
         return phase
 
     def place_arrays(self, kind: str, reader: Reader, passes: int, requested: bool = False) -> Any | None:
-        """Returns the arrays that batches are gathered from on the devices; None if batches are sent there.
+        """Returns the on-device arrays that batches are gathered from; None if batches are sent to the devices.
 
         Args:
-          kind: what they are for.
-          reader: what yields the batches.
-          passes: how often the data will be read.
-          requested: whether `data_on_device=True` is meant for these data: they are those to train on.
+          kind: the phase.
+          reader: yields the batches.
+          passes: number of passes over the data.
+          requested: whether `data_on_device=True` refers to these data, which are the training data.
 
         Raises:
           ValueError: if such data are not arrays.
@@ -231,7 +231,7 @@ class ModelCore:
         return self.strategy.place_arrays(arrays, forced)
 
     def run_settings(self) -> dict[str, Any]:
-        """Returns, as plain data, the settings that a resumed run must share, and that are not in the state."""
+        """Returns the settings outside of the state that a resumed run must share, as plain data."""
         configuration, options = self.configuration, self.configuration.options
         names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite", "deterministic",
                  "matmul_precision")
@@ -245,11 +245,11 @@ class ModelCore:
     def program_digests(self, batch: Batch) -> dict[str, str]:
         """Returns digests of the optimizer, the loss and `train_step`, to compare a resumed run.
 
-        They tell apart what has one name in `run_settings`: two functions, or hyperparameters. Parts that cannot be
-        traced have none.
+        They distinguish functions or hyperparameters with the same name in `run_settings`. There is no digest of code
+        that cannot be traced.
         """
         if self.configuration.options.eager:
-            return {}  # such steps may look at values
+            return {}  # eager steps may depend on values
         model, state = self._model, self.state.shapes()
         x, y, sample_weight = unpack_x_y_sample_weight(batch)
 
@@ -274,17 +274,17 @@ class ModelCore:
         digests = {}
         with replica_context.enter(replica_context.context_outside(batch)):
             for name, compute in computing.items():
-                # An optimizer may be used by the step alone, in a way that is not known here; or there is none.
+                # There may be no optimizer, or only the step uses it.
                 with contextlib.suppress(Exception):
                     digests[name] = compute()
         return digests
 
     def note_loss(self, value: Any) -> None:
-        """Gives the metric of the loss its result over an epoch, as Keras's has it after a run."""
+        """Gives the metric of the loss its result over an epoch, which Keras's metric has after a run."""
         self.configuration.noted_loss = value
 
     def check_labels(self, batch: Batch) -> None:
-        """Raises ValueError for labels that the loss cannot take. Leaves may have batches as a first axis."""
+        """Raises ValueError for labels that the loss cannot take. Leaves may have a leading axis of batches."""
         output_checks.check_labels(self.configuration.loss, unpack_x_y_sample_weight(batch)[1])
 
     def _traced_phase(self, kind: str, state: TrainState, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
@@ -319,7 +319,7 @@ class ModelCore:
         return kind == "train" and self.strategy.is_asynchronous
 
     def _remote_phase(self) -> CompiledPhase:
-        from trainer.step.on_workers.remote_phase import RemotePhase  # of the few programs with parameter servers
+        from trainer.step.on_workers.remote_phase import RemotePhase  # for the few programs with parameter servers
 
         strategy = cast("ParameterServerStrategy", self.strategy)
         return RemotePhase(
@@ -328,7 +328,7 @@ class ModelCore:
             functools.partial(output_checks.check_labels, self.configuration.loss))
 
     def _check_penalties(self) -> None:
-        """Reports a `train_step` of the user's own that leaves out what belongs to the loss."""
+        """Raises or warns if a custom `train_step` leaves out penalties or sown losses."""
         fix = ("The overridden `train_step` does not call `compute_penalties`: add `self.compute_penalties(params, "
                "model_state)` to its loss, with the parameters to differentiate by and the state that `self.apply` "
                "returned")
@@ -341,7 +341,7 @@ class ModelCore:
                           "what `model_state['losses']` holds.", stacklevel=2)
 
     def why_partitioned(self, kind: str, shapes: TrainState, batch: Batch) -> str | None:
-        """Returns why a step on a batch is partitioned, as a clause; None if it is replicated."""
+        """Returns the reason, as a clause, why a step on a batch is partitioned; None if it is replicated."""
         options, is_train = self.configuration.options, kind == "train"
         parts = StepParts(
             kind, self._overridden(kind), functools.partial(self._outputs_and_state, is_train),
@@ -354,26 +354,26 @@ class ModelCore:
         return self._outputs_and_state(training, state, batch)[0]
 
     def _outputs_and_state(self, training: bool, state: TrainState, batch: Batch) -> tuple[Any, Any]:
-        """Returns the module's outputs and its state, BatchNorm as in inference."""
+        """Returns the module's outputs and its state, with BatchNorm in inference mode."""
         x = unpack_x_y_sample_weight(batch)[0]
         return self.module.apply(
             state.params, state.model_state, x, training=training, is_frozen=lambda path: True,
             make_key=lambda stream: self._model.make_rng(state, stream))
 
     def _overridden(self, kind: str) -> list[str]:
-        """Returns the methods of the user's own that a phase calls."""
+        """Returns the user's own methods that a phase calls."""
         of_loss = () if kind == "predict" else ("compute_loss", "compute_penalties", "compute_metrics")
         return [name for name in (f"{kind}_step", *of_loss, "apply", "make_rng") if self.overrides(name)]
 
     def _assert_consistent(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
         if self.strategy.spans_processes:
-            with self.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+            with self.run.timing.measure("device"):  # or for other processes; a watchdog treats both alike
                 self.strategy.process_group.assert_consistent(f"model for `{_METHODS[kind]}`", describe)
 
     def _check_outputs(self, batch: Batch) -> None:
         configuration = self.configuration
         x, y, _ = unpack_x_y_sample_weight(first_rows(batch))
-        # Of named modules, only the user's own step knows which of them gives the outputs.
+        # Only the user's own step knows which of several named modules gives the outputs.
         if configuration.outputs_are_checked or self.module.names:
             return
 

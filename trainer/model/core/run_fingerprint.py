@@ -1,4 +1,4 @@
-"""What must be equal in all processes of a job, as short texts to compare before anything runs over their devices."""
+"""Short texts that must be equal in all processes of a job, to compare before anything runs over their devices."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PROGRAM = "program, made by the code, the loss, the metrics, the optimizer and 
 
 
 def describe_model(state: TrainState, batch: Any, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what there is to compare of a model, and of the packages that run it.
+    """Returns comparable descriptions of a model and of the installed packages.
 
     Args:
-      state: its state, or the shapes of it.
-      batch: the first batch that it is given, of which the shapes and the dtypes count.
-      settings: how it is compiled.
+      state: the state, or its shapes.
+      batch: the first batch; only shapes and dtypes count.
+      settings: the settings of `compile`.
 
     >>> state = TrainState(step=np.int32(0), params={"kernel": np.ones((2, 3))}, model_state={}, opt_state=(), seed=0)
     >>> describe_model(state, np.ones((4, 2), np.float32), {})["parameters"]  # doctest: +ELLIPSIS
@@ -34,17 +34,17 @@ def describe_model(state: TrainState, batch: Any, settings: Mapping[str, Any]) -
     """
     trees = {"parameters": state.params, "model state": state.model_state, "optimizer state": state.opt_state,
              "batch": batch}
-    # Processes that have met before JAX started have the same versions; a script may have started JAX by itself.
+    # Processes that met before JAX started have the same versions; a script may have started JAX itself.
     return {**package_versions(), **{name: _shapes(tree) for name, tree in trees.items()},
             **{name: str(value) for name, value in settings.items()}}
 
 
 def describe_step(state: TrainState, program: str | None) -> dict[str, str]:
-    """Returns what there is to compare of a step that is about to run, and of the state that it begins with.
+    """Returns comparable descriptions of a step and of its initial state, before it runs.
 
     Args:
-      state: the state, of which the arrays count that each process has whole.
-      program: the text of the compiled step; None if it runs uncompiled.
+      state: the state; only arrays that each process holds whole count.
+      program: the text of the compiled step; None for an uncompiled step.
 
     >>> state = TrainState(step=np.int32(0), params={"kernel": np.ones(3)}, model_state={}, opt_state=(), seed=0)
     >>> describe_step(state, None)["values of the parameters"]
@@ -58,7 +58,7 @@ def describe_step(state: TrainState, program: str | None) -> dict[str, str]:
 
 
 def describe_platform(devices: Sequence[jax.Device]) -> dict[str, str]:
-    """Returns what the bits of a run depend on beside its program: the kind of the devices, and the compiler.
+    """Returns the kind of the devices and the compiler, which together with the program determine the bits of a run.
 
     >>> describe_platform(jax.devices("cpu"))["kind of device"]
     'cpu'
@@ -69,9 +69,9 @@ def describe_platform(devices: Sequence[jax.Device]) -> dict[str, str]:
 
 
 def describe_data(reader: Reader) -> dict[str, str]:
-    """Returns what there is to compare of data: how many batches an epoch has.
+    """Returns comparable descriptions of data: the number of batches per epoch.
 
-    Of arrays, which every process has whole, also the rows: their number, and those of the first batch.
+    For arrays, which every process has whole, also the number of rows and a digest of the first batch.
     """
     rows = {} if reader.arrays is None else {
         "rows of the data": str(reader.arrays.rows), "first batch": reader.fingerprint()["first batch"][:8]}
@@ -79,7 +79,7 @@ def describe_data(reader: Reader) -> dict[str, str]:
 
 
 def describe_sets(readers: Mapping[str, Reader], what: str = "") -> dict[str, str]:
-    """Returns what there is to compare of sets of data, by name; `what` they are for goes behind each entry."""
+    """Returns comparable descriptions of data sets by name; `what`, their purpose, is appended to each entry."""
     described: dict[str, str] = {}
     for name, reader in readers.items():
         kind = " ".join(filter(None, (what, repr(name) if name else "")))
@@ -90,7 +90,7 @@ def describe_sets(readers: Mapping[str, Reader], what: str = "") -> dict[str, st
 def describe_run(
     reader: Reader, validation: Mapping[str, Reader], callbacks: CallbackList, **arguments: Any
 ) -> dict[str, str]:
-    """Returns what there is to compare of a run: its data, its callbacks and other arguments."""
+    """Returns comparable descriptions of a run: its data, its callbacks and other arguments."""
     in_all = [type(callback).__name__ for callback in callbacks.callbacks if callback.runs_on == "all"]
     each_batch = [kind for kind in ("train", "test", "predict") if callbacks.wants_batch_hooks(kind)]
     return {**describe_data(reader), **describe_sets(validation, "validation"),

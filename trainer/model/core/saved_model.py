@@ -1,7 +1,7 @@
-"""The training state of a model on the disk: a checkpoint folder, or one file.
+"""The training state of a model on disk: a checkpoint folder or a single file.
 
-Owns what is saved of a model besides its arrays, so that a model without weights can be built for them. A run of
-`fit`, of which that is a part, is saved in `loop/resumable_run.py`.
+Owns the metadata saved with the arrays, from which a model without weights can be built. `loop/resumable_run.py` saves
+a run of `fit`, which contains a training state.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from trainer.saving.checkpoint import (
 Restore = Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
 
 _KIND = "training state"
-FORMAT_VERSION = 1  # of what the arrays and the document mean
+FORMAT_VERSION = 1  # of the meaning of the arrays and the document
 DOCUMENT_KEY = "training_state"
 _DOCUMENT_ARRAYS, _STATE_ARRAYS = "document/", "state/"
 
 
 def save(path: str, state: TrainState, inputs: Any) -> None:
-    """Writes a training state: to one file if `path` has a suffix, else to a checkpoint folder.
+    """Writes a training state: to a single file if `path` has a suffix, else to a checkpoint folder.
 
     Args:
-      path: the file or folder; what is there is replaced, once the new file or folder is complete.
+      path: the file or folder. An existing file or folder is replaced once the new version is complete.
       state: the state.
-      inputs: the shapes of what the module was initialised on, a tree of `jax.ShapeDtypeStruct`s.
+      inputs: the input shapes for initialization, a tree of `jax.ShapeDtypeStruct`s.
     """
     if os.path.splitext(path)[1]:
         _save_file(path, *_contents(state, inputs))
@@ -55,13 +55,13 @@ def save(path: str, state: TrainState, inputs: Any) -> None:
 
 
 def begin_save(writer: CheckpointWriter, path: str, state: TrainState, inputs: Any) -> None:
-    """Begins to write a training state to a checkpoint folder; see `save`, and `CheckpointWriter.save`."""
+    """Starts writing a training state to a checkpoint folder; see `save` and `CheckpointWriter.save`."""
     writer.save(path, *_contents(state, inputs), replace=True)
 
 
 def _contents(state: TrainState, inputs: Any) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-    """Returns the arrays and the document that are saved."""
-    # Arrays without rows: they say what inputs are like, and no more.
+    """Returns the arrays and the document to save."""
+    # Arrays without rows, which only describe the inputs.
     no_rows = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), inputs)
     return tree_paths.named_leaves(state), {
         "kind": _KIND, "format_version": FORMAT_VERSION, "inputs": no_rows,
@@ -69,7 +69,7 @@ def _contents(state: TrainState, inputs: Any) -> tuple[dict[str, jax.Array], dic
 
 
 def restore(path: str, holder: StateHolder) -> None:
-    """Brings a model to the training state that `save` wrote; builds it, if it is not. See `trainer.load`."""
+    """Restores the training state that `save` wrote, and builds the model if needed. See `trainer.load`."""
     document, read = _open_folder(path) if os.path.isdir(path) else _open_file(path)
     if not isinstance(document, dict) or document.get("kind") != _KIND:
         raise ValueError(f"{path!r} is a checkpoint of a run of `fit`. Give the folder that it is in to "

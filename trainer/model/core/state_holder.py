@@ -1,6 +1,6 @@
-"""The training state of one model: how it is made, where it lives, and who holds its buffers.
+"""The training state of a model: its creation, its placement, and the ownership of its buffers.
 
-Steps donate these buffers. So a state that a user holds is *borrowed*: the next train step works on a copy.
+Steps donate these buffers. A state that a user holds is *borrowed*: the next train step works on a copy.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from trainer.optimizers.attached_optimizer import AttachedOptimizer
 from trainer.optimizers.named import NamedRules
 from trainer.step.output_checks import explain_inputs
 
-INIT_ROWS = 8  # a model is initialised, and its outputs are checked, on so many rows of the first batch
+INIT_ROWS = 8  # number of rows of the first batch for initialization and for the check of outputs
 
 
 def first_rows(batch: Batch) -> Batch:
-    """Returns the rows of a batch that a model is initialised on."""
+    """Returns the rows of a batch for initialization."""
     return jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch)
 
 
 class StateHolder:
-    """Holds the training state of a model. It has none until the model is built.
+    """Holds the training state of a model. There is no state until the model is built.
 
     Args:
       module: the module of the weights.
-      strategy: where they lie.
-      seed: the seed of the weights and of all other random streams.
-      configuration: the optimizer, and the dtypes of the weights.
-      clock: returns the clock of the present run, which measures the wait for weights that are being made.
+      strategy: places the weights.
+      seed: seed of the weights and of all other random streams.
+      configuration: the optimizer and the dtypes of the weights.
+      clock: returns the clock of the current run, which measures the wait for pending weights.
 
     Attributes:
-      seed: see above; of a state that was loaded, that state's.
-      inputs: the shapes of the inputs that the module was initialised on; None before.
-      shows_averages: whether `shown` is the state with the moving averages of the weights.
-      version: another one after each change of the state.
+      seed: see above; after loading, the seed of the loaded state.
+      inputs: the input shapes of the initialization; None before.
+      shows_averages: whether `shown` has the moving averages as weights.
+      version: changes with each change of the state.
     """
 
     def __init__(self, module: FunctionalModule, strategy: Strategy, seed: int, configuration: Configuration,
@@ -63,17 +63,17 @@ class StateHolder:
         self._configuration = configuration
         self._clock = clock
         self._made: TrainState | None = None
-        self._making: tuple[TrainState, Callable[[], TrainState]] | None = None  # the state's shapes, what waits for it
+        self._making: tuple[TrainState, Callable[[], TrainState]] | None = None  # shapes, wait function
         self._is_borrowed = False
         self.version = 0
 
     @property
     def is_built(self) -> bool:
-        """Whether there are weights, or some are being made."""
+        """Whether there are weights, or weights are pending."""
         return self._making is not None or self._made is not None
 
     def exchange_module(self, module: FunctionalModule) -> None:
-        """Makes the weights to come those of another module.
+        """Replaces the module of a model without weights.
 
         Raises:
           RuntimeError: if there are weights.
@@ -87,38 +87,38 @@ class StateHolder:
     # --- making ----------------------------------------------------------------------------------------------------
 
     def build(self, inputs: Any) -> None:
-        """Makes the weights from inputs as `Model.sample_inputs` returns them."""
+        """Makes the weights from inputs in the form of `Model.sample_inputs`."""
         with self.building(inputs):
             pass
-        _ = self.current  # waits for them
+        _ = self.current  # waits for the weights
 
     @contextlib.contextmanager
     def building(self, inputs: Any) -> Iterator[TrainState]:
-        """Makes the weights while a block runs, which is given their shapes; the first to need them later waits."""
+        """Makes the weights while the block runs. Yields their shapes; the first access after the block waits."""
         if self._strategy.is_described:
             raise ValueError(f"The devices of {self._strategy!r} are described only: no weights can be placed there. "
                              "Use `strategy.plan(model, sample)`, or a strategy over devices of this machine.")
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), inputs)
         make: Callable[..., TrainState] = self._make
         drawn_by: list[Any] = [np.uint32(self.seed)]
-        if not self._strategy.is_on_cpu:  # XLA compiles what is drawn by a constant key for GPUs in half the time
+        if not self._strategy.is_on_cpu:  # XLA compiles draws from a constant key for GPUs in half the time
             make, drawn_by = functools.partial(make, *drawn_by), []
         making = init_placed(make, self._strategy.state_shardings, *drawn_by, inputs,
                              free_to_move(self._module.initial_values))
         if spec != self.inputs:
-            self._configuration.forget_phases()  # they are of weights of other shapes
+            self._configuration.forget_phases()  # they are for weights of other shapes
         self.inputs = spec
         yield making[0]
         self.set_pending(*making)
 
     def shapes(self, inputs: Any = None) -> TrainState:
-        """Returns the shapes of the state, allocating nothing; of weights for `inputs`, where they are given."""
+        """Returns the shapes of the state without allocation; for `inputs`, if given."""
         if inputs is None:
             return shapes_of(self.state_or_shapes)
         return jax.eval_shape(self._make, np.uint32(self.seed), inputs, self._module.initial_values)
 
     def start_training_again(self) -> None:
-        """Gives the weights, where there are any, the dtypes and a new optimizer state of the configuration."""
+        """Gives existing weights the dtypes and a new optimizer state of the configuration."""
         configuration, strategy = self._configuration, self._strategy
 
         def started(state: TrainState) -> TrainState:
@@ -133,9 +133,9 @@ class StateHolder:
             self._is_borrowed = False
 
     def start_unused_optimizers_again(self) -> None:
-        """Has optimizers that have made no update yet, and keep parameters, start from the present ones.
+        """Restarts from the current parameters the optimizers that keep parameters and have made no update yet.
 
-        Some, such as DoG, measure how far parameters are from the first ones.
+        Some, such as DoG, measure the distance from the initial parameters.
         """
         state = self.current
         named = isinstance(state.optimizer, Mapping)
@@ -157,7 +157,7 @@ class StateHolder:
             self.set(init_placed(started, self._strategy.state_shardings, state)[1](), is_borrowed=True)
 
     def take_over_rules(self) -> None:
-        """Follows the configuration, whose rules are others for the same optimizers: their state stays."""
+        """Adopts changed rules of the same optimizers from the configuration, and keeps their state."""
         rules, state = self._configuration.rules, self._finished()
         if state is None:
             return
@@ -183,7 +183,7 @@ class StateHolder:
 
     @property
     def state_or_shapes(self) -> TrainState:
-        """The state for reading only, or its shapes while it is being made: enough to trace and to compile a step."""
+        """The state for reading only, or the shapes of a pending state: enough to trace and compile a step."""
         return self.current if self._making is None else self._making[0]
 
     @property
@@ -199,20 +199,20 @@ class StateHolder:
 
     @property
     def shown(self) -> TrainState:
-        """The state that users and callbacks save and read weights of: with averages, if `shows_averages` says so."""
+        """The state whose weights users and callbacks read and save: with averages if `shows_averages`."""
         return self._strategy.on_devices(self.current).averaged() if self.shows_averages else self.current
 
     def borrow(self) -> TrainState:
-        """Returns the state; its arrays stay valid, as the next train step works on a copy."""
+        """Returns the state. Its arrays stay valid, because the next train step works on a copy."""
         state = self.current
         self._is_borrowed = True
         return state
 
     def take_for_donation(self) -> TrainState:
-        """Returns the state in buffers that nothing else holds."""
+        """Returns the state in buffers without other owners."""
         state = self.current
         if are_floats_debugged():
-            return copy_buffers(state)  # the step may raise when it has run
+            return copy_buffers(state)  # the step may raise after it has run
         if self._is_borrowed:
             state = copy_buffers(state)
             self.set(state)
@@ -220,7 +220,7 @@ class StateHolder:
         return state
 
     def set(self, state: TrainState, is_borrowed: bool = False) -> None:
-        """Sets the state; `is_borrowed` if something else holds new arrays of it."""
+        """Sets the state; `is_borrowed` if new arrays have other owners."""
         self._made, self._making = state, None
         self._is_borrowed |= is_borrowed
         self.version += 1
@@ -231,11 +231,11 @@ class StateHolder:
         self.version += 1
 
     def assign(self, state: TrainState) -> None:
-        """Makes a user's state the model's, once it is checked and placed.
+        """Checks a user's state, places it and makes it the model's state.
 
         Raises:
-          ValueError: if it has another structure, shape or dtype.
-          TypeError: if it is no `TrainState`, or is being traced.
+          ValueError: if its structure, a shape or a dtype differs.
+          TypeError: if it is not a `TrainState`, or is being traced.
         """
         if not isinstance(state, TrainState):
             raise errors.wrong_type("state", state, "a TrainState, as `model.state` or a custom step returns it")
@@ -256,26 +256,26 @@ class StateHolder:
         self.set(placed, is_borrowed=True)
 
     def load(self, state: TrainState) -> None:
-        """Assigns a state, and takes over its seed for whatever else is drawn, such as the order of rows."""
+        """Assigns a state, and adopts its seed for all other draws, such as the order of rows."""
         self.assign(state)
         self.seed = int(state.seed)
 
     def adopt_averages(self) -> None:
-        """Makes the averages that `ema_decay` or an averaging optimizer keeps the weights."""
+        """Replaces the weights with the averages kept by `ema_decay` or an averaging optimizer."""
         self.assign(self._strategy.on_devices(self.current).with_averages_adopted())
 
     def attached_optimizer(self) -> AttachedOptimizer | dict[str, AttachedOptimizer] | None:
-        """Returns the optimizer with its learning rate in this state; a dict of them for named modules."""
+        """Returns the optimizer with its learning rate in this state; a dict of optimizers for named modules."""
         rules = self._configuration.rules
         if isinstance(rules, NamedRules):
             return {name: self._attached(rule.optimizer, name) for name, rule in rules.items()}
         return None if rules is None else self._attached(rules.optimizer, None)
 
     def end_fit(self) -> None:
-        """Shows the weights again, and gives an NNX user's own object the trained weights, as a custom loop would."""
+        """Shows the weights again, and copies the trained weights into the user's own NNX module."""
         self.shows_averages = False
         if self.is_built and any(self._module.variable_identities()):
-            # One device's copy: the user's eager calls run on one device.
+            # A single device's copy: the user's eager calls run on a single device.
             state = self._strategy.on_devices(self.current)
             params, model_state = jax.tree.map(
                 lambda leaf: leaf.addressable_data(0) if leaf.is_fully_replicated else to_host(leaf),
@@ -295,7 +295,7 @@ class StateHolder:
         return AttachedOptimizer(optimizer, read, write)
 
     def _finished(self) -> TrainState | None:
-        """Returns the state, after waiting for one that is being made; None without one."""
+        """Returns the state, after waiting for a pending state; None without a state."""
         if self._making is not None:
             (_, wait), self._making = self._making, None
             with self._clock().measure("compile"):

@@ -1,4 +1,4 @@
-"""The weights and the layers of a model as objects with names, as Keras has them.
+"""The weights and the layers of a model as named objects, as in Keras.
 
-They hold no arrays: each reads and writes the training state of the model that it is of.
+They hold no arrays: each reads and writes the training state of its model.
 """

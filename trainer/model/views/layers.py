@@ -1,6 +1,6 @@
-"""A layer of a model by its name, with its weights.
+"""A layer of a model, with its name and weights.
 
-Owns which weights are a layer's, and which layer a name or a number means.
+Owns which weights belong to a layer, and which layer a name or a number refers to.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Write = Callable[[Sequence[ModelVariable], Sequence[ArrayLike]], None]
 
 
 class ModelLayer:
-    """A layer of a model: a module that its module holds, or a function of a stack.
+    """A layer of a model: a submodule of its module, or a function of a stack.
 
     Args:
       layer: its path and its module.
-      inside: the layers in it, and in these.
+      inside: all layers inside it, at any depth.
       variables: returns the weights of the model with the paths of their layers.
       write: replaces some weights at once.
 
     Attributes:
-      path: the names that lead to it, such as "encoder/Dense_0", as patterns of `freeze` have them.
-      module: the Flax module or the function. A Linen module has no weights, and is one that was made with the same
-        arguments; an NNX module is the user's own, whose arrays are those of the end of the last `fit`.
+      path: the path of the layer, such as "encoder/Dense_0", as in patterns of `freeze`.
+      module: the Flax module or the function. A Linen module has no weights, and is a new instance with the same
+        arguments. An NNX module is the user's own, with the arrays from the end of the last `fit`.
 
     Example:
       >>> model.get_layer("Dense_0").set_weights([bias, kernel])  # doctest: +SKIP
@@ -47,17 +47,17 @@ class ModelLayer:
 
     @property
     def name(self) -> str:
-        """Its path, by which `get_layer` finds it; of a model whose module is a single layer, the name of its class."""
+        """The path, for `get_layer`; the name of the class if the model's module is a single layer."""
         return self.path or type(self.module).__name__
 
     @property
     def layers(self) -> list[ModelLayer]:
-        """The layers that this layer holds itself."""
+        """The direct sublayers of this layer."""
         return outermost(self._inside, self._variables, self._write)
 
     @property
     def weights(self) -> list[ModelVariable]:
-        """Its weights, with those of layers in it: its parameters, then its state, each sorted by path."""
+        """The weights of the layer and its sublayers: the parameters, then the state, each sorted by path."""
         below = self.path and f"{self.path}{SEPARATOR}"
         return [variable for path, variable in self._variables() if path.startswith(below)]
 
@@ -65,21 +65,21 @@ class ModelLayer:
 
     @property
     def trainable_weights(self) -> list[ModelVariable]:
-        """Those of its weights that are trained."""
+        """The trained weights of the layer."""
         return [weight for weight in self.weights if weight.trainable]
 
     trainable_variables = trainable_weights
 
     @property
     def non_trainable_weights(self) -> list[ModelVariable]:
-        """Those of its weights that are frozen, and its state, such as running averages."""
+        """The frozen weights of the layer, and its state, such as running averages."""
         return [weight for weight in self.weights if not weight.trainable]
 
     non_trainable_variables = non_trainable_weights
 
     @property
     def trainable(self) -> bool:
-        """Whether any of its weights is trained. Set it by `compile(freeze=[layer.path])`."""
+        """Whether any weight of the layer is trained. To change it, use `compile(freeze=[layer.path])`."""
         return bool(self.trainable_weights)
 
     @trainable.setter
@@ -89,21 +89,21 @@ class ModelLayer:
                              "without it to train all.")
 
     def count_params(self) -> int:
-        """Returns the number of its weights."""
+        """Returns the number of scalar weights."""
         return sum(weight.size for weight in self.weights)
 
     def get_weights(self) -> list[np.ndarray]:
-        """Returns copies of its weights, in the order of `weights`."""
+        """Returns copies of the weights, in the order of `weights`."""
         return [weight.numpy() for weight in self.weights]
 
     def set_weights(self, weights: Sequence[ArrayLike]) -> None:
-        """Replaces its weights.
+        """Replaces the weights.
 
         Args:
           weights: arrays in the order and with the shapes of `get_weights`.
 
         Raises:
-          ValueError: if their number or a shape differs; nothing is replaced then.
+          ValueError: if their number or a shape differs; nothing is replaced.
           TypeError: if they are not a list.
         """
         self._write(self.weights, weights)
@@ -115,12 +115,11 @@ class ModelLayer:
 def outermost(
     layers: Sequence[ModuleLayer], variables: Callable[[], list[tuple[str, ModelVariable]]], write: Write,
 ) -> list[ModelLayer]:
-    """Returns those layers that are in no other of them, in their order; each with the layers in it.
+    """Returns the layers that are in no other of the layers, in their order, each with the layers inside it.
 
     Args:
-      layers: the layers, without the module that all are in.
-      variables: see `ModelLayer`.
-      write: see `ModelLayer`.
+      layers: the layers, without the root module.
+      variables, write: see `ModelLayer`.
     """
     paths = {layer.path for layer in layers}
     return [ModelLayer(layer, [other for other in layers if other.path.startswith(f"{layer.path}{SEPARATOR}")],
@@ -129,11 +128,11 @@ def outermost(
 
 
 def find(layers: Sequence[ModelLayer], name: Any, index: Any) -> ModelLayer:
-    """Returns the layer that `Model.get_layer` is asked for.
+    """Returns the layer for the arguments of `Model.get_layer`.
 
     Raises:
-      ValueError: if there is no such layer, or not just one of `name` and `index` is given.
-      TypeError: if either is of a wrong type.
+      ValueError: if there is no such layer, or both or neither of `name` and `index` are given.
+      TypeError: if either has a wrong type.
     """
     if (name is None) == (index is None):
         raise ValueError("Provide either a layer name or a layer index at `get_layer`. "
@@ -149,7 +148,7 @@ def find(layers: Sequence[ModelLayer], name: Any, index: Any) -> ModelLayer:
     if not isinstance(name, str):
         raise errors.wrong_type("name", name, "the name of a layer")
     every = list(layers)
-    for layer in every:  # grows: layers in a layer are found by their paths
+    for layer in every:  # grows by the sublayers of each layer
         if layer.name == name:
             return layer
         every += layer.layers

@@ -1,6 +1,6 @@
-"""A weight of a model by its path, to be read and assigned.
+"""A weight of a model, with its path, to read and assign.
 
-Owns which values may be assigned. Where they go is what the model gives to it.
+Owns which values may be assigned. The model passes the functions that read and write.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from trainer.distribute.placement.placement import to_host
 
 
 class ModelVariable:
-    """A weight of a model, as it is at the moment.
+    """A weight of a model, with its current value.
 
     Args:
-      path: its path, such as "encoder/Dense_0/kernel", as patterns of `freeze` and files of weights have it.
-      number: its number in `Model.get_weights`.
+      path: its path, such as "encoder/Dense_0/kernel", as in patterns of `freeze` and in files of weights.
+      number: its index in `Model.get_weights`.
       trainable: whether the default train step trains it.
       read: returns the array.
-      write: replaces the array by one of the same shape and dtype.
+      write: replaces the array by an array of the same shape and dtype.
 
     Attributes:
       path, number, trainable: see above.
@@ -60,32 +60,32 @@ class ModelVariable:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype in which it is stored."""
+        """The stored dtype."""
         return np.dtype(self._read().dtype)
 
     @property
     def value(self) -> jax.Array:
-        """A copy of the array where it lies: the next train step reuses the memory of the original."""
+        """A copy of the array with the same placement: the next train step reuses the memory of the original."""
         return jnp.copy(self._read())
 
     def numpy(self) -> np.ndarray:
-        """Returns a copy of the array on the host; of an array that is split over devices the whole."""
+        """Returns a copy of the whole array on the host, even if it is split over devices."""
         return np.array(to_host(self._read()))
 
     def assign(self, value: Any) -> None:
-        """Replaces the weight in the model's state; averages of it start again, as by `Model.set_weights`.
+        """Replaces the weight in the model's state; its averages start again, as in `Model.set_weights`.
 
         Args:
-          value: an array of the weight's shape, or what becomes one. It is cast to the weight's dtype.
+          value: an array-like of the weight's shape, which is cast to the weight's dtype.
 
         Raises:
           ValueError: for another shape, or numbers that the dtype cannot hold.
-          TypeError: for what is no array of numbers.
+          TypeError: if it is not an array of numbers.
         """
         array = np.array(value)  # a copy: JAX would use the memory of the user's array on CPU
         if array.dtype == object or array.dtype.kind in "USmM":
@@ -116,7 +116,7 @@ class ModelVariable:
 
 
 def cast_to(name: str, values: np.ndarray, dtype: Any) -> np.ndarray:
-    """Returns values in another dtype; raises ValueError for what that cannot hold."""
+    """Returns values in another dtype; raises ValueError for values that the dtype cannot hold."""
     if values.dtype == dtype:
         return values
     if np.iscomplexobj(values) and not jnp.issubdtype(dtype, np.complexfloating):

@@ -1,5 +1,5 @@
 """The train phase of a model whose steps run on the workers of a `ParameterServerStrategy`.
 
-Owns what the chief hands to workers, what a worker computes of it, and what the loop sees. How gradients become updates
-is the servers' matter.
+Owns the data that the chief sends to workers, the computation of a worker, and the view of the loop. The servers turn
+gradients into updates.
 """

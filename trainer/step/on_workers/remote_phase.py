@@ -1,8 +1,8 @@
-"""The train phase of a model whose steps run on workers: what the loop sees of asynchronous training.
+"""The train phase of a model whose steps run on workers: the loop's view of asynchronous training.
 
-An execution hands its batches to the workers, waits until all are applied, and fetches the state. So all that the loop
-does between executions, such as checkpoints and callbacks, sees the state after exactly so many updates; what is
-asynchronous is within an execution.
+An execution sends its batches to the workers, waits until all are applied, and fetches the state. So everything that
+the loop does between executions, such as checkpoints and callbacks, sees the state after a definite number of updates;
+only the inside of an execution is asynchronous.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from trainer.step import running_logs, steps
 from trainer.step.compiled_phase import CompiledPhase
 from trainer.step.on_workers.remote_step import RemoteStep, train_on_batch
 
-STEPS_PER_WORKER = 32  # of an execution, at whose end workers wait for the last
-SENT_BYTES = 2**28  # of batches that an execution sends
+STEPS_PER_WORKER = 32  # per execution, at whose end workers wait for the last
+SENT_BYTES = 2**28  # of the batches that an execution sends
 
 
 class SharedRows:
-    """A group of batches as row numbers of arrays that the workers have.
+    """A group of batches as row indices of arrays on the workers.
 
     Attributes:
-      arrays: these, to be sent; or a `PerWorkerIterator`, for each worker to read its next batch, whatever the numbers.
+      arrays: the arrays to send; or a `PerWorkerIterator`, from which each worker reads its next batch, regardless of
+        the indices.
       numbers: int32 of shape `(batches, rows)`.
     """
 
@@ -50,7 +51,7 @@ class RemotePhase(CompiledPhase):
 
     Args:
       user_step: the model's `train_step`.
-      shared_step: what workers get in its place.
+      shared_step: its replacement for workers.
       strategy: the strategy.
       steps_per_execution: as in `CompiledPhase`; "auto" is `STEPS_PER_WORKER` for each worker.
       served: the model's state on the servers.
@@ -64,7 +65,7 @@ class RemotePhase(CompiledPhase):
         super().__init__("train", user_step, strategy, steps_per_execution, eager=False)
         self._user_step, self._shared_step, self._cluster, self._served = user_step, shared_step, strategy, served
         self._check_labels = check_labels
-        self._last: TrainState | None = None  # what the servers have
+        self._last: TrainState | None = None  # the state on the servers
         self._step: SharedValue | None = None  # a `RemoteStep`
         self._client: SharedValue | None = None
         self._next_number = 0
@@ -108,20 +109,20 @@ class RemotePhase(CompiledPhase):
         return execute
 
     def text(self) -> str | None:
-        return None  # programs are the workers'
+        return None  # the programs are on the workers
 
     def _trained(self, state: TrainState, running: Any, group: PlacedGroup, batches: range) -> tuple[TrainState, Any]:
         coordinator = self._cluster.coordinator
         coordinator.require_open()
         coordinator.join()
-        if state is not self._last:  # the first, or a user or a callback has changed it: the learning rate, for example
+        if state is not self._last:  # first call, or changed, for example the learning rate
             self._last = None
             self._served.load(state)
             shapes = shapes_of(state)
             self._step = self._step or self._cluster.shared(self._remote_step(self._shared_step, shapes))
             self._client = self._cluster.shared(self._served.client(shapes))
             self._next_number = 0
-        self._last = None  # should a step fail, servers have what the chief does not know
+        self._last = None  # if a step fails, the state on the servers is unknown
         try:
             outcomes = self._make_steps(coordinator, _batches(group, batches))
         except BaseException:  # such as KeyboardInterrupt, which must not wait
@@ -138,7 +139,7 @@ class RemotePhase(CompiledPhase):
         return state, running
 
     def _make_steps(self, coordinator: ClusterCoordinator, batches: Iterator[Any]) -> list[Any]:
-        """Has workers train on batches, until the servers have made all updates; returns what `train_on_batch` does."""
+        """Trains on batches in workers until all updates are made; returns the results of `train_on_batch`."""
         pending: collections.deque[RemoteValue] = collections.deque()
         outcomes: list[Any] = []
         most = self._cluster.max_staleness
@@ -157,7 +158,7 @@ class RemotePhase(CompiledPhase):
         try:
             return value.fetch()
         except Exception:
-            self._cluster.coordinator.join()  # which raises what has gone wrong first, when nothing runs any more
+            self._cluster.coordinator.join()  # raises the first error once nothing runs any more
             raise
 
     def _warn_of_staleness(self, mean: float) -> None:
@@ -169,7 +170,7 @@ class RemotePhase(CompiledPhase):
 
 
 def _batches(group: PlacedGroup, numbers: range) -> Iterator[tuple[Any, SharedValue | None]]:
-    """Yields batches as `train_on_batch` takes them."""
+    """Yields batches as arguments of `train_on_batch`."""
     if isinstance(group.data, SharedRows):
         for number in numbers:
             yield group.data.numbers[number], group.data.arrays

@@ -1,4 +1,4 @@
-"""A train step on a worker: its gradients, of parameters that it has pulled, go to the parameter servers."""
+"""A train step on a worker, which pulls parameters and pushes gradients to the parameter servers."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def outcome_of_step(
 
 
 class RemoteStep:
-    """A model's train step, which each worker that is sent it compiles once.
+    """A model's train step, which each worker compiles once.
 
     Args:
       user_step: the model's `train_step`.
-      shapes: the state's.
-      tables: the paths of parameters of which it gets those rows alone that it looks up.
-      spec: what the chief has compiled for, which batches that the worker reads must be like.
-      check_labels: raises for targets that the loss cannot take, of such batches.
+      shapes: the shapes of the state.
+      tables: the paths of parameters of which it pulls only the rows that it looks up.
+      spec: the chief's batch spec, which batches read by the worker must match.
+      check_labels: raises for targets in such batches that the loss cannot take.
     """
 
     def __init__(self, user_step: steps.Step, shapes: TrainState, tables: Collection[str], spec: BatchSpec,
@@ -60,7 +60,7 @@ class RemoteStep:
         """Returns the next batch of the worker's own data.
 
         Raises:
-          DataError, ValueError: if it cannot be trained on.
+          DataError, ValueError: if it is invalid for training.
         """
         batch = as_batch(next(iterator))
         self._spec.check(batch)
@@ -82,7 +82,7 @@ class RemoteStep:
         return self._compiled.shapes(shapes.params, (shapes.step, shapes.model_state, shapes.seed), batch)[3]
 
     def __call__(self, client: ModelClient, number: int, batch: Any) -> tuple[list[np.ndarray], Any, int]:
-        """Makes one step; returns the leaves of its logs, its rows, and the largest staleness of its gradients."""
+        """Makes a step; returns the leaves of its logs, its rows, and the largest staleness of its gradients."""
         state = client.pull()
         moving = np.int32(client.first_step + number), state.model_state, state.seed
         outcome, numbers = self._compiled(client.pull_rows, state.params, moving, batch)
@@ -94,14 +94,14 @@ class RemoteStep:
 def train_on_batch(
     step: RemoteStep, client: ModelClient, number: int, batch: Any, arrays: HostArrays | WorkerIterator | None
 ) -> Any:
-    """Runs in a worker: makes one step.
+    """Makes a step, in a worker.
 
     Args:
       step: the step.
       client: pulls and pushes.
-      number: which step of the state's it is.
-      batch: the batch, or the numbers of its rows in `arrays`.
-      arrays: the data, where the worker has them; or its own data, of which it takes the next batch.
+      number: the index of the step.
+      batch: the batch, or its row indices in `arrays`.
+      arrays: the data, if the worker has them; or the worker's own iterator, which yields the batch.
     """
     if isinstance(arrays, WorkerIterator):
         batch = step.read(arrays)

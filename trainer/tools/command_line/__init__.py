@@ -1,1 +1,1 @@
-"""`python -m trainer`: what its commands do and print. Modules here import JAX when a command that needs it runs."""
+"""`python -m trainer`: its commands and their output. Modules here import JAX only when a command needs it."""

@@ -1,10 +1,10 @@
-"""The commands of `python -m trainer`: their names and arguments, and what runs them.
+"""The commands of `python -m trainer`: their names, their arguments and their modules.
 
-Owns the command line as a whole. What a command does is its own module's, which is imported when it runs: `launch`
-starts without JAX.
+Owns the command line as a whole. Each command has its own module, which is imported when it runs: `launch` starts
+without JAX.
 
-Exit codes: 0 if all is well; 1 if a step does not fit, something is wrong or a file is damaged; 2 for arguments that
-were refused. `launch` has those of `trainer-launch`.
+Exit codes: 0 for success; 1 if a step does not fit, something is wrong or a file is damaged; 2 for rejected arguments.
+`launch` has the exit codes of `trainer-launch`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line, and returns the exit code.
 
     Args:
-      arguments: those of the command line, by default this process's.
+      arguments: the arguments of the command line, by default of this process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["launch"]:  # whose arguments are the script's from some point on
+    if arguments[:1] == ["launch"]:  # the rest are arguments of the script
         from trainer.launch import main as launch
 
         return launch(arguments[1:])

@@ -1,7 +1,7 @@
 """`python -m trainer doctor`: whether this machine, or this process of a cluster, can train.
 
-Owns the order of the checks and the exit code. Each check catches what it expects to go wrong, and what else does is a
-finding too. They join no cluster and change nothing on the disk.
+Owns the order of the checks and the exit code. Each check catches expected errors; any other error is a finding too.
+They join no cluster and change nothing on disk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HAS_PROBLEMS = 1
 
 
 def run(timeout_secs: float, as_json: bool) -> int:
-    """Prints what was found, and returns the exit code: 1 if there is a problem."""
+    """Prints the findings, and returns the exit code: 1 if there is a problem."""
     findings = list(examine(timeout_secs))
     problems = [finding for finding in findings if finding.status == "problem"]
     if as_json:
@@ -28,10 +28,10 @@ def run(timeout_secs: float, as_json: bool) -> int:
 
 
 def examine(timeout_secs: float) -> Iterator[Finding]:
-    """Yields what all checks find.
+    """Yields the findings of all checks.
 
     Args:
-      timeout_secs: how long to wait for each other machine of a cluster.
+      timeout_secs: seconds to wait for each other machine of a cluster.
     """
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": installed.versions, "devices": machine.devices, "memory": machine.memory,
@@ -40,5 +40,5 @@ def examine(timeout_secs: float) -> Iterator[Finding]:
     for section, check in checks.items():
         try:
             yield from check()
-        except Exception as error:  # without JAX, say, the other checks are all the more of use
+        except Exception as error:  # without JAX, for example, the other checks are even more useful
             yield Finding(section, "check", "problem", f"cannot be made: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What `python -m trainer doctor` finds: one line each, by section."""
+"""The findings of `python -m trainer doctor`: a line each, by section."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MARKS: dict[Status, str] = {"ok": "ok", "note": "--", "warning": "WARNING", "pro
 
 
 class Finding(NamedTuple):
-    """One fact.
+    """A finding.
 
     Attributes:
-      section: what it is about, such as "versions".
-      name: the thing itself, such as "jax".
-      status: "ok"; "note" for what is neither good nor bad; "warning" for what may be meant; "problem" for what keeps a
-        training from starting, or from being right.
-      text: the fact, and what to do where it is no good one.
+      section: the subject, such as "versions".
+      name: the name of the item, such as "jax".
+      status: "ok"; "note" if neutral; "warning" if it may be intended; "problem" if it prevents a training from
+        starting, or from being correct.
+      text: the fact, with advice if needed.
     """
 
     section: str

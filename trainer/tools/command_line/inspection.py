@@ -1,6 +1,6 @@
-"""`python -m trainer inspect PATH`: what a file or folder of the trainer's holds, and whether all of it is as saved.
+"""`python -m trainer inspect PATH`: the content of a file or folder of the trainer, and whether it is undamaged.
 
-Owns what is shown of each kind. It needs no model, changes nothing, and runs no code from a file.
+Owns the output for each kind. It needs no model, changes nothing, and runs no code from a file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ IS_DAMAGED, REFUSED = 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class ArrayRow:
-    """One array of a file or folder.
+    """An array of a file or folder.
 
     Attributes:
       name: its path, such as "params/Dense_0/kernel".
       dtype: the name of its dtype.
       shape: its shape.
-      nbytes: how many bytes it takes.
-      state: "verified", "damaged", "unknown" in a damaged file with one checksum for all of its arrays, or "no
+      nbytes: its size in bytes.
+      state: "verified", "damaged", "unknown" in a damaged file with a single checksum for all of its arrays, or "no
         checksum" if none was saved with it.
     """
 
@@ -42,15 +42,15 @@ class ArrayRow:
 
 @dataclasses.dataclass
 class Inspection:
-    """What a file or folder holds.
+    """The content of a file or folder.
 
     Attributes:
       path: the file or folder.
-      kind: what it is, such as "weights".
-      arrays: its arrays, in the file's order.
-      step: how many updates the state has, where it says so.
-      facts: what else it says of itself, such as its format's version.
-      problems: what is damaged, a sentence each.
+      kind: its kind, such as "weights".
+      arrays: its arrays, in the order of the file.
+      step: number of updates of the state, if recorded.
+      facts: further metadata, such as the version of the format.
+      problems: descriptions of damage, a sentence each.
     """
 
     path: str
@@ -66,7 +66,7 @@ class Inspection:
         return sum(row.nbytes for row in self.arrays)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all of it as what JSON has."""
+        """Returns all fields as JSON data."""
         return {**dataclasses.asdict(self), "nbytes": self.nbytes, "whole": not self.problems}
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Inspection:
 
 
 def run(path: str, as_json: bool) -> int:
-    """Prints what is at a path, and returns the exit code: 1 if it is damaged or something else, 2 if not there."""
+    """Prints the content of a path, and returns the exit code: 1 if damaged or of another kind, 2 if missing."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a training may be using the GPUs
     try:
         found = inspect(path)
@@ -101,15 +101,15 @@ def run(path: str, as_json: bool) -> int:
 
 
 def inspect(path: str) -> Inspection:
-    """Returns what a file or folder holds.
+    """Returns the content of a file or folder.
 
     Args:
       path: a file of weights, a training state, an exported model in any of its formats, a checkpoint, or a folder of
-        checkpoints, of which the newest is looked at.
+        checkpoints, of which the newest is inspected.
 
     Raises:
-      FileNotFoundError: if there is nothing; names like it are listed.
-      ValueError: if it is something else.
+      FileNotFoundError: if there is no such path; the message lists similar names.
+      ValueError: if it is of another kind.
     """
     from trainer.saving.checkpoint import CheckpointFolder, is_checkpoint
 
@@ -193,7 +193,7 @@ def _of_file_with_text(path: str, file: Any, key: str) -> Inspection:
 
 
 def _described(described: Any) -> str:
-    """Returns the description of inputs or outputs, as an export has it, as a text."""
+    """Returns the text for an export's description of inputs or outputs."""
     if described is None:
         return "None"
     if "dict" in described:
@@ -208,7 +208,7 @@ def _described(described: Any) -> str:
 
 
 def _of_run(folder: Any, steps: list[int]) -> Inspection:
-    """Returns what the newest checkpoint of a run holds, and which other checkpoints there are."""
+    """Returns the content of the newest checkpoint of a run, and the list of the other checkpoints."""
     from trainer.saving.checkpoint import damaged_files
 
     found = _of_checkpoint(folder.path_of(steps[-1]))
@@ -227,7 +227,7 @@ def _of_run(folder: Any, steps: list[int]) -> Inspection:
 
 
 def _of_stablehlo(path: str) -> Inspection:
-    """Returns what an export in the format "stablehlo" holds."""
+    """Returns the content of an export in the format "stablehlo"."""
     from trainer.saving.formats import SIGNATURE, WEIGHTS
 
     kind = "exported model, a StableHLO program"
@@ -256,7 +256,7 @@ def _of_checkpoint(path: str) -> Inspection:
         damages = checkpoints.damaged_files(path)
     except checkpoints.NewerFormatError:
         raise
-    except checkpoints.CheckpointError as error:  # of the manifest: nothing else is known to be whole, then
+    except checkpoints.CheckpointError as error:  # in the manifest, so nothing else can be verified
         return Inspection(path, "checkpoint", problems=[str(error)])
     problems = [str(error) for error in damages.values()]
     try:

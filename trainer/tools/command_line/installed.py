@@ -1,6 +1,6 @@
-"""Which packages are installed, and whether their versions go together.
+"""The installed packages, and whether their versions are compatible.
 
-What a distribution requires is what its metadata say. Nothing is imported for it.
+The requirements of a distribution are read from its metadata, without importing it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOT_SHOWN = ("dev", "bench")  # extras for work on the trainer itself
 
 
 def versions() -> Iterator[Finding]:
-    """Yields the versions of Python, the trainer and what it needs, and where they do not go together."""
+    """Yields the versions of Python, the trainer and its requirements, and incompatibilities."""
     yield Finding("versions", "python", "ok", f"{platform.python_version()} on {platform.platform()}")
     required_by_trainer = [name.partition("[")[0] for name, _, extra in _requirements(PACKAGE) if extra is None]
     for name in dict.fromkeys([PACKAGE, *required_by_trainer, "jaxlib"]):
@@ -42,14 +42,14 @@ def versions() -> Iterator[Finding]:
 
 
 def extras() -> Iterator[Finding]:
-    """Yields for each extra of the trainer whether its packages are installed."""
+    """Yields, for each extra of the trainer, whether its packages are installed."""
     by_extra: dict[str, list[tuple[str, str]]] = {}
     for name, specifier, extra in _requirements(PACKAGE):
         if extra is None or extra in _NOT_SHOWN:
             continue
         needed = by_extra.setdefault(extra, [])
         named, _, inner = name.partition("[")
-        if inner:  # such as "jax[cuda12]", whose plugin is what the extra is for
+        if inner:  # such as "jax[cuda12]", where the extra is for the plugin
             needed += [(part, wanted) for part, wanted, of in _requirements(named) if of == inner.rstrip("]")]
         else:
             needed.append((name, specifier))
@@ -65,7 +65,7 @@ def extras() -> Iterator[Finding]:
 
 
 def _complaints(name: str) -> Iterator[str]:
-    """Yields what is wrong with a distribution: those that require it, and do not get what they require."""
+    """Yields the requirements of distributions that the installed version of a package does not meet."""
     for owner in _COMPARED:
         for required, specifier, extra in _requirements(owner):
             required = required.partition("[")[0]
@@ -74,9 +74,9 @@ def _complaints(name: str) -> Iterator[str]:
 
 
 def _requirements(name: str) -> list[tuple[str, str, str | None]]:
-    """Returns name, version and extra of all that a distribution requires on this machine.
+    """Returns name, version and extra of all requirements of a distribution on this machine.
 
-    A name may have an extra of its own, such as "jax[cuda12]".
+    A name may have its own extra, such as "jax[cuda12]".
     """
     try:
         lines = metadata.requires(name) or []
@@ -99,13 +99,13 @@ def _applies(marker: str, extra: str) -> bool:
         return True
     try:
         from packaging.markers import Marker
-    except ImportError:  # then only those without conditions but an extra are known to apply
+    except ImportError:  # then only requirements whose sole condition is an extra are known to apply
         return not re.sub(_EXTRA, "", marker).strip(" ()")
     return Marker(marker).evaluate({"extra": extra})
 
 
 def _fits(name: str, specifier: str, missing: bool = True) -> bool:
-    """Returns whether the installed version is within a specifier; `missing` for what is not installed."""
+    """Returns whether the installed version is within a specifier; returns `missing` for a missing package."""
     version = _version(name)
     if version is None:
         return missing

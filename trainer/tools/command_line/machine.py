@@ -1,4 +1,4 @@
-"""The devices that JAX finds here, the memory there is, and the folder of compiled programs."""
+"""JAX's devices on this machine, its memory, and the folder of compiled programs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainer.core.units import readable_bytes
 from trainer.tools.command_line.findings import Finding
 
 _GPU_FILES = "/dev/nvidia[0-9]*"
-_SHARED_MEMORY = "/dev/shm"  # over which NCCL sends between the GPUs of a machine
-_MIN_SHARED_BYTES = 2**26  # what containers have by default, and NCCL exhausts
+_SHARED_MEMORY = "/dev/shm"  # NCCL sends through it between the GPUs of a machine
+_MIN_SHARED_BYTES = 2**26  # the default in containers, which NCCL exhausts
 _MIN_FREE_SHARE = 0.05
 
 
 def devices() -> Iterator[Finding]:
-    """Yields each device of this process, once it has computed a small product."""
-    # Else the first use of a GPU would take three quarters of it, which fails beside a training.
+    """Yields each device of this process, after it has computed a small product."""
+    # Otherwise the first use of a GPU would allocate three quarters of it, which fails alongside a training.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         import jax
@@ -42,7 +42,7 @@ def devices() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Yields how much memory the machine, its devices and the folder of shared memory have."""
+    """Yields the memory of the machine, of its devices and of the folder of shared memory."""
     import jax
 
 
@@ -51,7 +51,7 @@ def memory() -> Iterator[Finding]:
                   f"{readable_bytes(free)} of {readable_bytes(total)} free")
     try:
         accelerators = [device for device in jax.local_devices() if device.platform != "cpu"]
-    except Exception:  # of which `devices` tells
+    except Exception:  # reported by `devices`
         accelerators = []
     for device in accelerators:
         stats: dict[str, Any] = device.memory_stats() or {}
@@ -66,7 +66,7 @@ def memory() -> Iterator[Finding]:
 
 
 def compile_cache() -> Iterator[Finding]:
-    """Yields where compiled programs are kept, how many there are, and who may write there."""
+    """Yields the location, the number and the write permissions of compiled programs."""
     import jax
 
 
@@ -112,13 +112,13 @@ def _computes(device: Any) -> Finding:
 
 
 def _host_memory() -> tuple[int, int]:
-    """Returns the bytes of memory in all, and those that are free for programs."""
+    """Returns the total memory in bytes, and the memory available to programs."""
     page = os.sysconf("SC_PAGE_SIZE")
     total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):  # then without what the system would free for programs
+    except (OSError, StopIteration):  # then without memory that the system would free for programs
         pass
     return total, free
 

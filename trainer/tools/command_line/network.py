@@ -1,4 +1,4 @@
-"""The cluster that the environment describes, and whether this process can reach the others.
+"""The cluster in the environment, and whether this process can reach the other processes.
 
 It opens connections to their addresses and closes them; it joins nothing.
 """
@@ -18,10 +18,10 @@ _NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def cluster(timeout_secs: float) -> Iterator[Finding]:
-    """Yields what TF_CONFIG, SLURM, Open MPI or JAX's own detection say, and which addresses can be reached.
+    """Yields the cluster according to TF_CONFIG, SLURM, Open MPI or JAX's own detection, and the reachable addresses.
 
     Args:
-      timeout_secs: how long to wait for each answer.
+      timeout_secs: seconds to wait for each answer.
     """
     from trainer.cluster import TF_CONFIG, ClusterError, detect_cluster, resolve_cluster
 
@@ -79,7 +79,7 @@ def _own(name: str, address: str) -> Finding:
 
 
 def _other(name: str, address: str, timeout_secs: float) -> Finding:
-    """Returns whether another process's machine answers. Nothing need listen there yet."""
+    """Returns whether another process's machine answers; nothing need listen there yet."""
     from trainer.cluster import split_address
 
     host, port = split_address(address)

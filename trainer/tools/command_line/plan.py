@@ -1,9 +1,9 @@
-"""`python -m trainer plan SCRIPT --topology 8xh100`: what the first `fit` of a script would take on GPUs.
+"""`python -m trainer plan SCRIPT --topology 8xh100`: the memory and time of a script's first `fit` on GPUs.
 
-Owns that command. The script runs on this machine's CPU until it calls `fit`, which plans instead of training and
-ends it.
+Owns this command. The script runs on this machine's CPU until it calls `fit`, which plans instead of training and ends
+it.
 
-Exit codes: 0 if the step fits, 1 if it does not, or as the script ends; 2 for arguments that were refused.
+Exit codes: 0 if the step fits, 1 if it does not, or the exit code of the script; 2 for rejected arguments.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace, of_script:
     """Plans the first `fit` of a script, and returns the exit code, unless the script ends this process.
 
     Args:
-      parser: that of this command, for errors.
-      options: what `add_arguments` has described.
+      parser: the parser of this command, for errors.
+      options: the options of `add_arguments`.
       of_script: the script's own arguments.
     """
     if not os.path.exists(options.script):
@@ -49,14 +49,14 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace, of_script:
     _prepare(parser, options.topology)
     _plan_instead_of_fit(options)
     sys.argv = [options.script, *(of_script[1:] if of_script[:1] == ["--"] else of_script)]
-    sys.path[0] = os.path.dirname(os.path.abspath(options.script))  # as `python SCRIPT` has it
+    sys.path[0] = os.path.dirname(os.path.abspath(options.script))  # as with `python SCRIPT`
     runpy.run_path(options.script, run_name="__main__")
     print(f"{options.script} has ended, and has not called `fit`: there is nothing to plan.", file=sys.stderr)
     return REFUSED
 
 
 def _prepare(parser: argparse.ArgumentParser, topology: str) -> None:
-    """Sets what JAX reads when it starts: devices for the script's strategy, and no search for GPUs."""
+    """Sets environment variables for JAX's start: devices for the script's strategy, and no search for GPUs."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     from trainer.distribute.placement.described import EXTRA, Topology, is_plugin_installed
 
@@ -92,7 +92,7 @@ def _plan_instead_of_fit(options: argparse.Namespace) -> None:
 
 
 def _sample(given: dict[str, Any]) -> tuple[Any, int | None]:
-    """Returns the data that `fit` was given as one value, and the rows of a batch of arrays; None for other data."""
+    """Returns the data of `fit` as a single value, and the rows per batch of arrays; None for other data."""
     x, y, sample_weight = (given.get(name) for name in ("x", "y", "sample_weight"))
     if y is None and not hasattr(x, "shape"):
         return x, given.get("batch_size")

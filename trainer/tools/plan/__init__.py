@@ -1,6 +1,7 @@
-"""`trainer.plan`: what a compiled step would take on devices that need not be there: memory, communication, time.
+"""`trainer.plan`: memory, communication and time of a compiled step on devices that may be absent.
 
-Owns the arithmetic and the reports, `Strategy.explain`'s too. It trains nothing, and leaves a model as it is.
+Owns the arithmetic and the reports, including the report of `Strategy.explain`. It trains nothing, and does not change
+the model.
 """
 
 from trainer.tools.plan.model_plan import explain, plan

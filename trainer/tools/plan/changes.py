@@ -1,4 +1,4 @@
-"""Other ways to train, which a plan compares: each saves memory."""
+"""Alternative ways to train, compared by a plan: each saves memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MICROBATCHES = (2, 4, 8)
 
 
 class Change(NamedTuple):
-    """Another way to train.
+    """An alternative way to train.
 
     Attributes:
-      text: as a user would write it.
+      text: the change, as a user would write it.
       options: arguments of `compile`.
       strategy: another strategy; None for the same.
       batch: another batch; None for the same.

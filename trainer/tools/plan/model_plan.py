@@ -1,4 +1,4 @@
-"""`plan` and `explain`: what a model's training would take, from its compiled step and its strategy's shardings."""
+"""`plan` and `explain`: the cost of a model's training, from its compiled step and its strategy's shardings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.tools.plan.report import Alternative, DeviceMemory, Plan
 from trainer.tools.plan.roofline import KERNEL_SECS, roofline, sent_rows
 from trainer.tools.plan.state_report import StateReport, state_report
 
-GROUPS_AHEAD = 2  # that `fit` has placed, at most, beside the group in use
+GROUPS_AHEAD = 2  # maximum number that `fit` places ahead, in addition to the group in use
 _MOST_OF_MEMORY = 0.92  # a `XLA_PYTHON_CLIENT_MEM_FRACTION` that leaves room for CUDA, cuDNN and NCCL
 
 
@@ -35,25 +35,26 @@ def plan(
     batch_size: int | None = None, alternatives: bool | str = "auto", memory_fraction: float = 0.75,
     verbose: bool = True,
 ) -> Plan:
-    """Prints and returns what a train step would take on GPUs that need not be there; see docs/plan.md.
+    """Prints and returns the cost of a train step on GPUs that may be absent; see docs/plan.md.
 
     JAX's CUDA plugin compiles it (`pip install 'trainer-jax[gpu-programs]'`); nothing of the model is allocated.
 
     Args:
       model: a compiled model.
-      sample: what `fit` would be given, or one batch, whose leaves may be `jax.ShapeDtypeStruct`s.
-      topology: the GPUs: "8xh100", or "2x8xh200" for two hosts with eight each. The strategy is made again over them;
-        without, its own devices are described.
+      sample: the data of `fit`, or a single batch, whose leaves may be `jax.ShapeDtypeStruct`s.
+      topology: the GPUs: "8xh100", or "2x8xh200" for two hosts with eight GPUs each. The strategy is recreated over
+        them; by default, its own devices must be described devices.
       strategy: the strategy; by default the model's.
-      batch_size: rows of a batch over all replicas, if `sample` is all rows of arrays; they are one batch without.
-      alternatives: whether changes are compiled and listed, too; "auto" does so if the step does not fit.
-      memory_fraction: the part of a GPU's memory that JAX takes: `XLA_PYTHON_CLIENT_MEM_FRACTION`.
-      verbose: whether to print it.
+      batch_size: rows per batch over all replicas, if `sample` is all rows of arrays; by default they are a single
+        batch.
+      alternatives: whether to compile and list changes too; "auto" does so if the step does not fit.
+      memory_fraction: the fraction of a GPU's memory that JAX allocates: `XLA_PYTHON_CLIENT_MEM_FRACTION`.
+      verbose: whether to print the plan.
 
     Raises:
       ImportError: if the plugin is not installed.
       RuntimeError: if the model is not compiled.
-      ValueError: for a topology that does not suit the strategy, and data that the model cannot take.
+      ValueError: for a topology that does not suit the strategy, or data that the model cannot take.
 
     Example:
       >>> trainer.plan(model, (x, y), "8xh100", strategy=trainer.distribute.FullyShardedStrategy())  # doctest: +SKIP
@@ -77,7 +78,7 @@ def plan(
 
 
 def explain(model: Model, strategy: Strategy, sample: Any, batch: Any) -> StateReport:
-    """Prints and returns the report that `Strategy.explain` describes."""
+    """Prints and returns the report of `Strategy.explain`."""
     title = f"{model.name} under {strategy!r}"
     if batch is None:
         found = state_report(title, strategy, model.state_shapes(sample))
@@ -116,7 +117,7 @@ def _plan(model: Model, strategy: Strategy, batch: Batch, topology: Topology, me
 
 
 def _executed_steps(program: Program, steps: int) -> int:
-    """Returns for how many steps the text counts: a loop of unknown length counts as one step."""
+    """Returns the number of steps that the text covers: a loop of unknown length counts as a single step."""
     return steps if any(loop.trip_count == steps for loop in program.loops) else 1
 
 
@@ -126,7 +127,7 @@ def _memory(train: PlannedPhase, strategy: Strategy, batch: Batch) -> DeviceMemo
     steps = train.phase.steps_per_execution
     group = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((steps, *leaf.shape), leaf.dtype), batch)
     batches = sum(_batch_bytes(leaf, strategy) for leaf in jax.tree.leaves(group))
-    # What XLA has found unused is no argument.
+    # Unused data are not arguments of the program.
     held = size.parameter_bytes + size.optimizer_bytes + size.model_state_bytes
     others = max(stats.argument_size_in_bytes - held - batches, 0)
     return DeviceMemory(
@@ -179,7 +180,7 @@ def _alternatives(model: Model, strategy: Strategy, batch: Batch, topology: Topo
         try:
             found = _plan(model, change.strategy or strategy, batch if change.batch is None else change.batch,
                           topology, planned.memory_fraction, **change.options)
-        except Exception as error:  # of whatever kind: it is one row of the table
+        except Exception as error:  # any error becomes a row of the table
             yield Alternative(change.text, problem=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:80]}")
         else:
             yield Alternative(change.text, found.memory.peak, found.fits, found.roofline.step)

@@ -1,7 +1,7 @@
-"""A model's step, compiled under any strategy, over devices that may be described only.
+"""A model's step, compiled under any strategy, over real or described devices.
 
-Owns how a model and its strategy are made again over other devices. Nothing is allocated: the state is known by its
-shapes alone.
+Owns the recreation of a model and its strategy over other devices. Nothing is allocated: only the shapes of the state
+are known.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from trainer.model.model import Model
 from trainer.step.compiled_phase import CompiledPhase
 from trainer.tools.plan.program_contents import peak_bytes
 
-# There is no GPU to time kernels on. Only these programs are compiled so.
+# Without a GPU, kernels cannot be timed. Only these programs are compiled in this way.
 COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0}
 
 
 class PlannedPhase(NamedTuple):
-    """A phase of a model, compiled for devices that are there or described.
+    """A phase of a model, compiled for real or described devices.
 
     Attributes:
       phase: the phase.
@@ -50,7 +50,7 @@ class PlannedPhase(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """The memory of a device that an execution takes."""
+        """The device memory of an execution, in bytes."""
         return peak_bytes(self.compiled)
 
 
@@ -68,7 +68,7 @@ def strategy_over(strategy: Strategy, topology: Any) -> Strategy:
     """Returns a strategy of the same kind over the devices of a topology.
 
     Raises:
-      ValueError: if the strategy is asynchronous, or cannot use so many devices.
+      ValueError: if the strategy is asynchronous, or does not support this number of devices.
     """
     _check_is_synchronous(strategy)
     return strategy.over(described_devices(topology))
@@ -78,14 +78,14 @@ def planned_phase(model: Model, strategy: Strategy, kind: str, batch: Batch, **c
     """Returns a phase of a model, compiled under a strategy for its devices, which may be described.
 
     Args:
-      model: a compiled model, made under any strategy. It stays as it is.
+      model: a compiled model, made under any strategy. It is not changed.
       strategy: the strategy.
       kind: "train", "test" or "predict".
       batch: a host batch.
-      **changes: `microbatches`, `remat` and `precision` of `compile`, where they are others than the model's.
+      **changes: `microbatches`, `remat` and `precision` of `compile`, if they differ from the model's.
 
     Raises:
-      ImportError: if something that XLA compiles with is not installed.
+      ImportError: if a package for XLA's compilation is not installed.
     """
     planned = copy_under(model, strategy, changes)
     core = core_of(planned)
@@ -128,7 +128,7 @@ def copy_under(model: Model, strategy: Strategy, changes: Mapping[str, Any]) -> 
 
 
 def host_batch(sample: Any, batch_size: int | None = None) -> Batch:
-    """Returns the first batch of data that `plan` describes, with shapes as arrays that take no memory."""
+    """Returns the first batch of the sample data of `plan`, with shapes as arrays that take no memory."""
     return inputs.sample_batch(_host_arrays(sample), batch_size)
 
 

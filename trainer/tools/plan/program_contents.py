@@ -1,6 +1,6 @@
-"""What a compiled program does: its collectives, what its kernels read and write, and its copies to the host.
+"""The work of a compiled program: its collectives, its memory traffic, and its transfers to the host.
 
-Owns how these are counted from the text. Seen on XLA as in jaxlib 0.10.2 and 0.12.0, for NVIDIA GPUs.
+Owns how these are counted from the text. Based on XLA in jaxlib 0.10.2 and 0.12.0, for NVIDIA GPUs.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Collective(NamedTuple):
     """A collective.
 
     Attributes:
-      kind: one of `COLLECTIVES`.
-      nbytes: of the whole arrays: those that are reduced or copied, what a gather gives, what a scatter takes.
-      dtypes: of its arrays, as HLO names them.
-      group: the devices that one group consists of, by their numbers in the program.
-      times: how often it runs in one execution.
-      is_asynchronous: whether it has a start and an end, and runs beside what stands between them.
-      kernels_between: how many kernels stand between them.
+      kind: an entry of `COLLECTIVES`.
+      nbytes: bytes of the whole arrays: the reduced or copied arrays, the result of a gather, the operand of a scatter.
+      dtypes: dtypes of its arrays, by HLO's names.
+      group: the devices of a group, by their numbers in the program.
+      times: number of runs per execution.
+      is_asynchronous: whether it has a start and an end, and runs alongside the instructions in between.
+      kernels_between: number of kernels in between.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Collective(NamedTuple):
 
     @property
     def sent_bytes(self) -> float:
-        """What a device sends, at least: that of a ring."""
+        """Minimum number of bytes that a device sends: the number in a ring."""
         devices = len(self.group)
         share = (devices - 1) / max(devices, 1)
         return self.nbytes * {"all-reduce": 2 * share, "collective-permute": 1.0, "collective-broadcast": 1.0}.get(
@@ -60,7 +60,7 @@ class Collective(NamedTuple):
 
 
 def collectives_of(program: Program, num_devices: int) -> list[Collective]:
-    """Returns the collectives of a program that runs on so many devices; those of a single device are left out."""
+    """Returns the collectives of a program on `num_devices` devices, except for collectives of a single device."""
     found = []
     for name, times in program.times.items():
         computation = program.computations.get(name, [])
@@ -68,7 +68,7 @@ def collectives_of(program: Program, num_devices: int) -> list[Collective]:
             kind = instruction.operation.removesuffix("-start")
             if kind not in COLLECTIVES or (instruction.operation != kind and instruction.callees and kind in (
                     _inner_kinds(program, instruction))):
-                continue  # the collective itself stands in the computation that its start calls
+                continue  # the collective itself is in the computation that its start calls
             start = _start_of(program, name) if instruction.operation == kind else (computation, place)
             group = _group(instruction.text, kind, num_devices)
             operands = program.operands_of(instruction, computation)
@@ -85,7 +85,7 @@ def _inner_kinds(program: Program, start: Instruction) -> set[str]:
 
 
 def _start_of(program: Program, computation: str) -> tuple[list[Instruction], int] | None:
-    """Returns where the asynchronous call of a computation stands; None if it is called in another way."""
+    """Returns the position of the asynchronous call of a computation; None for other calls."""
     for instructions in program.computations.values():
         for place, instruction in enumerate(instructions):
             if instruction.operation.endswith("-start") and any(name == computation for name, _ in instruction.callees):
@@ -105,13 +105,13 @@ def _kernels_between(computation: Sequence[Instruction], start: int) -> int:
 
 
 def _is_kernel(instruction: Instruction) -> bool:
-    # A loop's iterations are kernels, too.
+    # Iterations of a loop count as kernels.
     return instruction.operation == "while" or (
         instruction.operation not in _FREE and not instruction.operation.endswith(("-start", "-done")))
 
 
 def _group(text: str, kind: str, num_devices: int) -> tuple[int, ...]:
-    """Returns the first group of a collective; all devices where the text does not tell."""
+    """Returns the first group of a collective; all devices if the text has no group."""
     everything = tuple(range(num_devices))
     if kind == "collective-permute":
         pairs = _PAIRS.search(text)
@@ -132,7 +132,7 @@ def _group(text: str, kind: str, num_devices: int) -> tuple[int, ...]:
 
 
 def _numbered(shape: str, order: str | None) -> np.ndarray:
-    """Returns the numbers of devices as HLO writes them: counted in one shape, with its axes in another order."""
+    """Returns the numbers of devices in HLO's notation: an iota of a shape, with transposed axes."""
     sizes = _sizes(shape)
     numbers = np.arange(math.prod(sizes)).reshape(sizes)
     return numbers.transpose(_sizes(order)) if order else numbers
@@ -147,10 +147,10 @@ def _as_tuple(numbers: np.ndarray) -> tuple[int, ...]:
 
 
 def traffic_bytes(program: Program) -> float:
-    """Returns the bytes that kernels read from and write to a device's memory in one execution, caches left aside.
+    """Returns the bytes that kernels read from and write to a device's memory in an execution, without caches.
 
-    Each reads its operands once and writes its results once; of an operand of which a fusion takes slices it reads
-    these, and what is updated in place is written where it changes.
+    Each kernel reads its operands once and writes its results once. If a fusion slices an operand, it reads only the
+    slices; an in-place update writes only the changed part.
     """
     total = 0.0
     for name, times in program.times.items():
@@ -165,7 +165,7 @@ def traffic_bytes(program: Program) -> float:
 
 
 def kernels(program: Program) -> int:
-    """Returns how many kernels run in one execution, collectives apart."""
+    """Returns the number of kernels in an execution, without collectives."""
     return sum(times for each, times in program.instructions()
                if _is_kernel(each) and each.operation != "while" and not _is_collective(each))
 
@@ -190,7 +190,7 @@ def _moved(program: Program, instruction: Instruction, operands: Sequence[Instru
 
 
 def _read_of(fused: Sequence[Instruction], parameter: str, nbytes: int) -> float:
-    """Returns how much a fused computation reads of a parameter."""
+    """Returns the number of bytes that a fused computation reads of a parameter."""
     names, read = {parameter}, 0
     for instruction in fused:
         if not names.intersection(instruction.operands):
@@ -222,14 +222,14 @@ def _written(fused: Sequence[Instruction], nbytes: int) -> float:
 
 
 def host_transfers(program: Program) -> list[str]:
-    """Returns the names of the instructions that send to the host or receive from it, or call it."""
+    """Returns the names of the instructions that send to the host, receive from it, or call it."""
     return [each.name for each, _ in program.instructions()
             if each.operation in _HOST or _CALLBACK.search(each.text)
             or (each.operation in ("copy-start", "copy") and _HOST_MEMORY.search(each.text))]
 
 
 def unknown_loops(program: Program) -> list[str]:
-    """Returns the names of the loops of which XLA does not know how often they run.
+    """Returns the names of the loops with a trip count that XLA does not know.
 
     A GPU asks the host before each iteration of such a loop, and its queue runs empty.
     """
@@ -237,7 +237,7 @@ def unknown_loops(program: Program) -> list[str]:
 
 
 def peak_bytes(compiled: Any) -> int:
-    """Returns what an execution of a compiled program takes of a device's memory: arguments, results and temporary."""
+    """Returns the device memory of an execution in bytes: arguments, results and temporary buffers."""
     stats = compiled.memory_analysis()
     return int(stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
                - stats.alias_size_in_bytes)

@@ -1,4 +1,4 @@
-"""What a train step would take on GPUs: the report of `trainer.plan(model, sample, topology)`."""
+"""The cost of a train step on GPUs: the report of `trainer.plan(model, sample, topology)`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from trainer.tools.plan.roofline import Roofline, SentRow
 
 @dataclasses.dataclass(frozen=True)
 class DeviceMemory:
-    """The bytes of one device, at the peak of an execution.
+    """The memory of a device in bytes, at the peak of an execution.
 
     Attributes:
-      parameters, optimizer_state, model_state: of the state.
-      batches: of the batches of the execution.
-      other_arguments: logs, numbers and what pads arrays.
-      temporary: gradients, activations, and all else that lives during a step.
-      results: what comes out in buffers of its own: no argument gave it one.
-      batches_ahead: of the batches that `fit` sends before they are needed.
-      gradients: what the reduced gradients take, a part of `temporary` as far as they are there at once.
+      parameters, optimizer_state, model_state: parts of the state.
+      batches: batches of the execution.
+      other_arguments: logs, numbers and padding of arrays.
+      temporary: gradients, activations, and other buffers during a step.
+      results: results in their own buffers, not donated by an argument.
+      batches_ahead: batches that `fit` sends ahead of use.
+      gradients: the reduced gradients, a part of `temporary` as far as they exist at the same time.
     """
 
     parameters: int
@@ -36,26 +36,26 @@ class DeviceMemory:
 
     @property
     def step(self) -> int:
-        """What an execution takes: its arguments, its results and its temporary buffers."""
+        """The memory of an execution: its arguments, its results and its temporary buffers."""
         return (self.parameters + self.optimizer_state + self.model_state + self.batches + self.other_arguments
                 + self.temporary + self.results)
 
     @property
     def peak(self) -> int:
-        """What `fit` takes: an execution, and the batches that wait for theirs."""
+        """The memory of `fit`: an execution, and the batches placed ahead."""
         return self.step + self.batches_ahead
 
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """What another way to train would take.
+    """The cost of an alternative way to train.
 
     Attributes:
-      change: what is different.
+      change: the change.
       peak_bytes: as `DeviceMemory.peak`; None if it could not be compiled.
-      fits: whether that is less than a device has.
-      step_secs: the roofline's time of a step.
-      problem: why it could not be compiled.
+      fits: whether the peak is below the memory of a device.
+      step_secs: the time of a step by the roofline model.
+      problem: the reason why it could not be compiled.
     """
 
     change: str
@@ -67,30 +67,31 @@ class Alternative:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a train step takes on GPUs that need not be there; its text is a table.
+    """The cost of a train step on GPUs that may be absent; its text is a table.
 
     Attributes:
       model: the model's name.
       strategy: the strategy, without its devices.
       topology: the GPUs, such as "8xh100".
       device: the name of a GPU.
-      num_devices: how many there are.
-      num_replicas: how many replicas they form.
-      batch_rows: the rows of a batch, over all replicas.
-      fused_steps: how many steps go into one execution.
-      memory: the bytes of a device.
-      device_bytes: the memory of a GPU.
-      memory_fraction: the part of it that JAX takes.
-      collectives: what a step communicates.
-      flops: floating-point operations of a device in a step.
-      product_flops: those of products and convolutions, by what they are computed in.
-      traffic_bytes: what the kernels of a step read and write in a device's memory.
-      kernels: how many kernels a step has, collectives apart.
-      roofline: the least time of a step.
-      unknown_loops: how many loops run as often as only the device knows: it asks the host before each iteration.
-      host_transfers: how many instructions send to the host, or receive from it.
-      assumptions: what the numbers rest on.
-      alternatives: what changes would give.
+      num_devices: number of GPUs.
+      num_replicas: number of replicas.
+      batch_rows: rows per batch, over all replicas.
+      fused_steps: number of steps per execution.
+      memory: the memory use of a device.
+      device_bytes: the memory of a GPU in bytes.
+      memory_fraction: the fraction of it that JAX allocates.
+      collectives: the communication of a step.
+      flops: floating-point operations per step and device.
+      product_flops: operations of products and convolutions, by the dtype of the computation.
+      traffic_bytes: bytes per step that kernels read and write in a device's memory.
+      kernels: number of kernels per step, without collectives.
+      roofline: the minimum time of a step.
+      unknown_loops: number of loops with a trip count that only the device knows: it asks the host before each
+        iteration.
+      host_transfers: number of instructions that send to the host, or receive from it.
+      assumptions: the assumptions of the numbers.
+      alternatives: the costs of changes.
     """
 
     model: str
@@ -117,7 +118,7 @@ class Plan:
 
     @property
     def available_bytes(self) -> int:
-        """The memory that JAX takes of a device."""
+        """The memory of a device that JAX allocates, in bytes."""
         return int(self.device_bytes * self.memory_fraction)
 
     @property
@@ -127,11 +128,11 @@ class Plan:
 
     @property
     def rows_per_sec(self) -> float:
-        """How many rows a second is the most that the roofline allows."""
+        """Maximum number of rows per second by the roofline model."""
         return self.batch_rows / self.roofline.step
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything as numbers, strings, lists and dicts, as JSON has them."""
+        """Returns all fields as JSON data: numbers, strings, lists and dicts."""
         return {
             **dataclasses.asdict(self),
             "product_flops": dict(self.product_flops),
@@ -207,7 +208,7 @@ class Plan:
 
 
 def readable_secs(secs: float) -> str:
-    """Returns seconds in the unit that suits them.
+    """Returns seconds in a suitable unit.
 
     >>> readable_secs(0.0), readable_secs(3.21e-5), readable_secs(0.0123), readable_secs(2.5)
     ('0 us', '32.1 us', '12.3 ms', '2.5 s')

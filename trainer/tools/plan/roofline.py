@@ -1,8 +1,8 @@
-"""A lower bound of a step's time, from what it computes, moves and sends, and from the rates of a GPU.
+"""A lower bound of a step's time, from its computation, memory traffic and communication, and the rates of a GPU.
 
-Source: Williams et al., "Roofline: An Insightful Visual Performance Model for Multicore Architectures", 2009; the bytes
-that a ring sends are those of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-workstations", 2009.
+Sources: Williams et al., "Roofline: An Insightful Visual Performance Model for Multicore Architectures", 2009; for the
+bytes that a ring sends, Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+2009.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from trainer.distribute.placement.described import Topology
 from trainer.distribute.placement.gpu_kinds import NETWORK_BANDWIDTH
 from trainer.tools.plan.program_contents import Collective
 
-KERNEL_SECS = 1e-6  # that even an empty kernel takes
+KERNEL_SECS = 1e-6  # time of an empty kernel
 
 
 class Roofline(NamedTuple):
-    """How long a step takes at least, in seconds, where everything runs at its peak rate.
+    """The minimum time of a step in seconds, with everything at its peak rate.
 
     Attributes:
-      compute: of the products and convolutions.
-      memory: of what kernels read and write in the device's memory.
-      kernels: of so many kernels, one after another, if they had nothing to do.
-      collectives: of all collectives, one after another.
-      exposed: of those that nothing runs beside: that have no work between start and end, and what others take longer
-        than the rest of the step.
+      compute: time of the products and convolutions.
+      memory: time of the kernels' memory traffic.
+      kernels: time of the kernels in sequence, if they were empty.
+      collectives: time of all collectives in sequence.
+      exposed: time of collectives without overlap: collectives with no work between start and end, and the time by
+        which the others exceed the rest of the step.
     """
 
     compute: float
@@ -38,33 +38,33 @@ class Roofline(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Of the step: the longest of computing, moving and launching, and the collectives that nothing hides."""
+        """Time of the step: the maximum of computation, memory traffic and launches, plus exposed collectives."""
         return max(self.compute, self.memory, self.kernels) + self.exposed
 
     @property
     def without_overlap(self) -> float:
-        """Of the step, if all collectives were waited for."""
+        """Time of the step without overlap of collectives."""
         return max(self.compute, self.memory, self.kernels) + self.collectives
 
     @property
     def bound(self) -> str:
-        """What the step waits for most: "compute", "memory", "kernels" or "collectives"."""
+        """The bottleneck of the step: "compute", "memory", "kernels" or "collectives"."""
         times = {"compute": self.compute, "memory": self.memory, "kernels": self.kernels, "collectives": self.exposed}
         return max(times, key=lambda name: times[name])
 
 
 class SentRow(NamedTuple):
-    """Collectives of one kind over one group of devices, in a step.
+    """The collectives of a kind over a group of devices, in a step.
 
     Attributes:
-      kind: such as "all-reduce".
-      devices: how many devices a group has.
-      hosts: over how many hosts it reaches.
-      times: how many of them run.
-      overlapped: how many of them have kernels between their start and their end.
-      nbytes: of the whole arrays.
-      sent_bytes: what a device sends, at least.
-      secs: how long they take at least, one after another.
+      kind: the kind, such as "all-reduce".
+      devices: number of devices of a group.
+      hosts: number of hosts of a group.
+      times: number of runs.
+      overlapped: number of runs with kernels between start and end.
+      nbytes: bytes of the whole arrays.
+      sent_bytes: minimum number of bytes that a device sends.
+      secs: minimum time in sequence.
     """
 
     kind: str
@@ -80,8 +80,8 @@ class SentRow(NamedTuple):
 def bandwidth(group: Sequence[int], topology: Topology) -> float:
     """Returns the bytes per second that each device of a group can send to the next in a ring.
 
-    Inside of a host it is the link's. Between hosts all devices that a host has in the group send at once, each over
-    its own network adapter, and the ring passes each host through one of them.
+    Inside of a host, it is the bandwidth of the link. Between hosts, all devices of a host in the group send at once,
+    each through its own network adapter, and the ring passes each host through a single adapter.
 
     >>> bandwidth(range(8), Topology.of("2x8xh100")) / 1e9, bandwidth(range(16), Topology.of("2x8xh100")) / 1e9
     (450.0, 400.0)
@@ -94,12 +94,12 @@ def bandwidth(group: Sequence[int], topology: Topology) -> float:
 
 
 def sent_rows(collectives: Iterable[Collective], topology: Topology, steps: int) -> tuple[SentRow, ...]:
-    """Returns the collectives of one step, by kind and group.
+    """Returns the collectives of a step, by kind and group.
 
     Args:
-      collectives: those of an execution.
+      collectives: the collectives of an execution.
       topology: the devices.
-      steps: of how many steps the execution is.
+      steps: number of steps of the execution.
     """
     rows: dict[tuple[str, int, int], SentRow] = {}
     for each in collectives:
@@ -123,11 +123,11 @@ def roofline(
 
     Args:
       products: operations of a device by dtype, as in `trainer.compile.cost_analysis.Cost`.
-      traffic_bytes: what the kernels of a step move.
-      kernels: how many a step has.
-      collectives: those of an execution.
+      traffic_bytes: memory traffic of the kernels of a step.
+      kernels: number of kernels per step.
+      collectives: the collectives of an execution.
       topology: the devices.
-      steps: of how many steps the execution is.
+      steps: number of steps of the execution.
     """
     gpu = topology.gpu
     slowest = min(gpu.peak_flops.values())
@@ -145,5 +145,5 @@ def roofline(
 
 
 def _family(dtype: str) -> str:
-    """Returns "float8" for "float8_e4m3fn", and the like."""
+    """Returns the family of a dtype, such as "float8" for "float8_e4m3fn"."""
     return dtype.partition("_")[0].removeprefix("u")

@@ -1,6 +1,6 @@
-"""What a strategy would put where: the report of `strategy.explain(model)`.
+"""The placement of a state by a strategy: the report of `strategy.explain(model)`.
 
-Owns how sizes are counted and shown. It works on shapes and shardings alone, so that nothing is allocated.
+Owns the computation and the formatting of sizes. It uses shapes and shardings only, so that nothing is allocated.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from trainer.core.units import columns, readable_bytes, readable_number
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import spec_text
 
-DEFAULT_MEMORY = "device"  # the memory that an accelerator computes from, whatever a platform calls it
+DEFAULT_MEMORY = "device"  # the memory for an accelerator's computations, by any platform's name
 
 
 class ParameterRow(NamedTuple):
-    """One parameter of a report.
+    """A parameter in a report.
 
     Attributes:
-      path: its name, such as "block/up/kernel".
+      path: its path, such as "block/up/kernel".
       shape: the shape of the whole array.
       dtype: the name of its dtype.
       spec: the mesh axes that split its dimensions, such as "(None, 'model')", or "replicated".
-      device_bytes: the bytes of one device's part.
+      device_bytes: the bytes of a device's shard.
     """
 
     path: str
@@ -43,9 +43,9 @@ class ParameterRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StateReport:
-    """What one device holds of a training state, in bytes; its text is a table.
+    """A device's share of a training state, in bytes; its text is a table.
 
-    A device that has a part in a memory of its host, such as "pinned_host", is counted as holding it.
+    A shard in the host memory of a device, such as "pinned_host", counts for the device.
 
     Attributes:
       title: the report's first line.
@@ -54,13 +54,13 @@ class StateReport:
       gradients: the same for gradients.
       optimizer_state: the same for the optimizer's state.
       model_state: the same for the model's state, such as running averages.
-      unsharded_bytes: what one device would hold if it had all of these whole.
-      peak_bytes: what a device's memory holds at the peak of an execution of a train step, with its batches,
-        activations and temporary buffers; None if no batch was given.
-      temporary_bytes: what gradients, activations and temporary buffers take of it; likewise.
-      step_flops: floating-point operations of a step on one device; likewise.
-      partitioned_because: why a step is one program for the whole batch, that XLA divides; None if replicas compute it,
-        each its rows. Both have the same numbers.
+      unsharded_bytes: bytes of all of these without sharding.
+      peak_bytes: peak memory of a device in an execution of a train step, with its batches, activations and temporary
+        buffers; None without a batch.
+      temporary_bytes: gradients, activations and temporary buffers in it; likewise.
+      step_flops: floating-point operations of a step on a device; likewise.
+      partitioned_because: the reason why a step is a single program for the whole batch, divided by XLA; None if each
+        replica computes its rows. Both have the same results.
     """
 
     title: str
@@ -144,7 +144,7 @@ class StateReport:
 
 
 def state_report(title: str, strategy: Strategy, state: TrainState) -> StateReport:
-    """Returns what one device would hold of a state of arrays or shapes under a strategy."""
+    """Returns the report for a state of arrays or shapes under a strategy."""
     shardings = strategy.state_shardings(state)
     return report(
         title, named_leaves(state.params), named_leaves(shardings.params),
@@ -163,20 +163,20 @@ def report(
     model_state_shardings: Mapping[str, Sharding],
     gradients_shardings: Mapping[str, Sharding],
 ) -> StateReport:
-    """Returns what one device would hold.
+    """Returns the report of a device's share of a state.
 
     Args:
       title: the report's first line.
-      params: parameters by path, as anything with a `shape` and a `dtype`.
-      params_shardings: where each is placed, by the same paths.
+      params: parameters by path, as objects with a `shape` and a `dtype`.
+      params_shardings: the sharding of each, by the same paths.
       opt_state: leaves of the optimizer's state by path.
-      opt_shardings: where each is placed.
+      opt_shardings: the sharding of each.
       model_state: leaves of the model's state by path.
-      model_state_shardings: where each is placed.
-      gradients_shardings: where gradients are placed, by the paths of the parameters that have one.
+      model_state_shardings: the sharding of each.
+      gradients_shardings: the shardings of gradients, by the paths of parameters with gradients.
 
     Raises:
-      ValueError: if a leaf has no sharding, or a sharding no leaf.
+      ValueError: if a leaf has no sharding, or a sharding has no leaf.
 
     Example:
       >>> mesh = jax.sharding.AbstractMesh((2, 4), ("replica", "model"))

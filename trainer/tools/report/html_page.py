@@ -38,5 +38,5 @@ def _runs_of_tables(
 
 
 def _is_number(cell: str) -> bool:
-    """Returns whether a cell is empty, or a number that may have a unit, as "1.5 KiB", "12.0%" and "1 min 5 s" do."""
+    """Returns whether a cell is empty, or a number, possibly with a unit, such as "1.5 KiB", "12.0%" or "1 min 5 s"."""
     return cell in ("", UNKNOWN) or _NUMBER.fullmatch(cell) is not None

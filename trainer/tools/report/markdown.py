@@ -1,4 +1,4 @@
-"""A report as Markdown, with its figures as files beside it."""
+"""A report as Markdown, with its figures in separate files."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from trainer.tools.report.page import Page, Picture, Table
 
 
 def as_markdown(page: Page, footer: str, folder: str) -> tuple[str, dict[str, bytes]]:
-    """Returns a report as Markdown, and the figures that it shows, by their file names.
+    """Returns a report as Markdown, and its figures by their file names.
 
     Args:
       page: the report.
       footer: the last line.
-      folder: the name of the folder of the figures, beside the file.
+      folder: the name of the folder for the figures, next to the file.
     """
     lines, files = [f"# {_text(page.title)}", "", f"Status: {page.status}", ""], {}
     lines += _table(Table([list(fact) for fact in page.facts]))
@@ -31,7 +31,7 @@ def as_markdown(page: Page, footer: str, folder: str) -> tuple[str, dict[str, by
 
 
 def folder_of(path: str) -> str:
-    """Returns the name of the folder of a report's figures.
+    """Returns the name of the folder for a report's figures.
 
     >>> folder_of("runs/report.md")
     'report_files'
@@ -50,7 +50,7 @@ def _table(table: Table) -> list[str]:
 
 
 def _text(text: str, is_code: bool = False) -> str:
-    """Returns a text whose characters mean themselves in Markdown."""
+    """Returns a text with Markdown's special characters escaped."""
     text = " ".join(text.split())
     if is_code:
         return text.replace("`", "'").replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""What a report is made of, whatever it is written as: sections of tables, figures and texts."""
+"""The parts of a report in any format: sections of tables, figures and texts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Table:
     Attributes:
       rows: the cells of each row, all texts.
       heading: the names of the columns; None for a table whose first column names the rows.
-      caption: a line on it.
-      is_code: whether cells are set in a font of equal widths.
+      caption: a line about the table.
+      is_code: whether to use a monospaced font.
     """
 
     rows: Sequence[Sequence[str]]
@@ -33,11 +33,11 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A figure of matplotlib.
+    """A matplotlib figure.
 
     Attributes:
       name: a name for a file, such as "curves".
-      alt: what it shows, for those who cannot see it.
+      alt: a description for readers who cannot see the figure.
       figure: the figure.
     """
 
@@ -46,18 +46,18 @@ class Picture:
     figure: Figure
 
     def as_svg(self) -> bytes:
-        """Returns it as an SVG file."""
+        """Returns the figure as an SVG file."""
         return self._saved("svg")
 
     def as_png(self) -> bytes:
-        """Returns it as a PNG file."""
+        """Returns the figure as a PNG file."""
         return self._saved("png")
 
     def _saved(self, kind: str) -> bytes:
         import matplotlib
 
         file = io.BytesIO()
-        # The same bytes for the same figure: no date, and no random names.
+        # No date and no random names, so that the same figure gives the same bytes.
         undated = {"Date": None} if kind == "svg" else None
         with matplotlib.rc_context({"svg.hashsalt": self.name}):
             self.figure.savefig(file, format=kind, dpi=PNG_DOTS_PER_INCH, metadata=undated)
@@ -70,7 +70,7 @@ class Section:
 
     Attributes:
       title: the heading.
-      parts: what it has; a str is a paragraph.
+      parts: the content; a str is a paragraph.
     """
 
     title: str
@@ -82,10 +82,10 @@ class Page:
     """A report.
 
     Attributes:
-      title: the heading of all.
-      status: how the run ended, in a word.
+      title: the main heading.
+      status: the outcome of the run, in a word.
       facts: the most important numbers, with their names.
-      sections: the rest.
+      sections: the sections.
     """
 
     title: str

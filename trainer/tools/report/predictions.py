@@ -1,6 +1,6 @@
-"""What a report shows of a model's predictions: a confusion matrix, or residuals.
+"""The section of a report on a model's predictions: a confusion matrix, or residuals.
 
-Owns which of both suits a model, its loss and its labels. Where neither does, a sentence says why.
+Owns the choice between both by the model, its loss and its labels. If neither suits, a sentence explains why.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
 if TYPE_CHECKING:
     from trainer.model.model import Model
 
-MAX_MATRIX_CLASSES = 40  # of more, only what is confused most is listed
-MAX_NUMBERED_CLASSES = 15  # of more, cells have a color and no number
+MAX_MATRIX_CLASSES = 40  # for more classes, only the most frequent confusions are listed
+MAX_NUMBERED_CLASSES = 15  # for more classes, cells have a color and no number
 MAX_LISTED = 12
-MAX_POINTS = 5000  # of a scatter plot
+MAX_POINTS = 5000  # in a scatter plot
 COLOR = "#1f6fb4"
 
 
@@ -42,14 +42,14 @@ def section_of(model: Model, data: Any, class_names: Sequence[str] | None) -> Se
 
 
 def labels_and_outputs(model: Model, data: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns the labels of all rows, and the model's outputs for them; None for what is no single array.
+    """Returns the labels of all rows, and the model's outputs for them; None if they are not a single array.
 
     Args:
       model: the model.
       data: `(x, y)`, or batches of these, which are read once.
 
     Raises:
-      ValueError: for other data, and for another number of labels than of rows.
+      ValueError: for other data, or if the numbers of labels and rows differ.
     """
     if isinstance(data, (tuple, list)) and len(data) in (2, 3) and not _is_batch(data[0]):
         outputs = model.predict(data[0], verbose=0)
@@ -67,12 +67,12 @@ def labels_and_outputs(model: Model, data: Any) -> tuple[np.ndarray | None, np.n
 
 
 def as_classes(labels: np.ndarray, outputs: np.ndarray, loss: str) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """Returns the classes of the rows, those that are predicted, and how many there are; None where there are none.
+    """Returns the classes of the rows, the predicted classes, and the number of classes; None without classes.
 
     Args:
-      labels: of shape (rows,), (rows, 1) or, of one-hot labels, (rows, classes).
-      outputs: of shape (rows, classes), or (rows,) or (rows, 1) for two classes.
-      loss: what the loss is, such as "BinaryCrossentropy(from_logits=True)".
+      labels: shape (rows,), (rows, 1) or, for one-hot labels, (rows, classes).
+      outputs: shape (rows, classes), or (rows,) or (rows, 1) for two classes.
+      loss: the kind of the loss, such as "BinaryCrossentropy(from_logits=True)".
 
     >>> as_classes(np.array([0, 1]), np.array([[2.0, 1.0], [3.0, 0.0]]), "")
     (array([0, 1]), array([0, 0]), 2)
@@ -96,7 +96,7 @@ def as_classes(labels: np.ndarray, outputs: np.ndarray, loss: str) -> tuple[np.n
 
 
 def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, count: int) -> np.ndarray:
-    """Returns how many rows of each class (down) were predicted as each class (across).
+    """Returns the number of rows for each pair of actual class (first axis) and predicted class (second axis).
 
     >>> confusion_matrix(np.array([0, 0, 1]), np.array([0, 1, 1]), 2).tolist()
     [[1, 1], [0, 1]]

@@ -1,4 +1,4 @@
-"""Making a report of a run."""
+"""The report of a run."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def report(
 ) -> str:
     """Writes a page about a run, and returns its path.
 
-    It has the curves of the metrics, where the time went, memory, what `compile` and `fit` were given, the data and
-    the environment. With a model, it has the table of its layers; with data, too, its confusion matrix, if the labels
-    are classes, or its residuals, if they are numbers.
+    It contains the curves of the metrics, the distribution of time, memory, the arguments of `compile` and `fit`, the
+    data and the environment. With a model, it contains the table of layers; with data too, a confusion matrix for
+    labels that are classes, or residuals for labels that are numbers.
 
     Args:
-      folder: the folder of the run, with the `run.json` that `fit` keeps where there is a `TensorBoard`, `LogTo`,
-        `BackupAndRestore` or `RunRecord`; or the path of that file. The run may still be going on.
+      folder: the folder of the run, with the `run.json` that `fit` keeps with a `TensorBoard`, `LogTo`,
+        `BackupAndRestore` or `RunRecord`; or the path of that file. The run may still be in progress.
       path: the file to write; by default "report.html" or "report.md" in the folder.
-      model: the model, which is built; a model that was trained, or one that was loaded. One of another name or number
-        of parameters than the run's is shown, with a warning.
-      data: `(x, y)`, or batches of these, that the model shall predict; it is compiled, so that its loss is known.
+      model: a built model, either trained or loaded. If its name or number of parameters differs from the run's, it is
+        shown with a warning.
+      data: `(x, y)`, or batches of these, for predictions of the model; it must be compiled, so that its loss is known.
       class_names: names of the classes, for the confusion matrix.
-      format: "html" is one file with all that it shows; "markdown" has its figures in a folder beside it.
+      format: "html" is a single self-contained file; "markdown" has its figures in a folder next to it.
 
     Raises:
       FileNotFoundError: if the folder has no `run.json`.
       NotADirectoryError: for another file.
       ImportError: if matplotlib or Jinja2 is not installed.
-      TypeError: if the names of classes are no list.
-      ValueError: if `run.json` is none of this package, for data without a model, whose rows are more or fewer than
-        their labels, and for an unknown format.
+      TypeError: if the names of classes are not a list.
+      ValueError: if `run.json` is not of this package, for data without a model, if the numbers of rows and labels
+        differ, or for an unknown format.
 
     Example:
 
@@ -121,7 +121,7 @@ def _page(record: dict[str, Any], model: Model | None, data: Any, class_names: S
 
 
 def _compare(model: Model, recorded: Mapping[str, Any], folder: str) -> None:
-    """Warns of a model that is not the one of the run."""
+    """Warns if a model differs from the model of the run."""
     here = {"name": model.name,
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.state.params)) if model.built else None}
     differ = [f"{name} (received {here[name]!r}, in {FILE_NAME} {recorded[name]!r})" for name in here

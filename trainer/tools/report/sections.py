@@ -1,4 +1,4 @@
-"""The sections of a report that come from `run.json`, and from the model itself."""
+"""The sections of a report from `run.json` and from the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
 if TYPE_CHECKING:
     from trainer.model.model import Model
 
-# What each part of a run's time is, in the order in which it is drawn, and its color.
+# Description and color of each part of a run's time, in the order of drawing.
 TIME_PARTS = {"device": ("waiting for the device", "#1f6fb4"), "compile": ("compiling", "#d9722b"),
               "data": ("waiting for data", "#c23b4e"), "checkpoint": ("checkpoints", "#7a5ba6"),
               "callbacks": ("callbacks, and the logs that they wait for", "#3a9466"),
@@ -50,7 +50,7 @@ def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def curves_section(record: Mapping[str, Any]) -> Section:
-    """Returns the curves of the metrics, and a table of where they began, were at their best, and ended."""
+    """Returns the curves of the metrics, and a table of their first, best and last values."""
     history = record.get("history", {})
     if not metric_names(history):
         return Section("Metrics", [record["error"]] if record.get("error") else ["No epoch has ended yet."])
@@ -70,7 +70,7 @@ def curves_section(record: Mapping[str, Any]) -> Section:
 
 
 def time_section(record: Mapping[str, Any]) -> Section:
-    """Returns where the time went."""
+    """Returns the distribution of time."""
     timing = record.get("timing", {})
     parts = {name: timing[name] for name in TIME_PARTS if timing.get(name)}
     if not parts or not timing.get("total"):
@@ -87,7 +87,7 @@ def time_section(record: Mapping[str, Any]) -> Section:
 
 
 def memory_section(record: Mapping[str, Any], model: Model | None) -> Section:
-    """Returns what is known of memory and operations."""
+    """Returns the known numbers on memory and operations."""
     rows = [[f"peak of {device}", readable_bytes(peak)] for device, peak in record.get("peak_memory", {}).items()]
     if model is not None and model.built:
         state = model.state
@@ -111,7 +111,7 @@ def model_section(model: Model) -> Section:
 
 
 def settings_section(record: Mapping[str, Any]) -> Section:
-    """Returns what `compile` and `fit` were given, the seed and the strategy."""
+    """Returns the arguments of `compile` and `fit`, the seed and the strategy."""
     rows = [[name, _text(record[name])] for name in ("strategy", "replicas", "seed") if name in record]
     for method in ("compile", "fit"):
         rows += [[f"{method}: {name}", _text(value)] for name, value in record.get(method, {}).items()]
@@ -119,7 +119,7 @@ def settings_section(record: Mapping[str, Any]) -> Section:
 
 
 def data_section(record: Mapping[str, Any]) -> Section:
-    """Returns what is known of the data."""
+    """Returns the known facts about the data."""
     data = {name: value for name, value in (record.get("data") or {}).items() if value}
     keys = list(dict.fromkeys(key for value in data.values() for key in value))
     rows = [[key, *(_text(value.get(key)) for value in data.values())] for key in keys]
@@ -127,7 +127,7 @@ def data_section(record: Mapping[str, Any]) -> Section:
 
 
 def environment_section(record: Mapping[str, Any]) -> Section:
-    """Returns where the run ran."""
+    """Returns the environment of the run."""
     git, rows = record.get("git"), [["begin", _text(record.get("begin"))], ["end", _text(record.get("end"))]]
     rows += [["command", " ".join(record.get("command", []))]] if record.get("command") else []
     if git:
@@ -138,7 +138,7 @@ def environment_section(record: Mapping[str, Any]) -> Section:
 
 
 def readable_time(secs: float) -> str:
-    """Returns seconds in the units that suit them.
+    """Returns seconds in suitable units.
 
     >>> readable_time(0.0123), readable_time(75.2), readable_time(7265)
     ('0.012 s', '1 min 15 s', '2 h 1 min')
