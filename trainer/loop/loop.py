@@ -262,8 +262,6 @@ def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_
 
     Args:
       core: the model.
-      kind: "train", "test" or "predict".
-      reader: the batches.
       passes: number of passes over the batches.
       is_sample: whether a single batch represents a stream of such batches.
     """

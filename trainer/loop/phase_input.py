@@ -37,9 +37,7 @@ class PhaseInput:
 
     Attributes:
       core: the model.
-      kind: "train", "test" or "predict".
       phase: the compiled step.
-      reader: yields the batches.
       arrays: the reader's arrays on the devices, if batches are gathered from them.
       numbers_of: number of batches whose row indices are placed at once; None without `arrays`.
       labels_are_checked: whether all labels of the arrays on the devices are valid classes of the model.
@@ -175,12 +173,8 @@ def start_phase(
     """Returns the inputs of a phase, after checking the first batch and tracing the step on it.
 
     Args:
-      core: see `PhaseInput`.
-      kind: "train", "test" or "predict".
-      reader: yields the batches.
       passes: number of passes over the batches.
       data_on_device: whether `data_on_device=True` refers to these batches.
-      name: see `PhaseInput`.
     """
     timing = core.run.timing
     with timing.measure("data"):

@@ -59,7 +59,6 @@ class ShardedGrainSource(IterableSource):
     """Batches of a Grain dataset of which this process reads its own rows.
 
     Args:
-      dataset: the dataset.
       num_batches: batches in a pass.
       rows: reads the rows.
       elements: a dataset with the elements of `rows`.

@@ -96,7 +96,6 @@ def train_on_batch(
     """Makes a step, in a worker.
 
     Args:
-      step: the step.
       client: pulls and pushes.
       number: the index of the step.
       batch: the batch, or its row indices in `arrays`.

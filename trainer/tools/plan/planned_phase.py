@@ -37,7 +37,6 @@ class PlannedPhase(NamedTuple):
     """A phase of a model, compiled for real or described devices.
 
     Attributes:
-      phase: the phase.
       state: the shapes of the state.
       compiled: the `jax.stages.Compiled` of an execution.
       program: its text.
@@ -79,8 +78,6 @@ def planned_phase(model: Model, strategy: Strategy, kind: str, batch: Batch, **c
 
     Args:
       model: a compiled model, made under any strategy. It is not changed.
-      strategy: the strategy.
-      kind: "train", "test" or "predict".
       batch: a host batch.
       **changes: `microbatches`, `remat` and `precision` of `compile`, if they differ from the model's.
 
