@@ -102,11 +102,7 @@ def why_partitioned(
 
 
 class Lowerings:
-    """The lowering of the steps of a phase, for each kind of batch.
-
-    Args:
-      why_partitioned: see `WhyPartitioned`; None if nothing can be proved.
-    """
+    """The lowering of the steps of a phase, for each kind of batch; without `why_partitioned` nothing can be proved."""
 
     def __init__(self, kind: str, strategy: Strategy, why_partitioned: WhyPartitioned | None):
         self._kind, self._strategy, self._proof = kind, strategy, why_partitioned

@@ -101,11 +101,7 @@ class ModelCore:
         self.run = CurrentRun(self.state, self.configuration, strategy)
 
     def exchange_module(self, module: FunctionalModule) -> None:
-        """Replaces the module of a model without weights.
-
-        Raises:
-          RuntimeError: if there are weights.
-        """
+        """Replaces the module of a model without weights; raises RuntimeError if there are weights."""
         self.state.exchange_module(module)
         self.module = module
 
@@ -153,7 +149,6 @@ class ModelCore:
         Builds the model if needed.
 
         Args:
-          batch: the first batch.
           batch_rows: the usual number of rows of a batch; 0 if unknown.
 
         Raises:

@@ -54,11 +54,7 @@ class PlannedPhase(NamedTuple):
 
 
 def train_phase(model: Model, strategy: Strategy, batch: Any) -> PlannedPhase:
-    """Returns the train phase of a model on a batch of arrays or shapes; see `planned_phase`.
-
-    Raises:
-      ValueError: if the strategy is asynchronous.
-    """
+    """Returns the train phase on a batch of arrays or shapes; raises ValueError for an asynchronous strategy."""
     _check_is_synchronous(strategy)
     return planned_phase(model, strategy, "train", host_batch(batch))
 
