@@ -147,7 +147,7 @@ class PhaseInput:
 
 
 class _Results:
-    """The values of running logs, computed once. Small, because each execution has its own."""
+    """The values of running logs, computed once; small, because each execution has its own."""
 
     __slots__ = ("_begun", "_inputs", "_running")
 
