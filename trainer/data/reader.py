@@ -59,7 +59,6 @@ class Reader:
       may_be_endless: whether the caller ends epochs.
 
     Attributes:
-      group_size: see above.
       arrays: the arrays whose rows form the batches; None without arrays, or if batches are computed from them.
       exhausted: whether a one-shot source ended before its epoch; there are no further batches.
       keeps_resume_tokens: whether groups get a `resume_token` if it helps to resume; may be assigned between epochs.
@@ -179,11 +178,7 @@ class Reader:
             self._source.dataset.prepare(*start)
 
     def peek(self) -> Batch:
-        """Returns a copy of the first batch of epoch 0, or of a one-shot source's next batch, without consuming it.
-
-        Raises:
-          ValueError, RuntimeError: as in `read`.
-        """
+        """Returns a copy of the first batch of epoch 0, or of a one-shot source's next batch, without consuming it."""
         if isinstance(self._source, DatasetSource) and self.arrays is not None:
             try:
                 return self.rows(self._source.dataset.index_block(0, 0, 1)[0])
@@ -198,9 +193,6 @@ class Reader:
         """Returns whether a one-shot source has no batch left for another epoch, after a warning.
 
         The next `read` yields the batch that this check may read.
-
-        Raises:
-          ValueError, RuntimeError: as in `read`.
         """
         if self._source.is_one_shot and not self.exhausted:
             stream, batch = self._look_ahead()
@@ -219,11 +211,7 @@ class Reader:
         return self._source.is_exact
 
     def fingerprint(self) -> dict[str, Any]:
-        """Returns plain data that identify the data by their first batch and their length.
-
-        Raises:
-          ValueError, RuntimeError: as in `read`.
-        """
+        """Returns plain data that identify the data by their first batch and their length."""
         first = self.peek()
         leaves, structure = jax.tree.flatten(first)
         digest = hashlib.sha256(str(structure).encode())

@@ -25,7 +25,6 @@ class Stream:
       resume_token: the position of the next batch, if the source was set to it and does not report it yet.
 
     Attributes:
-      pass_index: see above.
       position: number of batches of the pass before the next batch.
       is_ahead: whether the state of the source is not the state before the next batch.
       next_token: the position of the next batch in this case, if known.

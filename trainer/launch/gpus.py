@@ -43,7 +43,6 @@ def divide(gpus: Sequence[str], workers: int, per_worker: int | None) -> list[Se
     """Returns the GPUs of each worker: the same number for each, without overlap.
 
     Args:
-      gpus: all GPUs.
       workers: number of workers.
       per_worker: number of GPUs of each worker; None for equal shares.
 

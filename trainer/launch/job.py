@@ -104,12 +104,7 @@ class Job:
         return self._reap()
 
     def send(self, number: int, to_helpers: bool = False) -> None:
-        """Sends a signal to all running workers.
-
-        Args:
-          number: the signal.
-          to_helpers: whether to include their child processes, as a terminal does with Ctrl-C.
-        """
+        """Sends a signal to all running workers and, with `to_helpers`, to their child processes, like Ctrl-C."""
         for worker in self.running:
             pid = self._processes[worker].pid  # not reaped, so the id is not reused
             (os.killpg if to_helpers else os.kill)(pid, number)

@@ -24,6 +24,7 @@ class LineSplitter:
 
     A carriage return overwrites a line, as in a progress bar. Only the last state of such a line is emitted: when it is
     complete and, until then, every ten seconds.
+
     >>> splitter = LineSplitter()
     >>> splitter.feed(b"one\\ntw"), splitter.feed(b"o\\n 5%\\r10%"), splitter.rest()
     ([b'one'], [b'two'], [b'10%'])
@@ -56,13 +57,7 @@ class LineSplitter:
 
 
 def show(worker: int, stream: str, lines: Sequence[bytes]) -> None:
-    """Writes lines of a worker at once to this process's stream of the same name.
-
-    Args:
-      worker: the worker's index.
-      stream: "stdout" or "stderr".
-      lines: the lines, without line ends.
-    """
+    """Writes lines of a worker, without line ends, at once to this process's stream of the same name."""
     prefix = f"[worker {worker}] ".encode()
     _write(stream, b"".join(prefix + line + b"\n" for line in lines))
 

@@ -48,7 +48,6 @@ def supervise(
     """Waits until all processes of a job have ended, and ends them when a process fails.
 
     Args:
-      job: the job.
       timeout_secs: maximum seconds; None for no limit.
       grace_secs: seconds that processes have to exit after SIGINT or SIGTERM of `requests`, before they are killed.
       failure_grace_secs: the same after the SIGTERM for a failure of another process or a timeout.

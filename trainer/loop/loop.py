@@ -131,7 +131,6 @@ def evaluate(core: ModelCore, readers: Mapping[str, Reader], callbacks: Callback
     """Returns the logs over the first epoch of each reader, or over the next batches of a one-shot source.
 
     Args:
-      core: the model.
       readers: the batches of each set, by name; the name is the prefix of the logs.
       callbacks: called as in Keras, for each set.
     """
@@ -226,10 +225,7 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
 
 
 def _call_after_prediction(core: ModelCore, callbacks: CallbackList, group: PlacedGroup, outputs: Any) -> int:
-    """Calls the hooks for a group; returns the number of its batches before `stop_predicting`.
-
-    Outputs are stacked, so batches do not run separately even for per-batch hooks.
-    """
+    """Calls the hooks for a group; returns the number of its batches before `stop_predicting`."""
     def logs(index: int) -> LazyLogs:
         return LazyLogs(("outputs",), lambda: {"outputs": _batch_on_host(group, jax.device_get(outputs), index)})
 
@@ -258,14 +254,8 @@ def run_on_batch(core: ModelCore, kind: Phase, reader: Reader) -> dict[str, Any]
 def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_sample: bool) -> None:
     """Compiles a phase for `passes` passes over the batches of `reader`, without running anything.
 
-    This covers full batches and, for arrays, a shorter last batch.
-
-    Args:
-      core: the model.
-      kind: "train", "test" or "predict".
-      reader: the batches.
-      passes: number of passes over the batches.
-      is_sample: whether a single batch represents a stream of such batches.
+    This covers full batches and, for arrays, a shorter last batch. With `is_sample`, a single batch represents a stream
+    of such batches.
     """
     with core.run.timed() as timing:
         inputs = start_phase(core, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
@@ -286,14 +276,7 @@ def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_
 
 
 def _programs_of_arrays(inputs: PhaseInput, steps: int) -> Iterator[tuple[PlacedGroup, int]]:
-    """Yields the groups and numbers of steps for which an epoch over arrays needs programs.
-
-    These are whole executions, a last execution of fewer steps, and a last batch of fewer rows.
-
-    Args:
-      inputs: the inputs of the epoch.
-      steps: number of steps per execution.
-    """
+    """Yields groups and step counts: whole executions, a shorter last execution, and a last batch of fewer rows."""
     reader = inputs.reader
     batches = reader.num_batches
     assert batches is not None, "arrays of a known number of batches"
@@ -308,14 +291,7 @@ def _programs_of_arrays(inputs: PhaseInput, steps: int) -> Iterator[tuple[Placed
 
 
 def _precompile(inputs: PhaseInput, steps: int) -> None:
-    """Starts to compile the programs of an epoch over arrays, while accelerators compute.
-
-    Otherwise, an epoch would wait for the compilation of its last batch or of its validation.
-
-    Args:
-      inputs: the inputs of the epoch.
-      steps: number of steps per execution.
-    """
+    """Starts to compile the programs of an epoch over arrays while accelerators compute, so that no epoch waits."""
     phase, reader = inputs.phase, inputs.reader
     if phase.precompiles_in_background and reader.arrays is not None and reader.num_batches is not None:
         running = () if inputs.kind == "predict" else (phase.empty_logs,)
@@ -328,11 +304,7 @@ def _run_epoch(
     inputs: PhaseInput, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
     reached: Reached | None = None, last_of_run: int | None = None, next_phase: PhaseInput | None = None,
 ) -> Running:
-    """Runs an epoch from the batch `batch` on, with the logs `running` so far; returns the logs at its end.
-
-    `reached` is called after each execution and its callbacks. No execution goes beyond the batch `last_of_run`. If the
-    first execution has to compile, other programs of the epoch and of `next_phase` are compiled alongside.
-    """
+    """Runs an epoch from a batch and its running logs on; no execution crosses `last_of_run`; returns the logs."""
     core, kind, timing = inputs.core, inputs.kind, inputs.timing
     running = inputs.phase.empty_logs if running is None else running
     per_batch = callbacks.wants_batch_hooks(kind)
@@ -367,10 +339,7 @@ def _run_epoch(
 
 
 def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> None:
-    """Raises ClusterError in all processes if the positions of their pipelines differ.
-
-    It runs before all other work on the devices, where a process with more batches would wait for the others.
-    """
+    """Raises ClusterError in all processes, before they could deadlock, if the positions of their pipelines differ."""
     core, timing = inputs.core, inputs.timing
     if core.strategy.spans_processes and inputs.reader.arrays is None:
         with timing.measure("device"):
@@ -390,11 +359,7 @@ def _agreed_on(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[Pl
 def _executions(
     inputs: PhaseInput, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool, last: int | None
 ) -> Iterator[tuple[PlacedGroup, int, int]]:
-    """Yields `(group, start, stop)`: the batches of a group to execute at once.
-
-    These are as many batches as fit into an execution, unless each runs alone, or a sync point of a callback or the
-    `last` batch of the run lies in between.
-    """
+    """Yields the batches of each execution, which ends at callbacks' sync points and at the run's `last` batch."""
     has_sync_points = callbacks.wants("next_sync_step")
     # In a group of many executions, these have the same bounds as if each had its own group.
     steps = 1 if one_by_one else inputs.reader.group_size
@@ -477,14 +442,9 @@ def _assert_consistent(core: ModelCore, what: str, describe: Callable[[], Mappin
 
 
 def agree_on_data(core: ModelCore, call: str, **data: Any) -> None:
-    """Raises ClusterError in all processes unless all make this call, with data that they share in the same way.
+    """Raises ClusterError in all processes unless all make the same call with data that they share in the same way.
 
     It precedes all access to the data: processes that share them in different ways would wait for each other.
-
-    Args:
-      core: the core of the model.
-      call: the name of the method.
-      **data: the user's data, by the argument's name.
     """
     if core.strategy.spans_processes:
         with core.run.timed():

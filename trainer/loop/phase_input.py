@@ -38,9 +38,7 @@ class PhaseInput:
 
     Attributes:
       core: the model.
-      kind: "train", "test" or "predict".
       phase: the compiled step.
-      reader: yields the batches.
       arrays: the reader's arrays on the devices, if batches are gathered from them.
       numbers_of: number of batches whose row indices are placed at once; None without `arrays`.
       labels_are_checked: whether all labels of the arrays on the devices are valid classes of the model.
@@ -150,7 +148,7 @@ class PhaseInput:
 
 
 class _Results:
-    """The values of running logs, computed once. Small, because each execution has its own."""
+    """The values of running logs, computed once; small, because each execution has its own."""
 
     __slots__ = ("_begun", "_inputs", "_running")
 
@@ -176,12 +174,8 @@ def start_phase(
     """Returns the inputs of a phase, after checking the first batch and tracing the step on it.
 
     Args:
-      core: see `PhaseInput`.
-      kind: "train", "test" or "predict".
-      reader: yields the batches.
       passes: number of passes over the batches.
       data_on_device: whether `data_on_device=True` refers to these batches.
-      name: see `PhaseInput`.
     """
     timing = core.run.timing
     with timing.measure("data"):

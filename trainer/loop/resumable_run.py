@@ -56,7 +56,6 @@ def restored_state(checkpoint: Checkpoint, state: TrainState) -> TrainState:
     """Returns the training state of a run's checkpoint, without the rest of the run.
 
     Args:
-      checkpoint: the checkpoint.
       state: a training state of the same model, compiled in the same way, with the placement for the result.
 
     Raises:
@@ -89,7 +88,6 @@ class TrainingRun:
       limits: ends the run before its last epoch.
 
     Attributes:
-      kind, epoch, batch, batches, is_at_limit: see `SavePoint`.
       running: the running logs of the epoch so far.
       logs: the logs of the last finished epoch.
       is_epoch_over: whether the epoch has no further batch, because the resumed run was stopped in it.

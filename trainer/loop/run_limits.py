@@ -40,12 +40,7 @@ class RunLimits:
         self._begin = time.monotonic()
 
     def last_batch(self, trained: int, batch: int) -> int | None:
-        """Returns the index of the epoch's batch that is the last of the run; None if the steps are not limited.
-
-        Args:
-          trained: number of batches trained in the run.
-          batch: number of batches trained in the epoch.
-        """
+        """Returns the index of the run's last batch in the epoch, after `trained` batches; None without `max_steps`."""
         return None if self._max_steps is None else batch + self._max_steps - trained - 1
 
     def are_reached(self, trained: int, strategy: Strategy) -> bool:

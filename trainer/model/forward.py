@@ -62,11 +62,7 @@ def _arrays(outputs: Any) -> Any:
 
 
 def trained_names(core: ModelCore) -> set[str]:
-    """Returns the names of the trained parameters.
-
-    Raises:
-      RuntimeError: if the model is not built.
-    """
+    """Returns the names of the trained parameters; raises RuntimeError if the model is not built."""
     state = core.state.current
     trained = state.params if state.optimizer is None else state.trainable(state.params)
     return set(named_leaves(trained)) if core.configuration.trainable else set()

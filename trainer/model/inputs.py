@@ -92,7 +92,6 @@ def sets_of(argument: str, data: Any) -> dict[str, Any]:
 
     Args:
       argument: name of the argument, for error messages.
-      data: the data.
 
     Raises:
       ValueError: for a dict with both kinds of values, or an empty name.

@@ -133,7 +133,7 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
 
 
 def check_may_write(path: str, overwrite: bool) -> None:
-    """Raises FileExistsError if the path exists and `overwrite` is false."""
+    """Raises FileExistsError if the path exists and `overwrite` is False."""
     if not overwrite and os.path.exists(path):
         raise FileExistsError(f"{path!r} exists already. Pass `overwrite=True` to replace it, or another path.")
 

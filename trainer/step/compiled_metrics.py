@@ -182,11 +182,7 @@ def _free_name(name: str, output_name: str | None, weighted: bool, taken: set[st
 
 
 class CompileMetrics(Metric, is_composite=True):
-    """All metrics of `compile` as a single metric, which custom steps find in `model.metrics`, as in Keras.
-
-    Args:
-      compiled: the metrics.
-    """
+    """All metrics of `compile` as a single metric, which custom steps find in `model.metrics`, as in Keras."""
 
     def __init__(self, compiled: CompiledMetrics):
         super().__init__(name="compile_metrics")

@@ -36,7 +36,6 @@ class CompiledPhase:
     """A phase's step, compiled over a strategy's mesh.
 
     Args:
-      kind: "train", "test" or "predict".
       user_step: the model's `train_step`, `test_step` or `predict_step`.
       strategy: the mesh, the placement and the reduction.
       steps_per_execution: number of steps per execution; "auto" decides by the step's cost.
@@ -49,7 +48,6 @@ class CompiledPhase:
     Attributes:
       steps_per_execution: see above; for "auto", the last decision of `prepare`.
       empty_logs: the running logs of an epoch without steps.
-      log_names: the names of the logs.
       programs: the compiled programs.
       is_asynchronous: whether the batches of an execution are trained concurrently, so that per-batch hooks are called
         for whole executions.
@@ -206,8 +204,6 @@ class CompiledPhase:
           state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s.
           *running: the running logs; none for "predict".
           group: the group to run.
-          guard: see above.
-          timing: see above.
           start: the index of the first batch in `group`.
           stop: the index after the last batch; None for all.
 

@@ -41,7 +41,6 @@ class Execution:
     """The functions that run groups of batches of a phase, traced over a strategy's mesh.
 
     Args:
-      kind: "train", "test" or "predict".
       user_step: the model's `train_step`, `test_step` or `predict_step`.
       strategy: the mesh, the placement and the reduction.
       eager: whether steps run operation by operation.

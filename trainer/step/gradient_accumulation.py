@@ -29,15 +29,7 @@ Compute = Callable[[Any, Any], tuple[Any, Any, dict[str, Any]]]
 
 
 class _PartContext(ReplicaContext):
-    """The context of a microbatch of a replica's rows.
-
-    Args:
-      whole: the context of the replica.
-      number: the index of the microbatch among the microbatches of all replicas.
-      rows: number of rows of the microbatch.
-      mask: float32 of shape `(rows,)`; None if all rows are real.
-      divisors: the divisors of means over the batch, in the order of the calls; None in the first pass.
-    """
+    """The context of a microbatch of a replica's rows; `divisors` are the divisors of means, None in the first pass."""
 
     is_part = True
 
@@ -157,10 +149,7 @@ def _first(group: tuple[Any, Any]) -> Any:
 
 
 def _split(tree: Any, rows: int, parts: int) -> list[tuple[Any, Any]]:
-    """Returns groups of microbatches of equal size: their indices, and their rows, `(parts, rows, ...)`.
-
-    If the rows do not divide evenly, the first microbatches have an additional row.
-    """
+    """Returns the indices and rows of microbatches, in groups of equal size; the first may have an additional row."""
     size, longer = divmod(rows, parts)
 
     def strided(leaf: jax.Array) -> jax.Array:  # (parts, size, ...): no rows move between devices

@@ -2,8 +2,8 @@
 
 A mean with sample weights divides by their sum, and a loss with a mask by the number of kept values. Over batches, such
 a loss is the sum of all totals divided by the sum of all divisors, as for a single batch of all rows. Keras reports the
-mean of batch losses, weighted by rows. Training does so here too, where the weights change and no number is the loss of
-all rows.
+mean of batch losses, weighted by rows. Training does so here too, because the weights change and no number is the loss
+of all rows.
 """
 
 from __future__ import annotations

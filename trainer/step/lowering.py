@@ -47,12 +47,9 @@ class StepParts(NamedTuple):
     """The parts of a step.
 
     Attributes:
-      kind: "train", "test" or "predict".
       overridden: the user's own methods that it calls.
       outputs: returns the module's outputs and its state, from the state and a batch, with BatchNorm in inference mode.
       sows_losses: whether the module adds to the loss.
-      loss: the loss.
-      metrics: the metrics.
       microbatches: number of microbatches per batch.
     """
 
@@ -105,13 +102,7 @@ def why_partitioned(
 
 
 class Lowerings:
-    """The lowering of the steps of a phase, for each kind of batch.
-
-    Args:
-      kind: "train", "test" or "predict".
-      strategy: the strategy.
-      why_partitioned: see `WhyPartitioned`; None if nothing can be proved.
-    """
+    """The lowering of the steps of a phase, for each kind of batch; without `why_partitioned` nothing can be proved."""
 
     def __init__(self, kind: str, strategy: Strategy, why_partitioned: WhyPartitioned | None):
         self._kind, self._strategy, self._proof = kind, strategy, why_partitioned

@@ -35,9 +35,7 @@ def check_inputs_of_rank_one(
     inputs, for example tokens.
 
     Args:
-      module: the module.
       sample_inputs: returns the module's inputs from a batch.
-      batch: a batch.
       rows: its first rows, used to initialize the module.
       built_on: the inputs of the initialization, if any.
     """

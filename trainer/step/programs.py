@@ -25,13 +25,10 @@ class Programs:
     """The compiled programs of a phase.
 
     Args:
-      kind: "train", "test" or "predict".
       execution: the functions to compile.
-      strategy: the strategy.
       options: options for XLA.
 
     Attributes:
-      execution: see above.
       compiled: programs, or futures of programs, by the shapes of a group and the number of steps, if it is constant.
       specializes_on_step_count: whether the number of steps is a constant of a program.
     """
@@ -53,7 +50,6 @@ class Programs:
         Args:
           state: the state, or its shapes.
           running: the running logs, as a tuple; empty for "predict".
-          group: the group.
           steps: number of steps.
           guard: counts the compilation.
           timing: measures it.

@@ -25,13 +25,7 @@ from trainer.metrics.base import Metric, MetricValue
 
 
 class _Log(NamedTuple):
-    """The form of the total of a log.
-
-    Attributes:
-      name: the name of the log.
-      metric: the metric that computes the result; None for a scalar, whose total is [sum of value * rows, rows].
-      accumulators: the shape and the dtype of each accumulator.
-    """
+    """The form of a log's total; without a metric, the total of a scalar is [sum of value * rows, rows]."""
 
     name: str
     metric: Metric | None
@@ -90,14 +84,9 @@ def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def merge_over_replicas(
     logs: Mapping[str, Any], also_sum: list[jax.Array], context: ReplicaContext
 ) -> tuple[OrderedDict[str, Any], list[jax.Array]]:
-    """Returns the logs of the whole batch from the logs of each replica.
+    """Returns the logs of the whole batch from the logs of each replica, and the sums of `also_sum`.
 
-    Scalars are averaged, accumulators merged. All sums, including `also_sum`, share a single reduction.
-
-    Args:
-      logs: this replica's logs.
-      also_sum: further arrays to sum over the replicas.
-      context: the replica's context.
+    Scalars are averaged, accumulators merged. All sums share a single reduction.
     """
     scalars = {name: value for name, value in logs.items() if not isinstance(value, MetricValue)}
     sums = {name: value.variables for name, value in logs.items()
@@ -145,13 +134,7 @@ def _as_numpy(value: Any) -> np.ndarray:
 
 
 def add_step(running: RunningLogs, logs: Mapping[str, Any], rows: Any) -> RunningLogs:
-    """Returns the totals with a further step.
-
-    Args:
-      running: the totals so far.
-      logs: the step's logs.
-      rows: number of rows of the step, which is the weight of scalars.
-    """
+    """Returns the totals with a further step; scalars are weighted by the number of rows."""
     weight = jnp.asarray(rows, jnp.float32)
     step = {name: value.variables if isinstance(value, MetricValue) else [value * weight, weight]
             for name, value in logs.items()}

@@ -147,7 +147,6 @@ def updated(metric: Metric, variables: list[jax.Array], *args: Any, **kwargs: An
     replicas.
 
     Args:
-      metric: the metric.
       variables: its accumulators before.
       *args: arguments of `update_state`.
       **kwargs: keyword arguments of `update_state`.

@@ -47,7 +47,7 @@ class Kill:
     Attributes:
       step: number of train batches, before anything of the last batch is saved.
       validation: number of validation batches, likewise.
-      save: number of checkpoints before the checkpoint during whose writing to kill.
+      save: index of a checkpoint, from 0; the kill comes while it is being written.
       delay_secs: seconds after the start of that writing.
       process: index of the process in a job of `trainer.launch` or a `LocalCluster`.
       signal: SIGKILL, or SIGTERM, on which `BackupAndRestore` saves at a boundary soon after and exits with code 143.

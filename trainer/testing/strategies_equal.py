@@ -150,15 +150,7 @@ ROUNDED = Tolerance(5e-3, 1e-3)  # for float32 rounded to TF32
 
 @dataclasses.dataclass(frozen=True)
 class _Result:
-    """The results of a training.
-
-    Attributes:
-      initial: weights before the first step; empty if unknown.
-      weights: weights after the last step.
-      outcome: logs and predictions.
-      apart: names of state arrays whose copies differ between devices.
-      multiplies_float32: whether matrix products used full float32.
-    """
+    """The results of a training; `apart` are the names of state arrays whose copies differ between devices."""
 
     initial: Numbers
     weights: Numbers

@@ -27,11 +27,7 @@ _pillows_limit: int | None = None
 
 
 def pillow() -> types.ModuleType:
-    """Returns the module `PIL.Image`.
-
-    Raises:
-      ImportError: if Pillow is not installed.
-    """
+    """Returns the module `PIL.Image`; raises ImportError if Pillow is not installed."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -52,9 +52,6 @@ def folder_datasets(
       labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose,
         num_threads: see `image_dataset_from_directory`.
       keep: takes all files, and returns the files to use.
-
-    Raises:
-      ValueError, TypeError: as in `image_dataset_from_directory`.
     """
     arguments.require_bool(shuffle=shuffle, follow_links=follow_links)
     arguments.check_count("num_threads", num_threads, optional=True)

@@ -43,7 +43,6 @@ def list_files(
       suffixes: suffixes in lower case.
       class_names: the folders, in the order of the class indices; by default all, sorted by name.
       shuffle: whether to shuffle the files, as Keras does with this seed.
-      seed: see above.
       follow_links: whether to enter linked folders.
 
     Raises:

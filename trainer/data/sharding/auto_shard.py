@@ -15,7 +15,7 @@ class AutoShardPolicy(enum.Enum):
     """The rows that each of several processes reads. With a single process, all policies are the same.
 
     Attributes:
-      AUTO: like DATA, but data are sharded at their source if possible: of a `grain.MapDataset` whose last step is
+      AUTO: like DATA, but data are sharded at their source if possible: for a `grain.MapDataset` whose last step is
         `batch`, each process loads and maps only the rows of its own replicas.
       DATA: every process receives the same batches, uses the rows of its own replicas and drops the rest.
       OFF: every process receives its own batches: the batch of a step is the batch of process 0, followed by the batch

@@ -59,7 +59,6 @@ class ShardedGrainSource(IterableSource):
     """Batches of a Grain dataset of which this process reads its own rows.
 
     Args:
-      dataset: the dataset.
       num_batches: batches in a pass.
       rows: reads the rows.
       elements: a dataset with the elements of `rows`.
@@ -135,9 +134,7 @@ def shard_grain(dataset: Any, num_batches: Count | None, processes: Processes) -
 
 
 def _batches_and_elements(dataset: Any) -> tuple[Any, Callable[[RowsOfBatches], Any]] | None:
-    """Returns the batches of a dataset as a `grain.MapDataset`, and a function that makes a similar iterable of
-    `RowsOfBatches`; None for other kinds of datasets, or if private options of Grain are missing.
-    """
+    """Returns the batches of a known form of dataset, and a function that makes a similar iterable; otherwise None."""
     import grain
 
     steps = _names_of_steps(dataset)

@@ -232,11 +232,7 @@ class Group:
 
 
 class GroupBuffer:
-    """Stacks batches. Each is copied at once, because a pipeline may overwrite its memory with the next batch.
-
-    Args:
-      capacity: capacity in batches.
-    """
+    """Stacks batches. Each is copied at once, because a pipeline may overwrite its memory with the next batch."""
 
     def __init__(self, capacity: int):
         self.count = 0
@@ -252,11 +248,7 @@ class GroupBuffer:
         return self.count == self._capacity
 
     def add_if_alike(self, batch: Any) -> bool:
-        """Appends a copy of `batch`, if it is a batch with the structure, shapes and dtypes of the batches here.
-
-        Returns:
-          Whether it was added; False for an empty or a full buffer.
-        """
+        """Appends a copy of a batch that matches the batches here; returns False for any other, or if empty or full."""
         if self.count == 0 or self.is_full or (batch.counts if isinstance(batch, Part) else None) != self._counts:
             return False
         assert self._spec is not None, "there is a batch"

@@ -36,7 +36,6 @@ class HostArrays:
       tree: the arrays, converted and checked as by `of`, which are not written to.
 
     Attributes:
-      tree: see above.
       rows: their first dimension.
     """
 

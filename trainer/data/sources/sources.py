@@ -73,11 +73,7 @@ class Source(Protocol):
 
 
 class DatasetSource:
-    """Batches of a `Dataset`, from any position without reading earlier batches.
-
-    Attributes:
-      dataset: the batched dataset.
-    """
+    """Batches of a batched `Dataset`, from any position without reading earlier batches."""
 
     is_one_shot = False
     seeks = True
@@ -106,11 +102,7 @@ class DatasetSource:
 
 
 class SampleSource(DatasetSource):
-    """A single batch, repeated, as a template of batches that other processes read for themselves.
-
-    Args:
-      arrays: the batch.
-    """
+    """A single batch, repeated, as a template of batches that other processes read for themselves."""
 
     def __init__(self, arrays: HostArrays):
         super().__init__(Dataset.from_host_arrays(arrays).batch(arrays.rows).repeat())

@@ -73,7 +73,7 @@ class Configuration:
           optimizer, loss, loss_weights, metrics, weighted_metrics: as in `Model.compile`.
           options: all other arguments.
           names: the names of a dict of modules; empty for a single module.
-          params: the parameters, or their shapes; None before there are any.
+          params: the parameters, or their shapes; None before initialization.
         """
         compiled_loss = CompiledLoss(loss, loss_weights)
         compiled_metrics = CompiledMetrics(metrics, weighted_metrics, compiled_loss)
@@ -100,11 +100,7 @@ class Configuration:
         self.forget_phases()
 
     def set_eager(self, value: bool) -> None:
-        """Sets `eager` for steps that run from now on.
-
-        Raises:
-          ValueError: if it contradicts another option.
-        """
+        """Sets `eager` for steps that run from now on; raises ValueError if it contradicts another option."""
         check_eager(value, self.options.deterministic)
         self.options = dataclasses.replace(self.options, eager=value)
         self._note_given(run_eagerly=value, jit_compile="auto")

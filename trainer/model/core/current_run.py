@@ -149,10 +149,7 @@ class CurrentRun:
                 self._writer.wait()
 
     def train_step_flops(self) -> float | None:
-        """Returns the floating-point operations of a train step over all devices.
-
-        None before the step is traced, and for an eager step.
-        """
+        """Returns the FLOPs of a train step over all devices; None for an eager step, and before the step is traced."""
         phase = self._configuration.phases.get("train")
         flops = None if phase is None else phase.step_flops
         return None if flops is None else flops * self._strategy.num_replicas_in_sync

@@ -86,13 +86,10 @@ class ModelCore:
     Args:
       model: the model whose steps run.
       defaults: the class with the default steps.
-      module: the module.
-      strategy: the strategy.
       seed: seed of the weights and of all other random streams.
       configuration: the arguments of `compile`; by default the configuration of an uncompiled model.
 
     Attributes:
-      defaults, module, strategy, configuration: see above.
       state: holds the training state.
       run: the current run, or the last run.
     """
@@ -110,11 +107,7 @@ class ModelCore:
         return self.run.timing
 
     def exchange_module(self, module: FunctionalModule) -> None:
-        """Replaces the module of a model without weights.
-
-        Raises:
-          RuntimeError: if there are weights.
-        """
+        """Replaces the module of a model without weights; raises RuntimeError if there are weights."""
         self.state.exchange_module(module)
         self.module = module
 
@@ -162,8 +155,6 @@ class ModelCore:
         Builds the model if needed.
 
         Args:
-          kind: "train", "test" or "predict".
-          batch: the first batch.
           batch_rows: the usual number of rows of a batch; 0 if unknown.
 
         Raises:
@@ -206,7 +197,6 @@ class ModelCore:
 
         Args:
           kind: the phase.
-          reader: yields the batches.
           passes: number of passes over the data.
           requested: whether `data_on_device=True` refers to these data, which are the training data.
 

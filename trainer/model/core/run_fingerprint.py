@@ -69,10 +69,7 @@ def describe_platform(devices: Sequence[jax.Device]) -> dict[str, str]:
 
 
 def describe_data(reader: Reader) -> dict[str, str]:
-    """Returns comparable descriptions of data: the number of batches per epoch.
-
-    For arrays, which every process has whole, also the number of rows and a digest of the first batch.
-    """
+    """Returns the number of batches per epoch and, for arrays, the number of rows and a digest of the first batch."""
     rows = {} if reader.arrays is None else {
         "rows of the data": str(reader.arrays.rows), "first batch": reader.fingerprint()["first batch"][:8]}
     return {"batches of an epoch": str(reader.num_batches), **rows}

@@ -44,7 +44,6 @@ def save(path: str, state: TrainState, inputs: Any) -> None:
 
     Args:
       path: the file or folder. An existing file or folder is replaced once the new version is complete.
-      state: the state.
       inputs: the input shapes for initialization, a tree of `jax.ShapeDtypeStruct`s.
     """
     if os.path.splitext(path)[1]:

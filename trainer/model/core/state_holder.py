@@ -73,11 +73,7 @@ class StateHolder:
         return self._making is not None or self._made is not None
 
     def exchange_module(self, module: FunctionalModule) -> None:
-        """Replaces the module of a model without weights.
-
-        Raises:
-          RuntimeError: if there are weights.
-        """
+        """Replaces the module of a model without weights; raises RuntimeError if there are weights."""
         if self.is_built:
             raise RuntimeError("The model is built: layers cannot be added or removed. Make another model, such as "
                                "`Sequential([*(layer.module for layer in model.layers), nn.Dense(10)])`, and give its "
@@ -133,10 +129,7 @@ class StateHolder:
             self._is_borrowed = False
 
     def start_unused_optimizers_again(self) -> None:
-        """Restarts from the current parameters the optimizers that keep parameters and have made no update yet.
-
-        Some, such as DoG, measure the distance from the initial parameters.
-        """
+        """Restarts unused optimizers that keep the initial parameters, such as DoG, from the current parameters."""
         state = self.current
         named = isinstance(state.optimizer, Mapping)
         parts = {name: (rule, state.opt_state[name], state.params[name]) for name, rule in state.optimizer.items()

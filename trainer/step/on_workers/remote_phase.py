@@ -52,7 +52,6 @@ class RemotePhase(CompiledPhase):
     Args:
       user_step: the model's `train_step`.
       shared_step: its replacement for workers.
-      strategy: the strategy.
       steps_per_execution: as in `CompiledPhase`; "auto" is `STEPS_PER_WORKER` for each worker.
       served: the model's state on the servers.
       check_labels: raises for targets that the loss cannot take.

@@ -57,11 +57,7 @@ class RemoteStep:
         self._spec, self._check_labels = spec, check_labels
 
     def read(self, iterator: WorkerIterator) -> Any:
-        """Returns the next batch of the worker's own data.
-
-        Raises:
-          DataError, ValueError: if it is invalid for training.
-        """
+        """Returns the next batch of the worker's own data; raises DataError or ValueError if it is invalid."""
         batch = as_batch(next(iterator))
         self._spec.check(batch)
         self._check_labels(unpack_x_y_sample_weight(batch)[1])
@@ -73,11 +69,7 @@ class RemoteStep:
                             self._tables)
 
     def shapes_of_logs(self, batch: Any) -> Any:
-        """Returns the shapes of a step's logs.
-
-        Raises:
-          ValueError: if the step cannot run on a worker.
-        """
+        """Returns the shapes of a step's logs; raises ValueError if the step cannot run on a worker."""
         shapes = self._shapes
         return self._compiled.shapes(shapes.params, (shapes.step, shapes.model_state, shapes.seed), batch)[3]
 
@@ -97,7 +89,6 @@ def train_on_batch(
     """Makes a step, in a worker.
 
     Args:
-      step: the step.
       client: pulls and pushes.
       number: the index of the step.
       batch: the batch, or its row indices in `arrays`.

@@ -25,11 +25,7 @@ _TIMEOUT_SECS = 3.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line, and returns the exit code.
-
-    Args:
-      arguments: the arguments of the command line, by default of this process.
-    """
+    """Runs the command line, by default this process's, and returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["launch"]:  # the rest are arguments of the script
         from trainer.launch import main as launch

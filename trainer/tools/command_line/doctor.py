@@ -28,11 +28,7 @@ def run(timeout_secs: float, as_json: bool) -> int:
 
 
 def examine(timeout_secs: float) -> Iterator[Finding]:
-    """Yields the findings of all checks.
-
-    Args:
-      timeout_secs: seconds to wait for each other machine of a cluster.
-    """
+    """Yields the findings of all checks, waiting at most `timeout_secs` for each other machine of a cluster."""
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": installed.versions, "devices": machine.devices, "memory": machine.memory,
         "cluster": lambda: network.cluster(timeout_secs), "compile cache": machine.compile_cache,

@@ -27,7 +27,6 @@ class ArrayRow:
     Attributes:
       name: its path, such as "params/Dense_0/kernel".
       dtype: the name of its dtype.
-      shape: its shape.
       nbytes: its size in bytes.
       state: "verified", "damaged", "unknown" in a damaged file with a single checksum for all of its arrays, or "no
         checksum" if none was saved with it.

@@ -74,10 +74,7 @@ def _complaints(name: str) -> Iterator[str]:
 
 
 def _requirements(name: str) -> list[tuple[str, str, str | None]]:
-    """Returns name, version and extra of all requirements of a distribution on this machine.
-
-    A name may have its own extra, such as "jax[cuda12]".
-    """
+    """Returns the name, such as "jax" or "jax[cuda12]", the version and the extra of a distribution's requirements."""
     try:
         lines = metadata.requires(name) or []
     except metadata.PackageNotFoundError:

@@ -37,13 +37,7 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
 
 
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace, of_script: Sequence[str]) -> int:
-    """Plans the first `fit` of a script, and returns the exit code, unless the script ends this process.
-
-    Args:
-      parser: the parser of this command, for errors.
-      options: the options of `add_arguments`.
-      of_script: the script's own arguments.
-    """
+    """Plans the first `fit` of a script, and returns the exit code, unless the script ends this process."""
     if not os.path.exists(options.script):
         parser.error(f"there is no script {options.script!r} in {os.getcwd()!r}.")
     _prepare(parser, options.topology)

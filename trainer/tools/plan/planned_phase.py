@@ -37,7 +37,6 @@ class PlannedPhase(NamedTuple):
     """A phase of a model, compiled for real or described devices.
 
     Attributes:
-      phase: the phase.
       state: the shapes of the state.
       compiled: the `jax.stages.Compiled` of an execution.
       program: its text.
@@ -55,11 +54,7 @@ class PlannedPhase(NamedTuple):
 
 
 def train_phase(model: Model, strategy: Strategy, batch: Any) -> PlannedPhase:
-    """Returns the train phase of a model on a batch of arrays or shapes; see `planned_phase`.
-
-    Raises:
-      ValueError: if the strategy is asynchronous.
-    """
+    """Returns the train phase on a batch of arrays or shapes; raises ValueError for an asynchronous strategy."""
     _check_is_synchronous(strategy)
     return planned_phase(model, strategy, "train", host_batch(batch))
 
@@ -79,8 +74,6 @@ def planned_phase(model: Model, strategy: Strategy, kind: str, batch: Batch, **c
 
     Args:
       model: a compiled model, made under any strategy. It is not changed.
-      strategy: the strategy.
-      kind: "train", "test" or "predict".
       batch: a host batch.
       **changes: `microbatches`, `remat` and `precision` of `compile`, if they differ from the model's.
 

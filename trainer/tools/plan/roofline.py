@@ -1,6 +1,6 @@
 """A lower bound of a step's time, from its computation, memory traffic and communication, and the rates of a GPU.
 
-Sources: Williams et al., "Roofline: An Insightful Visual Performance Model for Multicore Architectures", 2009; for the
+Source: Williams et al., "Roofline: An Insightful Visual Performance Model for Multicore Architectures", 2009; for the
 bytes that a ring sends, Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 2009.
 """
@@ -94,13 +94,7 @@ def bandwidth(group: Sequence[int], topology: Topology) -> float:
 
 
 def sent_rows(collectives: Iterable[Collective], topology: Topology, steps: int) -> tuple[SentRow, ...]:
-    """Returns the collectives of a step, by kind and group.
-
-    Args:
-      collectives: the collectives of an execution.
-      topology: the devices.
-      steps: number of steps of the execution.
-    """
+    """Returns the collectives of a step, by kind and group, from the collectives of an execution of `steps` steps."""
     rows: dict[tuple[str, int, int], SentRow] = {}
     for each in collectives:
         hosts = len({device // topology.gpus_per_host for device in each.group})
@@ -123,11 +117,8 @@ def roofline(
 
     Args:
       products: operations of a device by dtype, as in `trainer.compile.cost_analysis.Cost`.
-      traffic_bytes: memory traffic of the kernels of a step.
-      kernels: number of kernels per step.
-      collectives: the collectives of an execution.
-      topology: the devices.
-      steps: number of steps of the execution.
+      traffic_bytes, kernels: memory traffic in bytes and number of kernels of a step.
+      collectives: the collectives of an execution of `steps` steps.
     """
     gpu = topology.gpu
     slowest = min(gpu.peak_flops.values())

@@ -8,13 +8,7 @@ from trainer.tools.report.page import Page, Picture, Table
 
 
 def as_markdown(page: Page, footer: str, folder: str) -> tuple[str, dict[str, bytes]]:
-    """Returns a report as Markdown, and its figures by their file names.
-
-    Args:
-      page: the report.
-      footer: the last line.
-      folder: the name of the folder for the figures, next to the file.
-    """
+    """Returns a report as Markdown, and its figures, which belong in `folder`, by their file names."""
     lines, files = [f"# {_text(page.title)}", "", f"Status: {page.status}", ""], {}
     lines += _table(Table([list(fact) for fact in page.facts]))
     for section in page.sections:

@@ -38,7 +38,6 @@ class Picture:
     Attributes:
       name: a name for a file, such as "curves".
       alt: a description for readers who cannot see the figure.
-      figure: the figure.
     """
 
     name: str
@@ -85,7 +84,6 @@ class Page:
       title: the main heading.
       status: the outcome of the run, in a word.
       facts: the most important numbers, with their names.
-      sections: the sections.
     """
 
     title: str

@@ -45,7 +45,6 @@ def labels_and_outputs(model: Model, data: Any) -> tuple[np.ndarray | None, np.n
     """Returns the labels of all rows, and the model's outputs for them; None if they are not a single array.
 
     Args:
-      model: the model.
       data: `(x, y)`, or batches of these, which are read once.
 
     Raises:
