@@ -85,7 +85,7 @@ def circle(
       ref_embeddings: reference embeddings to compare with, `(m, features)`; `y_pred` if None.
       remove_diagonal: whether to skip the comparison of row i with reference row i.
       gamma: scale factor.
-      margin: relaxation of the distances.
+      margin: radius of the decision boundary.
 
     Returns:
       One value per row, `(n,)`; 0 if no other row has its class, or if all rows have its class.
