@@ -28,7 +28,7 @@ def pearson_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) ->
 
 
 def concordance_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
-    """Returns the agreement of predictions with labels, not up to a linear map as in Pearson's; 0 for constants.
+    """Returns Lin's concordance: Pearson's correlation, reduced by differences in mean and variance; 0 for constants.
 
     Raises:
       ValueError: if shapes differ.
