@@ -52,7 +52,7 @@ def tversky(
     Args:
       y_true: labels in [0, 1], of any shape.
       y_pred: predicted probabilities of the same shape.
-      alpha: weight of false negatives. (Keras's docstring says false positives, but its code does the same as here.)
+      alpha: weight of false negatives. (Keras's docstring says false positives, but its code weights false negatives.)
       beta: weight of false positives.
       axis: axes of the sums; None sums over all axes and gives one number per batch.
 

@@ -61,7 +61,7 @@ def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
     """
     y_pred = jnp.asarray(y_pred)
     matches = jnp.equal(class_indices(y_true, y_pred, axis=-1), jnp.argmax(y_pred, axis=-1)).astype(jnp.float32)
-    # As in Keras, an axis of size 1 after the rows is removed.
+    # As in Keras, a last axis of size 1 is removed.
     return matches.squeeze(-1) if matches.ndim > 1 and matches.shape[-1] == 1 else matches
 
 
