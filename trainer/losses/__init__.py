@@ -1,7 +1,7 @@
-"""Losses with Keras 3's names, arguments and numbers: classes with a reduction, and functions without.
+"""Losses with Keras 3's names, arguments and numbers, as classes with a reduction and as functions without.
 
-A new loss is a function and a class (see `BuiltinLoss`) in the module it fits, and its class's name in
-`registry.CLASSES` and in the stub beside this file.
+To add a loss, write a function and a class (see `BuiltinLoss`), and add the class to `registry.CLASSES` and to the
+stub beside this file.
 """
 
 from trainer.core.public_names import attach_stub

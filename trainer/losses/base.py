@@ -1,7 +1,7 @@
-"""The base class of losses, and how the values of many samples become one number.
+"""The base class of losses, and the reduction of per-sample values to a scalar.
 
-Owns dtypes, sample weights, masks and reductions, also of a batch whose rows are split over replicas. It must not know
-any particular loss.
+Owns dtypes, sample weights, masks and reductions, including batches that are split over replicas. Must not know any
+particular loss.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.losses.shapes import (
     match_ranks,
 )
 
-#: Keras's epsilon: how near to 0 and 1 a probability may be, and what replaces a divisor of 0.
+#: Keras's epsilon: the bound of probabilities near 0 and 1, and the replacement of a divisor of 0.
 EPSILON = 1e-7
 
 _WORD_STARTS = r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])"
@@ -37,21 +37,21 @@ REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "
 
 
 def broadcast_sample_weight(values: jax.Array, sample_weight: ArrayLike | None) -> jax.Array:
-    """Returns the weights in a shape that multiplies `values`, rows first.
+    """Returns the sample weights, reshaped to broadcast against `values`.
 
-    A last axis of size 1 is removed and missing last axes are added, so that `(n,)` and `(n, 1)` fit values of
-    shape `(n,)` as well as `(n, t)`. Nothing is repeated: each axis has size 1 or that of `values`, and a scalar
-    stays a scalar, so that the sum of the result is the sum of the weights as they were given.
+    Removes a last axis of size 1 and adds missing last axes, so that `(n,)` and `(n, 1)` fit values of shape `(n,)`
+    and `(n, t)`. Weights are not repeated: each axis has size 1 or the size of the axis of `values`, and a scalar
+    stays a scalar. The sum of the result is therefore the sum of the given weights.
 
     Args:
       values: one loss value per sample, `(n, ...)`.
       sample_weight: an array or list of numbers: `()`, `(n,)`, `(n, 1)` or a shape that matches `values`.
 
     Returns:
-      The weights, at least float32: `()`, or of the rank of `values`.
+      The weights, at least float32: `()`, or the rank of `values`.
 
     Raises:
-      ValueError: where the shapes cannot match.
+      ValueError: if the shapes do not match.
 
     >>> broadcast_sample_weight(jnp.zeros((4, 3)), [1, 2, 3, 4]).shape
     (4, 1)
@@ -73,17 +73,18 @@ def broadcast_sample_weight(values: jax.Array, sample_weight: ArrayLike | None) 
 def reduce_values(
     values: jax.Array, reduction: str | None, sample_weight: ArrayLike | None = None, mask: jax.Array | None = None
 ) -> jax.Array:
-    """Returns `values`, weighted, as one number (or as they are for the reduction "none").
+    """Returns the weighted and reduced `values`.
 
     Args:
-      values: one loss value per sample, `(n, ...)`; a scalar is only weighted.
-      reduction: one of `REDUCTIONS`. A mean divides by the number of values that the mask keeps, whatever their
-        weights; only "mean_with_sample_weight" divides by the sum of the weights.
+      values: one loss value per sample, `(n, ...)`. A scalar is weighted but not reduced.
+      reduction: a member of `REDUCTIONS`; "none" and None keep the values unreduced. A mean divides by the number of
+        values that the mask keeps, regardless of the weights; "mean_with_sample_weight" divides by the sum of the
+        weights.
       sample_weight: see `broadcast_sample_weight`.
-      mask: bool, of the shape of `values`: False for those that do not count.
+      mask: bool, of the shape of `values`; False excludes a value.
 
     Returns:
-      A scalar of the dtype of `values`; 0 where there is nothing to divide by.
+      A scalar of the dtype of `values`, or an array for "none" and None. A mean over nothing is 0.
 
     >>> float(reduce_values(jnp.array([1.0, 3.0]), "mean", sample_weight=[1, 2]))
     3.5
@@ -98,7 +99,7 @@ def reduce_values(
 def weighted_sum(
     values: jax.Array, reduction: str | None, sample_weight: ArrayLike | None = None, mask: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array | int | None]:
-    """Returns the weighted sum of values and what a reduction divides it by, which parts of the data may add up first.
+    """Returns the weighted sum of values and the divisor of a reduction, so that partial sums can be added first.
 
     Args:
       values: one loss value per sample, `(n, ...)`.
@@ -107,8 +108,8 @@ def weighted_sum(
       mask: see `reduce_values`.
 
     Returns:
-      `(sum, divisor)`, in float32 or wider. The divisor is None for a sum, an int where it is just the number of
-      values, and otherwise a scalar array.
+      `(sum, divisor)`, in float32 or wider. The divisor is None for a sum, an int if it is the number of values, and
+      a scalar array otherwise.
     """
     weights = _weights(values, sample_weight, mask)
     total = jnp.sum(values if weights is None else values * weights, dtype=jnp.promote_types(values.dtype, jnp.float32))
@@ -123,19 +124,19 @@ def sum_of_real_rows(
     values: jax.Array, reduction: str | None, sample_weight: ArrayLike | None, mask: jax.Array | None,
     row_mask: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | int | None]:
-    """Returns what `weighted_sum` does, without the rows that pad a batch.
+    """Returns the `weighted_sum` of the rows that are not padding.
 
     Args:
-      values: see `weighted_sum`; so are the next three.
-      reduction: see `values`.
-      sample_weight: see `values`.
-      mask: see `values`.
-      row_mask: 1.0 for real rows and 0.0 for padding, `(n,)`; None if all are real.
+      values: see `weighted_sum`.
+      reduction: see `weighted_sum`.
+      sample_weight: see `weighted_sum`.
+      mask: see `weighted_sum`.
+      row_mask: 1.0 for real rows and 0.0 for padding, `(n,)`; None if all rows are real.
     """
     if row_mask is not None:
         is_real = row_mask.reshape(-1, *[1] * (values.ndim - 1)) > 0
         if sample_weight is not None and reduction == "mean_with_sample_weight":
-            # In their own shape, so that their sum stays that of the weights as they were given.
+            # Not broadcast to the shape of the values: the sum of the weights must not change.
             sample_weight = broadcast_sample_weight(values, sample_weight) * is_real
         else:
             is_real = jnp.broadcast_to(is_real, values.shape)
@@ -155,13 +156,13 @@ class Loss:
     """The base class of losses. A subclass defines `call(y_true, y_pred)`.
 
     Args:
-      name: the loss's name in logs; the class's name in snake case where None.
-      reduction: how values of samples become one number: "sum_over_batch_size" or "mean" (their sum divided by how
-        many they are), "sum", "mean_with_sample_weight" (divided by the sum of the weights), "none" or None.
-      dtype: the dtype of the result, float32 where None. Computations run in float32 or wider.
+      name: the loss's name in logs; the class's name in snake case if None.
+      reduction: the reduction of the per-sample values: "sum_over_batch_size" or "mean" (sum divided by the number of
+        values), "sum", "mean_with_sample_weight" (sum divided by the sum of the weights), "none" or None.
+      dtype: dtype of the result; float32 if None. Computations run in float32 or wider.
 
     Raises:
-      ValueError: for another reduction, or a dtype that is not a float.
+      ValueError: if `reduction` is unknown or `dtype` is not a float dtype.
 
     >>> class Distance(Loss):
     ...     def call(self, y_true, y_pred):
@@ -172,7 +173,7 @@ class Loss:
 
     #: Whether `y_true` holds class indices, which stay integers.
     sparse_labels: ClassVar[bool] = False
-    #: Whether `call` gets labels as floats, as in Keras; otherwise as they are, but integers as int32 or wider.
+    #: Whether `call` receives labels as floats, as in Keras. Otherwise only integers are cast, to int32 or wider.
     casts_labels: ClassVar[bool] = True
 
     def __init__(
@@ -195,7 +196,7 @@ class Loss:
 
     @property
     def kind(self) -> str:
-        """What the loss computes, as a text that is the same in every process: its class, and arguments of its own.
+        """The class's name and its arguments that differ from the defaults; the same text in every process.
 
         >>> from trainer import losses
         >>> losses.BinaryCrossentropy(from_logits=True).kind, losses.as_loss("mse").kind
@@ -211,43 +212,43 @@ class Loss:
 
     @property
     def expects_probabilities(self) -> bool:
-        """Whether `y_pred` must lie in [0, 1]: logits would train, silently, to something else."""
+        """Whether `y_pred` must be probabilities. With logits, training would silently fail."""
         return False
 
     @property
     def is_of_batch(self) -> bool:
-        """Whether it is of a batch as a whole, and no mean over rows."""
+        """Whether the loss is computed over the whole batch, and is not a mean over rows."""
         return False
 
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Returns one value per sample, rows first; to be defined by a subclass."""
+        """Returns one value per sample, rows first. Subclasses must override this method."""
         raise NotImplementedError(f"{type(self).__name__} must define `call(self, y_true, y_pred)`.")
 
     def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
-        """Raises where shapes or dtypes cannot work; a custom subclass need not define it.
+        """Raises an error for invalid shapes or dtypes. Subclasses may override this method.
 
         Args:
-          y_true: labels, or a tree of them: anything with `shape` and `dtype`.
+          y_true: labels, or a tree of labels: anything with `shape` and `dtype`.
           y_pred: predictions, likewise.
         """
 
     def mask(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array | None:
-        """Returns a bool array of the shape of `values`, False for those that do not count; None if all do."""
+        """Returns a bool array of the shape of `values`, False for excluded values; None if all values count."""
         return None
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Returns the unreduced and unweighted loss.
 
         Args:
-          y_true: labels: an array, a list of numbers, or a tree of arrays; any dtype.
+          y_true: labels of any dtype: an array, a list of numbers, or a tree of arrays.
           y_pred: predictions, likewise.
 
         Returns:
           One value per sample, rows first, `(n, ...)`, of dtype `self.dtype`.
 
         Raises:
-          ValueError: where `validate` finds that the shapes or dtypes cannot work.
-          TypeError: for complex numbers that would be cut to reals.
+          ValueError: if `validate` rejects the shapes or dtypes.
+          TypeError: if complex numbers would be cast to real numbers.
         """
         compute_dtype = jnp.promote_types(self.dtype, jnp.float32)
         casts_labels = self.casts_labels and not self.sparse_labels
@@ -259,9 +260,9 @@ class Loss:
     def __call__(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> jax.Array:
         """Returns the reduced loss: a scalar, or one value per sample for the reduction "none".
 
-        In a function of `strategy.run`, given the rows of its replica, it leaves out those that pad the batch; so it
-        does if it is given them several times, as real and generated rows in one array. A mean is then this replica's
-        share of that of the whole batch: the mean of the shares is the loss of one device.
+        In `strategy.run`, the loss excludes rows that pad the batch, also if the arguments hold the replica's rows
+        several times (for example, real and generated rows in one array). A mean is then this replica's share: the
+        mean of the shares over all replicas is the loss of the whole batch.
 
         Args:
           y_true: see `values`.
@@ -269,14 +270,14 @@ class Loss:
           sample_weight: a scalar, or one weight per row or per value.
 
         Raises:
-          ValueError: for shapes that cannot be matched.
+          ValueError: if the shapes do not match.
         """
         labels, predictions = as_arrays(y_true), as_arrays(y_pred)
         if self.is_of_batch:
             return loss_of_batch(self, labels, predictions, sample_weight)
         values, mask = self.values(labels, predictions), self.mask(labels, predictions)
         context = get_replica_context()
-        of_rows = context.rows and values.ndim and values.shape[0] % context.rows == 0  # None outside of a step
+        of_rows = context.rows and values.ndim and values.shape[0] % context.rows == 0  # None outside a step
         if self.reduction in ("none", None) or not of_rows:
             return reduce_values(values, self.reduction, sample_weight, mask)
         row_mask = context.padding_mask
@@ -286,26 +287,26 @@ class Loss:
         return (total if divisor is None else context.share_of_mean(total, divisor)).astype(values.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make an equal loss; `dtype` only where it was given."""
+        """Returns the constructor arguments; `dtype` only if it was given."""
         config = {"name": self.name, "reduction": self.reduction}
         return config if self._dtype is None else {**config, "dtype": self._dtype}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Returns the loss that `get_config` described."""
+        """Creates a loss from the result of `get_config`."""
         return cls(**config)
 
 
 def loss_of_batch(
     loss: Loss, y_true: jax.Array, y_pred: jax.Array, sample_weight: ArrayLike | None = None
 ) -> jax.Array:
-    """Returns the reduced loss of the rows of all replicas, the same on each.
+    """Returns the reduced loss over the rows of all replicas, equal on every replica.
 
     Args:
-      loss: a loss of a batch as a whole.
+      loss: a loss of the whole batch.
       y_true: labels of this replica's rows.
       y_pred: predictions, likewise.
-      sample_weight: a scalar, or a weight for each value of this replica's rows.
+      sample_weight: a scalar, or one weight per value of this replica's rows.
     """
     context = get_replica_context()
     rows, replicas, mask = context.rows, context.num_replicas_in_sync, context.padding_mask
@@ -322,9 +323,10 @@ def loss_of_batch(
 
 
 def values_per_row(function: Callable[..., Any], y_true: ArrayLike, y_pred: ArrayLike, **arguments: Any) -> jax.Array:
-    """Returns a function's values with rows first, also if it returns the mean over the rows, one scalar.
+    """Returns a function's values, rows first.
 
-    Such a function is given each row as a batch of its own: only then can rows be left out.
+    A function that returns a scalar, the mean over the rows, is mapped over the rows as batches of size 1, so that
+    rows can be excluded.
 
     Args:
       function: a function of `(y_true, y_pred, **arguments)`.
@@ -344,14 +346,14 @@ def values_per_row(function: Callable[..., Any], y_true: ArrayLike, y_pred: Arra
 class FunctionLoss(Loss):
     """A user's function `(y_true, y_pred) -> values` as a `Loss`.
 
-    Predictions reach it as floats. Integer labels stay integers, so that optax's losses of class indices work, but as
-    int32, in which arithmetic does not wrap around as in uint8; bools stay bools. Where both are single arrays, their
-    ranks are matched as Keras does.
+    The function receives predictions as floats. Integer labels stay integers, for losses of class indices such as
+    optax's, but are cast to int32, because uint8 arithmetic wraps around. Bools stay bools. The ranks of single arrays
+    are matched as in Keras.
 
     Args:
       function: returns one value per sample, rows first, or a scalar.
       reduction: see `Loss`.
-      name: the function's own name where None.
+      name: the function's own name if None.
       dtype: see `Loss`.
     """
 
@@ -379,11 +381,11 @@ class FunctionLoss(Loss):
 
 
 class BuiltinLoss(Loss):
-    """A loss of this package: a class around one of its functions, with the function's name and arguments.
+    """A loss of this package: a class around a function, with the function's name and arguments.
 
     Args:
       reduction: see `Loss`.
-      name: the function's name where None.
+      name: the function's name if None.
       dtype: see `Loss`.
     """
 
@@ -393,7 +395,7 @@ class BuiltinLoss(Loss):
     parameters: ClassVar[tuple[str, ...]] = ()
     #: Short names of the function.
     aliases: ClassVar[tuple[str, ...]] = ()
-    #: Whether the features of a row are one vector, such as a distribution, and not independent numbers.
+    #: Whether the features of a row form one vector, such as a distribution, rather than independent numbers.
     needs_vectors: ClassVar[bool] = False
 
     def __init__(
@@ -412,7 +414,7 @@ class BuiltinLoss(Loss):
         self.check_rank(y_pred)
 
     def check_rank(self, y_pred: jax.Array) -> None:
-        """Raises ValueError where the predictions have no axis of rows, or none of features that the loss needs."""
+        """Raises ValueError if the predictions lack the axis of rows, or an axis of features that the loss needs."""
         expected = "(batch, ..., features)" if self.needs_vectors else "(batch, ...)"
         if len(y_pred.shape) < 1 + self.needs_vectors:
             raise ValueError(f"`y_pred` must have shape {expected} for the loss {self.name!r}. "
@@ -421,7 +423,7 @@ class BuiltinLoss(Loss):
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         y_true, y_pred = match_ranks(y_true, y_pred)
         if y_pred.ndim == 1:
-            # One number per row: without an axis of features, the rows themselves would be averaged away.
+            # One number per row: add an axis of features, or the function would average over the rows.
             y_true, y_pred = y_true[:, None], y_pred[:, None]
         return self.function(y_true, y_pred, **self.arguments)
 

@@ -1,6 +1,6 @@
-"""Crossentropies that weigh easy examples less, and that bear wrong labels.
+"""Crossentropies that down-weight easy examples or tolerate wrong labels.
 
-As in `probabilistic`, functions return one value per sample, and probabilities are clipped to [1e-7, 1 - 1e-7].
+As in `probabilistic`, functions return one value per sample and clip probabilities to [1e-7, 1 - 1e-7].
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ def binary_focal_crossentropy(
     y_true: ArrayLike, y_pred: ArrayLike, apply_class_balancing: bool = False, alpha: float = 0.25, gamma: float = 2.0,
     from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1,
 ) -> jax.Array:
-    """Returns the mean over `axis` of `(1 - p)**gamma` times the crossentropy of each yes-or-no label.
+    """Returns the binary crossentropy times `(1 - p)**gamma`, averaged over `axis`.
 
-    `p` is the probability that is predicted for the label, so that easy examples count less.
+    `p` is the predicted probability of the label. Easy examples therefore count less.
 
     Args:
       y_true: probabilities, mostly 0 or 1, `(n, ..., labels)`.
       y_pred: predictions of the same shape: probabilities or logits.
-      apply_class_balancing: whether labels of 1 are weighted by `alpha`, and those of 0 by `1 - alpha`.
-      alpha: see above.
-      gamma: see above.
+      apply_class_balancing: whether to weight labels of 1 by `alpha` and labels of 0 by `1 - alpha`.
+      alpha: weight of the positive class, used if `apply_class_balancing`.
+      gamma: focusing exponent.
       from_logits: whether `y_pred` holds logits.
-      label_smoothing: how far to move labels towards 0.5: 1 becomes `1 - label_smoothing / 2`.
-      axis: the axis of the mean.
+      label_smoothing: amount of smoothing towards 0.5: 1 becomes `1 - label_smoothing / 2`.
+      axis: axis of the mean.
 
     Returns:
       The shape of `y_pred` without `axis`.
 
     Raises:
-      ValueError: where shapes differ.
+      ValueError: if shapes differ.
 
     Source: Lin et al., "Focal Loss for Dense Object Detection", 2017, https://arxiv.org/abs/1708.02002.
 
@@ -65,22 +65,22 @@ def categorical_focal_crossentropy(
     y_true: ArrayLike, y_pred: ArrayLike, alpha: ArrayLike = 0.25, gamma: float = 2.0, from_logits: bool = False,
     label_smoothing: float = 0.0, axis: int = -1,
 ) -> jax.Array:
-    """Returns the crossentropy of one-hot labels and predictions, each class times `alpha * (1 - p)**gamma`.
+    """Returns the crossentropy of one-hot labels and predictions, with each class weighted by `alpha * (1 - p)**gamma`.
 
     Args:
       y_true: distributions over classes, `(n, ..., classes)`.
-      y_pred: predictions of the same shape: probabilities, which are scaled to a sum of 1, or logits.
-      alpha: one number, or one for each class of the last axis.
-      gamma: see above; `p` is the predicted probability.
+      y_pred: predictions of the same shape: probabilities, which are normalized to a sum of 1, or logits.
+      alpha: a scalar, or a weight for each class of the last axis.
+      gamma: focusing exponent; `p` is the predicted probability.
       from_logits: whether `y_pred` holds logits.
-      label_smoothing: how much of each label to spread evenly over all classes of `axis`.
-      axis: the axis of classes.
+      label_smoothing: share of each label to spread evenly over all classes of `axis`.
+      axis: axis of classes.
 
     Returns:
       The shape of `y_pred` without `axis`.
 
     Raises:
-      ValueError: where shapes differ.
+      ValueError: if shapes differ.
 
     Source: Lin et al., "Focal Loss for Dense Object Detection", 2017, https://arxiv.org/abs/1708.02002.
 
@@ -95,12 +95,13 @@ def categorical_focal_crossentropy(
 
 
 def categorical_generalized_cross_entropy(y_true: Any, y_pred: ArrayLike, q: float = 0.5) -> jax.Array:
-    """Returns `(1 - p**q) / q`, with `p` the probability that is predicted for the label's class.
+    """Returns `(1 - p**q) / q`, where `p` is the predicted probability of the label's class.
 
-    It bears labels some of which are wrong: towards `q` of 0 it is the crossentropy, and at 1 the mean absolute error.
+    The loss is robust to wrong labels. As `q` approaches 0 it becomes the crossentropy; at 1 it is the mean absolute
+    error.
 
     Args:
-      y_true: class indices, `(n, ...)` or with a last axis of size 1.
+      y_true: class indices, `(n, ...)` or `(n, ..., 1)`.
       y_pred: predicted probabilities, `(n, ..., classes)`.
       q: above 0 and below 1.
 
@@ -108,7 +109,7 @@ def categorical_generalized_cross_entropy(y_true: Any, y_pred: ArrayLike, q: flo
       The shape of `y_pred` without its last axis.
 
     Raises:
-      ValueError: where the shapes cannot match.
+      ValueError: if the shapes do not match.
 
     Source: Zhang and Sabuncu, "Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels",
     2018, https://arxiv.org/abs/1805.07836.
@@ -128,7 +129,7 @@ def _power(base: jax.Array, exponent: float) -> jax.Array:
 
 
 class BinaryFocalCrossentropy(DenseCrossentropy):
-    """The focal crossentropy of yes-or-no labels; see `binary_focal_crossentropy`, and `Loss` for other arguments.
+    """The focal crossentropy of binary labels; see `binary_focal_crossentropy`, and `Loss` for other arguments.
 
     >>> round(float(BinaryFocalCrossentropy(from_logits=True)([[1]], [[0.0]])), 4)
     0.1733
@@ -181,10 +182,10 @@ class CategoricalFocalCrossentropy(DenseCrossentropy):
 
 
 class CategoricalGeneralizedCrossEntropy(BuiltinLoss):
-    """A crossentropy that bears wrong labels; see `categorical_generalized_cross_entropy`, and `Loss`.
+    """A crossentropy that is robust to wrong labels; see `categorical_generalized_cross_entropy`, and `Loss`.
 
     Raises:
-      ValueError: if `q` is not above 0 and below 1, and when called, for labels that are no class indices.
+      ValueError: if `q` is not above 0 and below 1. When called, if the labels are not class indices.
 
     >>> round(float(CategoricalGeneralizedCrossEntropy()([1], [[0.75, 0.25]])), 4)
     1.0

@@ -1,7 +1,7 @@
 """Losses of maximum-margin classifiers.
 
-Functions take arrays or lists `(n, ..., features)` of any dtype, labels first, and return `(n, ...)`, float32 or
-wider; they raise ValueError where the shapes of labels and predictions differ by more than a last axis of size 1.
+Functions take labels and predictions, arrays or lists `(n, ..., features)` of any dtype, and return `(n, ...)`,
+float32 or wider. They raise ValueError if the shapes differ by more than a last axis of size 1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def categorical_hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
     Args:
       y_true: one-hot labels, `(n, ..., classes)`.
-      y_pred: scores of the same shape. As in Keras the true class takes part in "others", with a score of 0.
+      y_pred: scores of the same shape. As in Keras, the other classes include the true class, with a score of 0.
 
     >>> categorical_hinge([[0, 1, 0]], [[2, 1, 3]]).tolist()
     [3.0]
@@ -64,7 +64,7 @@ def _margin_errors(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 class Hinge(BuiltinLoss):
-    """How far scores are from a margin of 1; see `hinge`, and `Loss` for the arguments.
+    """The hinge loss, with a margin of 1; see `hinge`, and `Loss` for the arguments.
 
     >>> float(Hinge()([[-1, 1]], [[0.5, 2]]))
     0.75
@@ -74,7 +74,7 @@ class Hinge(BuiltinLoss):
 
 
 class SquaredHinge(BuiltinLoss):
-    """The square of how far scores are from a margin of 1; see `squared_hinge`, and `Loss` for the arguments.
+    """The square of the hinge loss; see `squared_hinge`, and `Loss` for the arguments.
 
     >>> float(SquaredHinge()([[-1, 1]], [[0.5, 2]]))
     1.125
@@ -84,7 +84,7 @@ class SquaredHinge(BuiltinLoss):
 
 
 class CategoricalHinge(BuiltinLoss):
-    """How far the true class is from leading by a margin of 1; see `categorical_hinge`, and `Loss` for the arguments.
+    """The hinge loss of one-hot labels, with a margin of 1; see `categorical_hinge`, and `Loss` for the arguments.
 
     >>> float(CategoricalHinge()([[0, 1, 0]], [[2, 1, 3]]))
     3.0

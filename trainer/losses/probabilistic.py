@@ -1,7 +1,7 @@
 """Losses between probability distributions: crossentropies, Kullback-Leibler divergence, Poisson.
 
-Functions take arrays or lists of any dtype, labels first, and return one value per sample, float32 or wider. With
-`from_logits=False`, Keras's default, predictions are probabilities, clipped to [1e-7, 1 - 1e-7].
+Functions take labels and predictions, arrays or lists of any dtype, and return one value per sample, float32 or wider.
+With `from_logits=False`, Keras's default, predictions are probabilities, clipped to [1e-7, 1 - 1e-7].
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from trainer.losses.shapes import (
 def binary_crossentropy(
     y_true: ArrayLike, y_pred: ArrayLike, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
 ) -> jax.Array:
-    """Returns the mean over `axis` of the crossentropy of each yes-or-no label.
+    """Returns the binary crossentropy, averaged over `axis`.
 
     Args:
       y_true: probabilities, mostly 0 or 1, `(n, ..., labels)`.
       y_pred: predictions of the same shape: probabilities or logits.
       from_logits: whether `y_pred` holds logits.
-      label_smoothing: how far to move labels towards 0.5: 1 becomes `1 - label_smoothing / 2`.
-      axis: the axis of the mean.
+      label_smoothing: amount of smoothing towards 0.5: 1 becomes `1 - label_smoothing / 2`.
+      axis: axis of the mean.
 
     Returns:
       The shape of `y_pred` without `axis`.
 
     Raises:
-      ValueError: where shapes differ.
+      ValueError: if shapes differ.
 
     >>> round(binary_crossentropy([[1]], [[0.5]]).item(), 4)
     0.6931
@@ -60,21 +60,21 @@ def binary_crossentropy(
 def categorical_crossentropy(
     y_true: ArrayLike, y_pred: ArrayLike, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
 ) -> jax.Array:
-    """Returns the crossentropy of one-hot labels, or of other distributions, and predictions.
+    """Returns the crossentropy of predictions and one-hot labels or other distributions.
 
     Args:
       y_true: distributions over classes, `(n, ..., classes)`.
-      y_pred: predictions of the same shape: probabilities, which are scaled to a sum of 1, or logits.
+      y_pred: predictions of the same shape: probabilities, which are normalized to a sum of 1, or logits.
       from_logits: whether `y_pred` holds logits.
-      label_smoothing: how much of each label to spread evenly over all classes of `axis` (Keras divides it by the size
-        of the last axis, whichever `axis` is).
-      axis: the axis of classes.
+      label_smoothing: share of each label to spread evenly over all classes of `axis`. (Keras divides it by the size
+        of the last axis, for any `axis`.)
+      axis: axis of classes.
 
     Returns:
       The shape of `y_pred` without `axis`.
 
     Raises:
-      ValueError: where shapes differ.
+      ValueError: if shapes differ.
 
     Source: for the smoothing, Szegedy et al., "Rethinking the Inception Architecture", 2015,
     https://arxiv.org/abs/1512.00567.
@@ -93,17 +93,17 @@ def sparse_categorical_crossentropy(
     """Returns the crossentropy of class indices and predictions.
 
     Args:
-      y_true: class indices, `(n, ...)` or with size 1 at `axis`. As in Keras, an index that is no class costs 0.
-      y_pred: predictions, `(n, ..., classes)`: probabilities, which are scaled to a sum of 1, or logits.
+      y_true: class indices, `(n, ...)` or with size 1 at `axis`. As in Keras, an index outside the classes costs 0.
+      y_pred: predictions, `(n, ..., classes)`: probabilities, which are normalized to a sum of 1, or logits.
       from_logits: whether `y_pred` holds logits.
-      ignore_class: a label that costs 0, such as -1 or 255 for pixels of no class.
-      axis: the axis of classes in `y_pred`.
+      ignore_class: a label that costs 0, such as -1 or 255 for unlabeled pixels.
+      axis: axis of classes in `y_pred`.
 
     Returns:
       The shape of `y_pred` without `axis`.
 
     Raises:
-      ValueError: where the shapes cannot match, one-hot labels among them.
+      ValueError: if the shapes do not match, for example with one-hot labels.
 
     >>> round(sparse_categorical_crossentropy([1], [[0.5, 0.5]]).item(), 4)
     0.6931
@@ -111,7 +111,7 @@ def sparse_categorical_crossentropy(
     y_pred = as_float(y_pred)
     labels = class_indices(y_true, y_pred, axis)
     is_label = jax.nn.one_hot(labels, y_pred.shape[axis], axis=axis, dtype=bool)
-    # Selected, not multiplied: a logit of -inf, for a class that is ruled out, must not turn 0 into NaN.
+    # Select instead of multiplying: a logit of -inf, for an impossible class, would turn 0 into NaN.
     values = -jnp.sum(jnp.where(is_label, log_probabilities(y_pred, from_logits, axis), 0.0), axis=axis)
     return values if ignore_class is None else jnp.where(labels == ignore_class, 0.0, values)
 
@@ -124,7 +124,7 @@ def kl_divergence(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
       y_pred: predicted distributions of the same shape.
 
     Raises:
-      ValueError: where shapes differ.
+      ValueError: if shapes differ.
 
     Source: Kullback and Leibler, "On Information and Sufficiency", 1951.
 
@@ -143,7 +143,7 @@ def poisson(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
       y_pred: predicted rates of the same shape, not negative.
 
     Raises:
-      ValueError: where shapes differ.
+      ValueError: if shapes differ.
 
     >>> round(poisson([[1, 0]], [[1, 2]]).item(), 4)
     1.5
@@ -153,17 +153,17 @@ def poisson(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 def log_probabilities(y_pred: jax.Array, from_logits: bool, axis: int) -> jax.Array:
-    """Returns the logarithms of predicted distributions, which are scaled to a sum of 1 over `axis`, or are logits."""
+    """Returns the log-probabilities of predictions: logits, or probabilities that are normalized over `axis`."""
     if from_logits:
         return jax.nn.log_softmax(y_pred, axis=axis)
     total = jnp.sum(y_pred, axis=axis, keepdims=True)
-    # A row of zeros, such as a padded row, is no distribution: it stays as it is and is clipped like any other.
+    # A row of zeros, such as a padded row, is not a distribution: it is not normalized, but clipped like any other.
     probabilities = y_pred / jnp.where(total == 0, 1.0, total)
     return jnp.log(jnp.clip(probabilities, EPSILON, 1.0 - EPSILON))
 
 
 class Crossentropy(BuiltinLoss):
-    """What the crossentropies share.
+    """The base class of crossentropies.
 
     Args:
       from_logits: whether `y_pred` holds logits.
@@ -172,7 +172,7 @@ class Crossentropy(BuiltinLoss):
       dtype: see `Loss`.
 
     Raises:
-      TypeError: if `from_logits` is neither True nor False.
+      TypeError: if `from_logits` is not a bool.
     """
 
     def __init__(self, from_logits: bool, reduction: str | None, name: str | None, dtype: DTypeLike | None):
@@ -186,10 +186,10 @@ class Crossentropy(BuiltinLoss):
 
 
 class DenseCrossentropy(Crossentropy):
-    """What the crossentropies share whose labels have the shape of the predictions.
+    """The base class of crossentropies of labels that have the shape of the predictions.
 
     Raises:
-      TypeError: if `from_logits` is neither True nor False, or `label_smoothing` is not a number.
+      TypeError: if `from_logits` is not a bool or `label_smoothing` is not a number.
       ValueError: if `label_smoothing` is not in [0, 1].
     """
 
@@ -217,7 +217,7 @@ class DenseCrossentropy(Crossentropy):
 
 
 class BinaryCrossentropy(DenseCrossentropy):
-    """The crossentropy of yes-or-no labels; see `binary_crossentropy`, and `Loss` for the other arguments.
+    """The crossentropy of binary labels; see `binary_crossentropy`, and `Loss` for the other arguments.
 
     >>> round(float(BinaryCrossentropy(from_logits=True)([[1]], [[0.0]])), 4)
     0.6931
@@ -231,7 +231,7 @@ class CategoricalCrossentropy(DenseCrossentropy):
     """The crossentropy of one-hot labels; see `categorical_crossentropy`, and `Loss` for the other arguments.
 
     Raises:
-      ValueError: when called, also for a single class, whose loss would always be 0.
+      ValueError: when called, also if there is a single class, because the loss would always be 0.
 
     >>> round(float(CategoricalCrossentropy(from_logits=True)([[0, 1]], [[0.0, 0.0]])), 4)
     0.6931
@@ -250,10 +250,10 @@ class CategoricalCrossentropy(DenseCrossentropy):
 class SparseCategoricalCrossentropy(Crossentropy):
     """The crossentropy of class indices; see `sparse_categorical_crossentropy`, and `Loss` for the other arguments.
 
-    Samples of the class `ignore_class` do not count: a mean is over the others.
+    Samples of the class `ignore_class` are excluded, also from the divisor of a mean.
 
     Raises:
-      ValueError: when called, for labels that are one-hot or no integers.
+      ValueError: when called, if the labels are one-hot or not integers.
 
     >>> round(float(SparseCategoricalCrossentropy(from_logits=True)([1, 0], [[0.0, 0.0], [0.0, 0.0]])), 4)
     0.6931

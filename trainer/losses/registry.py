@@ -1,4 +1,4 @@
-"""Finds a loss by its name, as `compile(loss=...)` takes it."""
+"""The registry of losses, for `compile(loss=...)`."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _REGISTRY: Registry[LossOrFunction] = Registry(
 
 
 def get(identifier: Any) -> LossOrFunction | None:
-    """Returns the loss that `identifier` names, as Keras does.
+    """Returns the loss for an identifier, as Keras does.
 
     Args:
       identifier: a function's name ("mse", "mean_squared_error"), which gives the function; a class's name or a
-        class, which gives a loss with default arguments; a configuration, as `serialize` returns it; a `Loss` or a
-        function, which is returned; or None.
+        class, which gives a loss with default arguments; a configuration from `serialize`; a `Loss` or a function,
+        which is returned unchanged; or None, which gives None.
 
     Raises:
-      ValueError: for an unknown name.
-      TypeError: for anything else.
+      ValueError: if the name is unknown.
+      TypeError: if `identifier` has another type.
 
     >>> get("mse").__name__
     'mean_squared_error'
@@ -61,7 +61,7 @@ def get(identifier: Any) -> LossOrFunction | None:
 
 
 def serialize(loss: LossOrFunction) -> dict[str, Any]:
-    """Returns a loss or a function as plain data, in Keras's form.
+    """Returns the configuration of a loss or a function, in Keras's format.
 
     >>> serialize(regression.Huber(delta=2.0))["config"]
     {'name': 'huber_loss', 'reduction': 'sum_over_batch_size', 'delta': 2.0}
@@ -72,15 +72,15 @@ def serialize(loss: LossOrFunction) -> dict[str, Any]:
 def deserialize(
     name: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> LossOrFunction:
-    """Returns the loss or the function that `serialize`, or that of Keras, has made plain data of.
+    """Returns the loss or the function for a configuration from `serialize`, of this package or of Keras.
 
     Args:
-      name: the configuration, or a name as `get` takes it.
-      custom_objects: classes and functions of your own, by name.
+      name: the configuration, or a name as in `get`.
+      custom_objects: custom classes and functions, by name.
 
     Raises:
-      ValueError: for an unknown name.
-      TypeError: for what is no configuration.
+      ValueError: if the name is unknown.
+      TypeError: if `name` is not a configuration.
 
     >>> deserialize(serialize(regression.Huber(delta=2.0))).delta
     2.0
@@ -89,7 +89,7 @@ def deserialize(
 
 
 def is_builtin(function: Any) -> bool:
-    """Returns whether a function is one of this package's losses.
+    """Returns whether a function is a loss of this package.
 
     >>> is_builtin(max)
     False
@@ -98,14 +98,14 @@ def is_builtin(function: Any) -> bool:
 
 
 def as_loss(identifier: Any) -> Loss:
-    """Returns the `Loss` for a name, a function or a `Loss`, with the checks of its class, if any.
+    """Returns the `Loss` for a name, a function or a `Loss`. A built-in function gives its class, with its checks.
 
     Args:
       identifier: see `get`; None is an error. A user's function becomes a loss with the function's name.
 
     Raises:
-      ValueError: for an unknown name.
-      TypeError: for anything that is no loss, and a `Loss` that overrides `__call__` in place of `call`.
+      ValueError: if the name is unknown.
+      TypeError: if `identifier` is not a loss, or is a `Loss` that overrides `__call__` instead of `call`.
 
     >>> as_loss("mse").name
     'mean_squared_error'

@@ -1,8 +1,8 @@
 """Losses between real numbers: squared, absolute and relative errors, their robust forms, and cosine similarity.
 
-Each loss is a function that returns one value per sample and a class that adds a reduction. Functions take arrays or
-lists `(n, ..., features)` of any dtype, labels first, and return `(n, ...)`, float32 or wider; they raise ValueError
-where the shapes of labels and predictions differ by more than a last axis of size 1.
+Each loss is a function that returns one value per sample and a class that adds a reduction. Functions take labels and
+predictions, arrays or lists `(n, ..., features)` of any dtype, and return `(n, ...)`, float32 or wider. They raise
+ValueError if the shapes differ by more than a last axis of size 1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def mean_absolute_percentage_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.
 
 
 def mean_squared_logarithmic_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """Returns `mean((log(1 + y_true) - log(1 + y_pred))**2, axis=-1)`, with numbers below 1e-7 replaced by it.
+    """Returns `mean((log(1 + y_true) - log(1 + y_pred))**2, axis=-1)`, with inputs clipped to at least 1e-7.
 
     >>> round(mean_squared_logarithmic_error([[0, 1]], [[1, 1]]).item(), 4)
     0.2402
@@ -60,12 +60,12 @@ def mean_squared_logarithmic_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.
 
 
 def huber(y_true: ArrayLike, y_pred: ArrayLike, delta: float = 1.0) -> jax.Array:
-    """Returns the mean over the last axis of `error**2 / 2` up to `delta`, and linear from there.
+    """Returns the Huber loss: `error**2 / 2` for errors up to `delta`, linear above, averaged over the last axis.
 
     Args:
       y_true: labels.
       y_pred: predictions.
-      delta: the error where the quadratic part ends.
+      delta: error at which the loss becomes linear.
 
     Source: Huber, "Robust Estimation of a Location Parameter", 1964.
 
@@ -78,24 +78,24 @@ def huber(y_true: ArrayLike, y_pred: ArrayLike, delta: float = 1.0) -> jax.Array
 
 
 def log_cosh(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """Returns `mean(log(cosh(y_pred - y_true)), axis=-1)`: squared for small errors, absolute for large errors.
+    """Returns `mean(log(cosh(y_pred - y_true)), axis=-1)`: quadratic for small errors, linear for large errors.
 
     >>> round(log_cosh([[0, 0]], [[0, 1000]]).item(), 3)
     499.653
     """
     y_true, y_pred = as_float_pair(y_true, y_pred)
     error = y_pred - y_true
-    # cosh overflows at an error of 90; this sum of two exponentials, kept as a logarithm, never does.
+    # cosh overflows at an error of 90; logaddexp never does.
     return jnp.mean(jnp.logaddexp(error, -error) - jnp.log(2.0), axis=-1)
 
 
 def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
-    """Returns minus the cosine of the angle between labels and predictions: -1 where they point the same way.
+    """Returns the negative cosine similarity of labels and predictions: -1 if they have the same direction.
 
     Args:
       y_true: labels.
       y_pred: predictions.
-      axis: the axis of the vectors. A vector of zeros is similar to nothing: 0.
+      axis: axis of the vectors. The similarity of a vector of zeros is 0.
 
     >>> cosine_similarity([[0, 2]], [[0, 3]]).tolist()
     [-1.0]
@@ -105,13 +105,13 @@ def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> j
 
 
 def _unit_vectors(vectors: jax.Array, axis: int) -> jax.Array:
-    # The bound is inside of the root, whose gradient at zero is infinite.
+    # The bound is inside the root, because the gradient of the root is infinite at 0.
     squared_norm = jnp.sum(jnp.square(vectors), axis=axis, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(squared_norm, EPSILON**2))
 
 
 class MeanSquaredError(BuiltinLoss):
-    """The mean of squared errors; see `mean_squared_error`, and `Loss` for the arguments.
+    """The mean squared error; see `mean_squared_error`, and `Loss` for the arguments.
 
     >>> float(MeanSquaredError()([[0, 1]], [[1, 3]]))
     2.5
@@ -122,7 +122,7 @@ class MeanSquaredError(BuiltinLoss):
 
 
 class MeanAbsoluteError(BuiltinLoss):
-    """The mean of absolute errors; see `mean_absolute_error`, and `Loss` for the arguments.
+    """The mean absolute error; see `mean_absolute_error`, and `Loss` for the arguments.
 
     >>> float(MeanAbsoluteError()([[0, 1]], [[1, 3]]))
     1.5
@@ -133,7 +133,7 @@ class MeanAbsoluteError(BuiltinLoss):
 
 
 class MeanAbsolutePercentageError(BuiltinLoss):
-    """The mean of errors in percent of the label; see `mean_absolute_percentage_error`, and `Loss` for the arguments.
+    """The mean absolute error in percent of the label; see `mean_absolute_percentage_error`, and `Loss`.
 
     >>> float(MeanAbsolutePercentageError()([[2, 4]], [[1, 4]]))
     25.0
@@ -144,7 +144,7 @@ class MeanAbsolutePercentageError(BuiltinLoss):
 
 
 class MeanSquaredLogarithmicError(BuiltinLoss):
-    """The mean of squared errors of logarithms; see `mean_squared_logarithmic_error`, and `Loss` for the arguments.
+    """The mean squared error of logarithms; see `mean_squared_logarithmic_error`, and `Loss` for the arguments.
 
     >>> round(float(MeanSquaredLogarithmicError()([[0, 1]], [[1, 1]])), 4)
     0.2402
@@ -155,11 +155,11 @@ class MeanSquaredLogarithmicError(BuiltinLoss):
 
 
 class Huber(BuiltinLoss):
-    """Squared errors up to `delta` and absolute errors from there; see `huber`, and `Loss` for the other arguments.
+    """The Huber loss, quadratic up to `delta` and linear above; see `huber`, and `Loss` for the other arguments.
 
     Raises:
       TypeError: if `delta` is not a number.
-      ValueError: if it is not above 0.
+      ValueError: if `delta` is not above 0.
 
     >>> float(Huber(delta=2.0)([[0, 0]], [[1, 4]]))
     3.25
@@ -191,7 +191,7 @@ class LogCosh(BuiltinLoss):
 
 
 class CosineSimilarity(BuiltinLoss):
-    """Minus the cosine between labels and predictions; see `cosine_similarity`, and `Loss` for the other arguments.
+    """The negative cosine similarity; see `cosine_similarity`, and `Loss` for the other arguments.
 
     >>> float(CosineSimilarity()([[0, 2], [1, 0]], [[0, 3], [0, 1]]))
     -0.5

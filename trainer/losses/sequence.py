@@ -1,4 +1,4 @@
-"""The loss of label sequences that are shorter than the predictions they are aligned with."""
+"""The loss of label sequences without alignment to the predictions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def ctc(y_true: Any, y_pred: ArrayLike) -> jax.Array:
     """Returns the negative log-likelihood of label sequences over all their alignments with the predictions.
 
     Args:
-      y_true: labels from 1 on, `(n, labels)`, with zeros after the last label of a row.
+      y_true: labels, 1 or above, `(n, labels)`, padded with zeros at the end of each row.
       y_pred: logits, `(n, steps, classes)`. Class 0 is the blank.
 
     Returns:
       One value per row, `(n,)`.
 
     Raises:
-      ValueError: for other shapes.
+      ValueError: if the shapes are different from the above.
 
     Source: Graves et al., "Connectionist Temporal Classification: Labelling Unsegmented Sequence Data with Recurrent
-    Neural Networks", 2006; computed by `optax.ctc_loss`.
+    Neural Networks", 2006. The computation is `optax.ctc_loss`.
 
     >>> round(ctc([[1]], [[[0.0, 0.0], [0.0, 0.0]]]).item(), 4)
     0.2877

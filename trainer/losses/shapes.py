@@ -1,7 +1,7 @@
-"""Brings labels and predictions to arrays of one shape and one float dtype.
+"""Conversion of labels and predictions to arrays of one shape and one float dtype.
 
-Owns Keras's rule for labels and predictions whose ranks differ by one, and the messages for shapes that cannot work.
-It must not compute any loss.
+Owns Keras's rule for labels and predictions whose ranks differ by 1, and the error messages for invalid shapes. Must
+not compute any loss.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Shape = tuple[int, ...]
 
 
 def in_dtype(what: str, values: Any, dtype: DTypeLike | None) -> jax.Array:
-    """Returns values as an array of a dtype; None keeps their own.
+    """Returns values as an array of the given dtype; None keeps their dtype.
 
     Raises:
-      TypeError: for complex numbers where the dtype is real: their imaginary parts would be dropped.
+      TypeError: if the values are complex and the dtype is real, because the imaginary parts would be dropped.
     """
     if dtype is not None and not jnp.issubdtype(dtype, jnp.complexfloating) and _is_complex(values):
         raise TypeError(f"{what} must be real numbers here. Received: complex numbers, {describe(values)}, whose "
@@ -33,12 +33,12 @@ def in_dtype(what: str, values: Any, dtype: DTypeLike | None) -> jax.Array:
 
 
 def as_arrays(values: Any, dtype: DTypeLike | None = None, what: str = "Values") -> Any:
-    """Returns `values` with arrays as leaves: an array, a (nested) list of plain numbers, or a tree of arrays.
+    """Returns `values` with arrays as leaves.
 
     Args:
-      values: what a user gave as labels or predictions.
-      dtype: the dtype of the arrays; None keeps their own.
-      what: what they are, for the error.
+      values: labels or predictions from a user: an array, a (nested) list of numbers, or a tree of arrays.
+      dtype: dtype of the arrays; None keeps their dtype.
+      what: name of the values in the error message.
 
     Raises:
       TypeError: see `in_dtype`.
@@ -54,16 +54,16 @@ def _is_complex(values: Any) -> bool:
 
 
 def as_float(values: Any) -> jax.Array:
-    """Returns `values` as an array of at least float32: the epsilon of 1e-7 does not exist near 1 in 16 bits."""
+    """Returns `values` as an array of at least float32, because 16-bit floats cannot represent `1 - 1e-7`."""
     array = jnp.asarray(values)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
 def as_signed(values: Any) -> Any:
-    """Returns `values` with integers as int32, or as int64 where JAX has it and their dtype needs or is it.
+    """Returns `values` with integers cast to int32, or to int64 if needed (uint32 and 64 bits) and enabled in JAX.
 
-    Labels are often uint8, in which `1 - label` and `-label` wrap around in silence. Class indices stay integers. Bools
-    stay bools, for `jnp.where` and `~`: to negate or subtract them is an error in JAX, not a wrong number.
+    Labels are often uint8, where `1 - label` and `-label` wrap around silently. Class indices stay integers. Bools
+    stay bools, for `jnp.where` and `~`; JAX raises an error if they are negated or subtracted.
 
     Args:
       values: an array, or a tree of arrays.
@@ -82,11 +82,11 @@ def as_signed(values: Any) -> Any:
 
 
 def as_arguments(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[Any, Any]:
-    """Returns labels and predictions as a user's function of both gets them: signed, and their ranks matched.
+    """Returns labels and predictions in the form for a user's function: signed, with matched ranks.
 
     Args:
       y_true: labels; see `as_arrays`.
-      y_pred: predictions, likewise. Ranks are matched where both are single arrays.
+      y_pred: predictions, likewise. Ranks are matched if both are single arrays.
     """
     y_true, y_pred = as_signed(as_arrays(y_true)), as_signed(as_arrays(y_pred))
     if isinstance(y_true, jax.Array) and isinstance(y_pred, jax.Array):
@@ -95,10 +95,10 @@ def as_arguments(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[Any, Any]:
 
 
 def matched_shapes(true_shape: Shape, pred_shape: Shape) -> tuple[Shape, Shape]:
-    """Returns the shapes of labels and predictions once a last axis of size 1 is added or removed, as Keras does.
+    """Returns the shapes of labels and predictions after Keras's rule adds or removes a last axis of size 1.
 
-    Where ranks differ by one and the longer shape ends in 1, a shape of rank 1 gets that axis as well; otherwise
-    the longer shape loses it. All other shapes stay as they are.
+    The rule applies if the ranks differ by 1 and the longer shape ends in 1. A shape of rank 1 gets this axis;
+    otherwise the longer shape loses it. All other shapes are unchanged.
 
     >>> matched_shapes((8,), (8, 1)), matched_shapes((8, 5), (8, 5, 1))
     (((8, 1), (8, 1)), ((8, 5), (8, 5)))
@@ -113,25 +113,25 @@ def matched_shapes(true_shape: Shape, pred_shape: Shape) -> tuple[Shape, Shape]:
 
 
 def match_ranks(y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns both arrays reshaped by the rule of `matched_shapes`."""
+    """Returns both arrays, reshaped as in `matched_shapes`."""
     true_shape, pred_shape = matched_shapes(y_true.shape, y_pred.shape)
     return y_true.reshape(true_shape), y_pred.reshape(pred_shape)
 
 
 def check_arrays(y_true: ArrayLike, y_pred: ArrayLike) -> None:
-    """Raises TypeError unless both have a shape and a dtype."""
+    """Raises TypeError unless both arguments have a shape and a dtype."""
     for argument, value in (("y_true", y_true), ("y_pred", y_pred)):
         if not (hasattr(value, "shape") and hasattr(value, "dtype")):
             raise wrong_type(argument, value, "an array")
 
 
 def check_same_shape(y_true: jax.Array, y_pred: jax.Array, fix: str = "Give one label for each output.") -> None:
-    """Raises ValueError unless labels and predictions have one shape, after the rule of `matched_shapes`.
+    """Raises ValueError unless labels and predictions have the same shape after `matched_shapes`.
 
     Args:
       y_true: anything with a shape.
       y_pred: anything with a shape.
-      fix: the sentence that ends the message.
+      fix: last sentence of the error message.
     """
     true_shape, pred_shape = matched_shapes(tuple(y_true.shape), tuple(y_pred.shape))
     if true_shape != pred_shape:
@@ -140,10 +140,10 @@ def check_same_shape(y_true: jax.Array, y_pred: jax.Array, fix: str = "Give one 
 
 
 def as_float_pair(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Returns labels and predictions as arrays of one shape and of the predictions' float dtype.
+    """Returns labels and predictions as arrays of one shape, in the float dtype of the predictions.
 
     Raises:
-      ValueError: where their shapes differ: broadcasting `(n, 1)` to `(n, k)` would hide a mistake.
+      ValueError: if their shapes differ, because broadcasting `(n, 1)` to `(n, k)` would hide a mistake.
     """
     y_pred = as_float(y_pred)
     y_true = in_dtype("`y_true`", y_true, y_pred.dtype)
@@ -152,7 +152,7 @@ def as_float_pair(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.
 
 
 def check_class_indices(y_true: jax.Array, y_pred: jax.Array, axis: int) -> None:
-    """Raises ValueError unless `y_true` has the shape of `y_pred` without its class axis, or with size 1 there."""
+    """Raises ValueError unless `y_true` has the shape of `y_pred` with its class axis removed or of size 1."""
     pred_shape, true_shape = tuple(y_pred.shape), tuple(y_true.shape)
     class_axis = normalize_axis_index(axis, len(pred_shape))
     before, after = pred_shape[:class_axis], pred_shape[class_axis + 1:]
@@ -169,7 +169,7 @@ def class_indices(y_true: jax.Array, y_pred: jax.Array, axis: int) -> jax.Array:
     """Returns `y_true` as int32 class indices, in the shape of `y_pred` without its class axis.
 
     Raises:
-      ValueError: where the shapes cannot match.
+      ValueError: if the shapes do not match.
     """
     y_true = jnp.asarray(y_true)
     check_class_indices(y_true, y_pred, axis)

@@ -1,6 +1,6 @@
-"""Losses of a batch as a whole: overlaps that are summed over all rows, and distances between pairs of rows.
+"""Losses of a whole batch: overlaps that are summed over all rows, and distances between pairs of rows.
 
-On replicas, each computes them from the rows of all (`loss_of_batch`), and leaves out those that pad the batch.
+Each replica computes the loss from the rows of all replicas (see `loss_of_batch`), without rows that pad the batch.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def dice(y_true: ArrayLike, y_pred: ArrayLike, axis: Axis = None) -> jax.Array:
     Args:
       y_true: labels in [0, 1], of any shape.
       y_pred: predicted probabilities of the same shape.
-      axis: the axes of the sums; None for all, which gives one number for a batch.
+      axis: axes of the sums; None sums over all axes and gives one number per batch.
 
     Raises:
-      ValueError: where shapes differ.
+      ValueError: if shapes differ.
 
     Source: Milletari et al., "V-Net: Fully Convolutional Neural Networks for Volumetric Medical Image Segmentation",
     2016, https://arxiv.org/abs/1606.04797.
@@ -52,12 +52,12 @@ def tversky(
     Args:
       y_true: labels in [0, 1], of any shape.
       y_pred: predicted probabilities of the same shape.
-      alpha: the weight of what is missed. (Keras's docstring says of false positives; its code is this.)
-      beta: the weight of what is wrongly found.
-      axis: the axes of the sums; None for all, which gives one number for a batch.
+      alpha: weight of false negatives. (Keras's docstring says false positives, but its code weights false negatives.)
+      beta: weight of false positives.
+      axis: axes of the sums; None sums over all axes and gives one number per batch.
 
     Raises:
-      ValueError: where shapes differ.
+      ValueError: if shapes differ.
 
     Source: Salehi et al., "Tversky Loss Function for Image Segmentation Using 3D Fully Convolutional Deep Networks",
     2017, https://arxiv.org/abs/1706.05721.
@@ -76,19 +76,19 @@ def circle(
     y_true: Any, y_pred: ArrayLike, ref_labels: Any = None, ref_embeddings: ArrayLike | None = None,
     remove_diagonal: bool = True, gamma: float = 80.0, margin: float = 0.4,
 ) -> jax.Array:
-    """Returns how far each embedding is from those of its class, against those of others.
+    """Returns the circle loss: small if embeddings are near their own class and far from other classes.
 
     Args:
       y_true: class indices, `(n,)` or `(n, 1)`.
-      y_pred: embeddings of length 1, `(n, features)`.
-      ref_labels: classes of the embeddings that they are compared with; those of `y_true` where None.
-      ref_embeddings: these embeddings, `(m, features)`; those of `y_pred` where None.
-      remove_diagonal: whether row i is not compared with row i.
-      gamma: the scale.
-      margin: the radius within which an embedding is near enough.
+      y_pred: embeddings of norm 1, `(n, features)`.
+      ref_labels: class indices of the reference embeddings, `(m,)` or `(m, 1)`; `y_true` if None.
+      ref_embeddings: reference embeddings to compare with, `(m, features)`; `y_pred` if None.
+      remove_diagonal: whether to skip the comparison of row i with reference row i.
+      gamma: scale factor.
+      margin: radius of the decision boundary.
 
     Returns:
-      One value per row, `(n,)`; 0 where a class has no other row, or all rows are of one.
+      One value per row, `(n,)`; 0 if no other row has its class, or if all rows have its class.
 
     Source: Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", 2020,
     https://arxiv.org/abs/2002.10857.
@@ -104,7 +104,7 @@ def _circle(
     y_true: Any, y_pred: ArrayLike, mask: jax.Array | None, ref_labels: Any = None,
     ref_embeddings: ArrayLike | None = None, remove_diagonal: bool = True, gamma: float = 80.0, margin: float = 0.4,
 ) -> jax.Array:
-    """Returns what `circle` does, and 0 for rows that pad the batch, which no other is compared with."""
+    """Returns `circle` without the padding rows, whose loss is 0."""
     y_true, y_pred = jnp.asarray(y_true).astype(jnp.int32).reshape(-1), as_float(y_pred)
     labels = y_true if ref_labels is None else jnp.asarray(ref_labels).astype(jnp.int32).reshape(-1)
     is_same = y_true[:, None] == labels[None]
@@ -123,7 +123,7 @@ def _circle(
 
 
 def _logsumexp(values: jax.Array, is_counted: jax.Array) -> jax.Array:
-    """Returns `log(sum(exp(values)))` over axis 1, of those that count; 0, with no gradient, where none does."""
+    """Returns `log(sum(exp(values)))` over the counted values of axis 1; 0, without a gradient, if there are none."""
     has_any = is_counted.any(1, keepdims=True)
     return jax.nn.logsumexp(jnp.where(has_any, values, 0.0), axis=1, where=is_counted | ~has_any) * has_any[:, 0]
 
@@ -133,7 +133,7 @@ def _axes(axis: Axis) -> Any:
 
 
 class Overlap(BuiltinLoss):
-    """What losses of sums over a batch share."""
+    """The base class of losses of sums over a batch."""
 
     def __init__(self, axis: Axis, reduction: str | None, name: str | None, dtype: DTypeLike | None):
         super().__init__(reduction, name, dtype)
@@ -146,7 +146,7 @@ class Overlap(BuiltinLoss):
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         y_true, y_pred = match_ranks(y_true, y_pred)
         mask = get_replica_context().padding_mask if self.is_of_batch else None
-        if mask is not None:  # zeros add nothing to any of the sums
+        if mask is not None:  # zeros do not change the sums
             is_real = mask.reshape(-1, *[1] * (y_pred.ndim - 1)) > 0
             y_true, y_pred = jnp.where(is_real, y_true, 0), jnp.where(is_real, y_pred, 0)
         return self.function(y_true, y_pred, **self.arguments)
@@ -155,7 +155,7 @@ class Overlap(BuiltinLoss):
 class Dice(Overlap):
     """One minus the Dice coefficient of labels and predictions; see `dice`, and `Loss` for the other arguments.
 
-    With `axis=None` it is of a batch as a whole: rows cannot have weights, nor a batch microbatches.
+    With `axis=None` the loss is computed over the whole batch: sample weights and microbatches are not supported.
 
     >>> round(float(Dice()([[1, 0]], [[0.5, 0.5]])), 4)
     0.5

@@ -1,7 +1,7 @@
 """Metrics with Keras 3's names, arguments and numbers, as objects and as pure functions of their accumulators.
 
-A new metric is one class in the module it fits (see `Metric`, `MeanMetricWrapper` and `LossMetric`), listed in
-`registry.CLASSES` and in the stub beside this file.
+To add a metric, write a class in the module that fits (see `Metric`, `MeanMetricWrapper` and `LossMetric`), and add it
+to `registry.CLASSES` and to the stub beside this file.
 """
 
 from trainer.core.public_names import attach_stub

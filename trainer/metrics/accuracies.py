@@ -1,7 +1,7 @@
-"""How often predictions match labels: equal numbers, yes or no, the likeliest class, the k likeliest classes.
+"""Accuracies: equality, binary accuracy, and top-1 and top-k accuracy over classes.
 
-Functions take arrays, labels first, and return float32 ones and zeros: one for each prediction, or one for each
-vector of class scores. Classes are their means.
+Functions take labels and predictions, and return float32 arrays of 0 and 1, with a value for each prediction or for
+each vector of class scores. Classes compute the means.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.metrics.reduction import MeanMetricWrapper
 
 
 def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """Returns whether predictions equal labels, one by one.
+    """Returns whether each prediction equals its label.
 
     >>> accuracy([[1], [2]], [[1], [3]]).tolist()
     [[1.0], [0.0]]
@@ -29,7 +29,7 @@ def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 def binary_accuracy(y_true: ArrayLike, y_pred: ArrayLike, threshold: float = 0.5) -> jax.Array:
-    """Returns whether `y_pred > threshold` is what the label says, one by one.
+    """Returns whether `y_pred > threshold` agrees with the label, elementwise.
 
     >>> binary_accuracy([[1], [1]], [[0.9], [0.5]]).tolist()
     [[1.0], [0.0]]
@@ -38,7 +38,7 @@ def binary_accuracy(y_true: ArrayLike, y_pred: ArrayLike, threshold: float = 0.5
 
 
 def categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
-    """Returns whether the largest prediction is at the largest label; both `(n, ..., classes)`.
+    """Returns whether the largest prediction is at the index of the largest label; both `(n, ..., classes)`.
 
     >>> categorical_accuracy([[0, 1], [1, 0]], [[0.1, 0.9], [0.2, 0.8]]).tolist()
     [1.0, 0.0]
@@ -54,19 +54,19 @@ def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
       y_pred: scores, `(n, ..., classes)`: probabilities or logits.
 
     Raises:
-      ValueError: where the shapes cannot match.
+      ValueError: if the shapes do not match.
 
     >>> sparse_categorical_accuracy([1, 0], [[0.1, 0.9], [0.2, 0.8]]).tolist()
     [1.0, 0.0]
     """
     y_pred = jnp.asarray(y_pred)
     matches = jnp.equal(class_indices(y_true, y_pred, axis=-1), jnp.argmax(y_pred, axis=-1)).astype(jnp.float32)
-    # As in Keras, a single step per row is no axis of its own.
+    # As in Keras, a last axis of size 1 is removed.
     return matches.squeeze(-1) if matches.ndim > 1 and matches.shape[-1] == 1 else matches
 
 
 def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> jax.Array:
-    """Returns whether the class of the largest label is among the `k` best; both `(n, ..., classes)`.
+    """Returns whether the class of the largest label is among the top `k` predictions; both `(n, ..., classes)`.
 
     >>> top_k_categorical_accuracy([[0, 0, 1]], [[0.1, 0.6, 0.3]], k=2).tolist()
     [1.0]
@@ -77,16 +77,16 @@ def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> jax.Arra
 def sparse_top_k_categorical_accuracy(
     y_true: Any, y_pred: Any, k: int = 5, from_sorted_ids: bool = False
 ) -> jax.Array:
-    """Returns whether the labelled class is among the `k` best; classes of equal score share the best rank.
+    """Returns whether the labelled class is among the top `k` predictions. Classes with equal scores share a rank.
 
     Args:
       y_true: class indices, `(n, ...)` or `(n, ..., 1)`.
-      y_pred: scores, `(n, ..., classes)`, or the best classes, best first, where `from_sorted_ids`.
-      k: how many classes to look at.
+      y_pred: scores, `(n, ..., classes)`, or class indices in descending order of score if `from_sorted_ids`.
+      k: number of top predictions to consider.
       from_sorted_ids: whether `y_pred` holds class indices.
 
     Raises:
-      ValueError: where the shapes cannot match.
+      ValueError: if the shapes do not match.
 
     >>> sparse_top_k_categorical_accuracy([2, 0], [[0.1, 0.6, 0.3], [0.1, 0.6, 0.3]], k=2).tolist()
     [1.0, 0.0]
@@ -97,14 +97,14 @@ def sparse_top_k_categorical_accuracy(
         matches = jnp.any(y_pred[..., :k] == labels, axis=-1)
     else:
         score = jnp.take_along_axis(y_pred, labels, axis=-1)
-        # A score of NaN ranks last, and not, as comparisons would have it, first.
+        # A score of NaN ranks last; with plain comparisons it would rank first.
         score = jnp.where(jnp.isnan(score), -jnp.inf, score)
         matches = jnp.sum(y_pred > score, axis=-1) < k
     return matches.astype(jnp.float32).reshape(jnp.asarray(y_true).shape)
 
 
 class Accuracy(MeanMetricWrapper):
-    """How often predictions equal labels.
+    """The share of predictions that equal their labels.
 
     >>> float(Accuracy()([[1], [2]], [[1], [3]]))
     0.5
@@ -120,7 +120,7 @@ class Accuracy(MeanMetricWrapper):
 
 
 class BinaryAccuracy(MeanMetricWrapper):
-    """How often predictions, above `threshold` or not, match yes-or-no labels.
+    """The share of predictions that agree with binary labels, after thresholding.
 
     >>> float(BinaryAccuracy()([[1], [0]], [[0.9], [0.6]]))
     0.5
@@ -137,7 +137,7 @@ class BinaryAccuracy(MeanMetricWrapper):
 
 
 class OneHotAccuracy(MeanMetricWrapper):
-    """What the accuracies of one-hot labels share: their check of shapes."""
+    """The base class of accuracies of one-hot labels: checks shapes."""
 
     direction = "max"
 
@@ -150,7 +150,7 @@ class OneHotAccuracy(MeanMetricWrapper):
 
 
 class CategoricalAccuracy(OneHotAccuracy):
-    """How often the likeliest class is that of a one-hot label; scores may be probabilities or logits.
+    """The share of samples whose top prediction is the class of the one-hot label, for probabilities or logits.
 
     >>> float(CategoricalAccuracy()([[0, 1], [1, 0]], [[0.1, 0.9], [0.2, 0.8]]))
     0.5
@@ -161,11 +161,11 @@ class CategoricalAccuracy(OneHotAccuracy):
 
 
 class TopKCategoricalAccuracy(OneHotAccuracy):
-    """How often the class of a one-hot label is among the `k` likeliest.
+    """The share of samples for which the class of the one-hot label is among the top `k` predictions.
 
     Raises:
-      TypeError: if `k` is not a whole number.
-      ValueError: if it is below 1.
+      TypeError: if `k` is not an integer.
+      ValueError: if `k` is below 1.
 
     >>> float(TopKCategoricalAccuracy(k=2)([[0, 0, 1]], [[0.1, 0.6, 0.3]]))
     1.0
@@ -178,10 +178,10 @@ class TopKCategoricalAccuracy(OneHotAccuracy):
 
 
 class IndexAccuracy(MeanMetricWrapper):
-    """What the accuracies of class indices share: their check of shapes."""
+    """The base class of accuracies of class indices: checks shapes."""
 
     direction = "max"
-    matches_arguments = False  # a last axis of size 1 is that of classes
+    matches_arguments = False  # a last axis of size 1 is the axis of classes
 
     def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         if not y_pred.shape:
@@ -191,7 +191,7 @@ class IndexAccuracy(MeanMetricWrapper):
 
 
 class SparseCategoricalAccuracy(IndexAccuracy):
-    """How often the likeliest class is the labelled one; scores may be probabilities or logits.
+    """The share of samples whose top prediction is the labelled class, for probabilities or logits.
 
     >>> float(SparseCategoricalAccuracy()([1, 0], [[0.1, 0.9], [0.2, 0.8]]))
     0.5
@@ -202,17 +202,17 @@ class SparseCategoricalAccuracy(IndexAccuracy):
 
 
 class SparseTopKCategoricalAccuracy(IndexAccuracy):
-    """How often the labelled class is among the `k` likeliest.
+    """The share of samples for which the labelled class is among the top `k` predictions.
 
     Args:
-      k: how many classes to look at.
+      k: number of top predictions to consider.
       name: see `Metric`.
       dtype: see `Metric`.
-      from_sorted_ids: whether predictions are class indices, best first, and not scores.
+      from_sorted_ids: whether predictions are class indices in descending order of score, rather than scores.
 
     Raises:
-      TypeError: if `k` is not a whole number.
-      ValueError: if it is below 1.
+      TypeError: if `k` is not an integer.
+      ValueError: if `k` is below 1.
 
     >>> float(SparseTopKCategoricalAccuracy(k=2)([2, 0], [[0.1, 0.6, 0.3], [0.1, 0.6, 0.3]]))
     0.5

@@ -1,7 +1,7 @@
-"""Metrics of clu, metrax and Flax's `nnx.metrics`, as metrics of this package.
+"""Adapters for metrics of clu, metrax and Flax's `nnx.metrics`.
 
-Owns how they are recognized, which is by what they can do, so that clu and metrax need not be installed; what of labels
-and predictions they are given; and how parts of the data are merged, which is by their own rule.
+Owns their detection, the arguments they receive, and the merge of partial results by their own rules. Detection is
+by their methods, so that clu and metrax need not be installed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class _Varies(enum.Enum):
     VALUE = enum.auto()
 
 
-# The same object in every process.
+# An enum member is the same object in every process.
 _VARIES = _Varies.VALUE
-# Whose larger results are better.
+# Metrics for which larger is better.
 _BETTER_IF_LARGER = ("Accuracy", "AUCPR", "AUCROC", "FBetaScore", "Precision", "Recall")
 
 
 def is_of_another_library(value: Any) -> bool:
-    """Returns whether a value is a metric, or several, of clu, metrax or `nnx.metrics`.
+    """Returns whether a value is a metric, or a collection of metrics, of clu, metrax or `nnx.metrics`.
 
     >>> from flax import nnx
     >>> is_of_another_library(nnx.metrics.Accuracy()), is_of_another_library(max)
@@ -49,7 +49,7 @@ def is_of_another_library(value: Any) -> bool:
 
 
 def check_is_object(value: type) -> None:
-    """Raises TypeError for a class of `nnx.metrics`, of which objects are taken."""
+    """Raises TypeError for a class of `nnx.metrics`, because only instances are supported."""
     if "flax.nnx" in sys.modules and issubclass(value, sys.modules["flax.nnx"].metrics.Metric):
         prefix = "nnx.metrics." if value.__module__.startswith("flax.") else ""
         raise TypeError("`metrics` takes objects of the metrics of NNX, not their classes. Received: the class "
@@ -57,7 +57,7 @@ def check_is_object(value: type) -> None:
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """Yields a metric, or each of a clu `Collection` or an `nnx.MultiMetric`, under the name that it has there.
+    """Yields a metric, or each metric of a clu `Collection` or an `nnx.MultiMetric`, under its name there.
 
     >>> from flax import nnx
     >>> [metric.name for metric in parts(nnx.MultiMetric(hits=nnx.metrics.Accuracy()))]
@@ -75,15 +75,15 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def adapted(value: Any, name: str | None = None) -> Metric:
-    """Returns a metric of another library as one of this package.
+    """Wraps a metric of another library as a `Metric`.
 
     Args:
-      value: a class, or an object of it, with clu's `from_model_output`, `merge` and `compute`, as metrax's have them;
-        or an object of `nnx.metrics`, which is left as it is.
-      name: the metric's name in logs; its class's in snake case where None.
+      value: a class or an object with the methods `from_model_output`, `merge` and `compute`, as in clu and metrax; or
+        an object of `nnx.metrics`, which is not modified.
+      name: the metric's name in logs; its class's name in snake case if None.
 
     Raises:
-      ValueError: for several metrics in one, and for one of `nnx.metrics` that does not begin with zeros.
+      ValueError: if `value` is a collection of metrics, or a metric of `nnx.metrics` whose initial state is not zeros.
 
     >>> from flax import nnx
     >>> accuracy = adapted(nnx.metrics.Accuracy())
@@ -103,9 +103,9 @@ def adapted(value: Any, name: str | None = None) -> Metric:
 
 
 def logged_value(value: Any) -> Any:
-    """Returns an object of clu or metrax, such as a step returns it as a log, as a `MetricValue`; all else as it is.
+    """Returns a clu or metrax object, as a step may log it, as a `MetricValue`; returns other values unchanged.
 
-    A collection becomes a dict of these.
+    A collection becomes a dict of `MetricValue` objects.
     """
     if isinstance(value, type):
         return value
@@ -118,7 +118,7 @@ def logged_value(value: Any) -> Any:
     return MetricValue(metric.values_of(value), metric)
 
 
-@functools.lru_cache(maxsize=256)  # the same object for each trace of a step: compiled programs compare it
+@functools.lru_cache(maxsize=256)  # returns the same object for each trace of a step, because programs compare it
 def _metric_of_values(structure: Any, one: tuple[Any, ...], both: tuple[Any, ...]) -> MergedMetric:
     metric = MergedMetric(type(jax.tree.unflatten(structure, one)))
     metric.hold(structure, one, both)
@@ -126,10 +126,10 @@ def _metric_of_values(structure: Any, one: tuple[Any, ...], both: tuple[Any, ...
 
 
 class AdaptedMetric(Metric):
-    """What metrics of other libraries share: which arguments they are given.
+    """The base class of adapters for metrics of other libraries.
 
     Args:
-      cls: the metric's class there.
+      cls: the class in the other library.
       name: see `adapted`.
     """
 
@@ -144,21 +144,21 @@ class AdaptedMetric(Metric):
         self, function: Callable[..., Any], y_true: ArrayLike, y_pred: ArrayLike,
         sample_weight: ArrayLike | None, argument: str | None = None,
     ) -> dict[str, Any]:
-        """Returns the arguments of a function of the other library, by the names that it has for them.
+        """Returns the keyword arguments for a function of the other library.
 
         Args:
           function: the function.
           y_true: labels.
           y_pred: predictions.
-          sample_weight: weights; None for none.
-          argument: the one argument that it takes, where its signature does not tell.
+          sample_weight: weights, or None.
+          argument: name of the single argument that the function needs, if its signature does not show it.
 
         Raises:
-          ValueError: if it takes other arguments, or no weights.
+          ValueError: if the function needs other arguments, or takes no weights.
         """
         labels, predictions = as_arguments(y_true, y_pred)
         if predictions.ndim > 1 and predictions.shape[-1] == 1:
-            # These libraries have one number per row without an axis of its own, and would take it for one class.
+            # These libraries expect one number per row without a last axis; they would read it as a single class.
             labels, predictions = (
                 each[..., 0] if each.ndim == predictions.ndim else each for each in (labels, predictions))
         parameters = inspect.signature(function).parameters
@@ -190,10 +190,10 @@ class AdaptedMetric(Metric):
 
 
 class MergedMetric(AdaptedMetric):
-    """A metric of clu or metrax: an immutable object per part of the data, merged by its own rule.
+    """A metric of clu or metrax: an immutable object per part of the data, with its own merge rule.
 
     Args:
-      cls: its class.
+      cls: the class in the other library.
       name: see `adapted`.
     """
 
@@ -202,16 +202,16 @@ class MergedMetric(AdaptedMetric):
     def __init__(self, cls: type, name: str | None = None):
         super().__init__(cls, name or _function_name(cls))
         self._class: Any = cls
-        # With shapes and dtypes for arrays, and no tree structure, which cannot be sent to other processes.
+        # Holds shapes and dtypes for arrays. A tree structure could not be sent to other processes.
         self._example: Any = None
-        # What of an object is the same in all of them, such as a number of thresholds; `_VARIES` for all else.
+        # Leaves that are equal in all objects, such as the number of thresholds; `_VARIES` for other leaves.
         self._constants: list[Any] = []
 
     def build(self, y_true: jax.Array, y_pred: jax.Array) -> None:
-        """Makes the variables.
+        """Creates the variables.
 
         Raises:
-          ValueError: for a metric that keeps all rows, and what `given` raises.
+          ValueError: if the metric keeps all rows, or needs other arguments than labels and predictions.
         """
         if self._example is not None:
             return
@@ -234,13 +234,13 @@ class MergedMetric(AdaptedMetric):
     def hold(
         self, structure: Any, one: tuple[Any, ...], both: tuple[Any, ...], longer: tuple[Any, ...] | None = None
     ) -> None:
-        """Makes the variables for objects such as one.
+        """Creates the variables for the objects of this metric.
 
         Args:
-          structure: its tree structure.
-          one: its leaves, or their shapes and dtypes.
-          both: those of two such objects, merged.
-          longer: those of an object of more rows; `one` where None.
+          structure: tree structure of an object.
+          one: leaves of an object, or their shapes and dtypes.
+          both: leaves of two merged objects.
+          longer: leaves of an object of more rows; `one` if None.
         """
         self._example = jax.tree.unflatten(structure, one)
         self._constants = [
@@ -250,16 +250,16 @@ class MergedMetric(AdaptedMetric):
             if self._constants[number] is _VARIES:
                 dtype = functools.reduce(jnp.promote_types, map(jnp.result_type, (part, merged)), jnp.dtype("int32"))
                 self.add_variable(jnp.shape(part), dtype=dtype, name=f"part_{number}")
-        # What no update has made is not merged: an empty object may have other shapes.
+        # An object before the first update is not merged, because it may have other shapes.
         self.is_filled = self.add_variable((), dtype=jnp.int32, name="is_filled")
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Merges a batch.
+        """Merges a batch into the state.
 
         Args:
           y_true: labels, rows first.
           y_pred: predictions, rows first.
-          sample_weight: weights, for a metric that takes them.
+          sample_weight: weights, if the metric supports them.
 
         Raises:
           ValueError: see `build`.
@@ -271,7 +271,7 @@ class MergedMetric(AdaptedMetric):
             variable.assign(value)
 
     def values_of(self, made: Any) -> list[Any]:
-        """Returns the values of the variables for an object."""
+        """Returns the values of the variables for an object of the other library."""
         return [*self._varying(made), jnp.ones((), jnp.int32)]
 
     def _varying(self, made: Any) -> list[jax.Array]:
@@ -283,14 +283,14 @@ class MergedMetric(AdaptedMetric):
         given = self.given(make, y_true, y_pred, sample_weight)
         try:
             return make(**given)
-        except KeyError as error:  # of clu's `from_output`, whose signature does not tell what it reads
+        except KeyError as error:  # from clu's `from_output`, whose signature does not show the keys it reads
             name = error.args[0] if len(error.args) == 1 else None
             if not isinstance(name, str) or name in given:
                 raise
             raise self._lacks([name]) from None
 
     def result(self) -> Any:
-        """Returns what the object computes."""
+        """Returns the value that the object computes."""
         return _as_logs(self.name, self._object([variable.value for variable in self.variables]).compute())
 
     def merge_variables(self, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
@@ -317,14 +317,14 @@ class MergedMetric(AdaptedMetric):
 
 
 class UpdatedMetric(AdaptedMetric):
-    """A metric of `nnx.metrics`, whose variables are sums that begin with zero, as those of `Average` and `Accuracy`.
+    """A metric of `nnx.metrics` whose variables are sums that start at zero, such as `Average` and `Accuracy`.
 
     Args:
-      metric: the metric, which is left as it is.
+      metric: the metric, which is not modified.
       name: see `adapted`.
 
     Raises:
-      ValueError: if it does not begin with zeros.
+      ValueError: if the initial state is not zeros.
     """
 
     def __init__(self, metric: Any, name: str | None = None):
@@ -349,7 +349,7 @@ class UpdatedMetric(AdaptedMetric):
         Args:
           y_true: labels, rows first.
           y_pred: predictions, rows first.
-          sample_weight: weights, for a metric that takes them.
+          sample_weight: weights, if the metric supports them.
 
         Raises:
           ValueError: see `AdaptedMetric.given`.
@@ -362,7 +362,7 @@ class UpdatedMetric(AdaptedMetric):
             variable.assign(in_dtype(f"Values of the metric {self.name!r}", leaf, variable.dtype))
 
     def result(self) -> Any:
-        """Returns what the metric computes."""
+        """Returns the value that the metric computes."""
         return _as_logs(self.name, self._object([variable.value for variable in self.variables]).compute())
 
     def _object(self, values: Sequence[Any]) -> Any:
@@ -374,7 +374,7 @@ class UpdatedMetric(AdaptedMetric):
 
 
 class WelfordMetric(UpdatedMetric):
-    """`nnx.metrics.Welford`, whose means and spreads of two parts are merged.
+    """`nnx.metrics.Welford`, with a merge of means and variances.
 
     Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
     """
@@ -405,7 +405,7 @@ def _is_collection(value: Any) -> bool:
 
 
 def _is_updated(value: Any) -> bool:
-    # Importing NNX takes time, which a process that loads an exported model is spared.
+    # Avoids the import of NNX, which takes time in a process that only loads an exported model.
     return "flax.nnx" in sys.modules and isinstance(value, sys.modules["flax.nnx"].metrics.Metric)
 
 
@@ -418,7 +418,7 @@ def _class_of(value: Any) -> type:
 
 
 def _function_name(cls: Any) -> str | None:
-    """Returns the name of the function that clu's `from_fun` made a class of; None for others and a lambda."""
+    """Returns the name of the function behind a class from clu's `from_fun`; None for lambdas and other classes."""
     if cls.__name__ != "FromFun":
         return None
     make = inspect.unwrap(getattr(cls.from_model_output, "__func__", cls.from_model_output))
@@ -431,7 +431,7 @@ def _annotations(collection: Any) -> dict[str, Any]:
 
 
 def _specs(made: Any) -> Any:
-    """Returns an object with shapes and dtypes in place of arrays."""
+    """Returns an object with its arrays replaced by shapes and dtypes."""
     return jax.tree.map(lambda leaf: leaf if _is_plain(leaf) else jax.ShapeDtypeStruct(
         jnp.shape(leaf), jnp.result_type(leaf)), made)
 
@@ -446,7 +446,7 @@ def _with_rows(value: Any, more: int) -> jax.ShapeDtypeStruct:
 
 
 def _as_logs(name: str, result: Any) -> Any:
-    """Returns a result as an array, or as a dict of these by names of logs."""
+    """Returns a result as an array, or as a dict of arrays by log name."""
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         result = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     if isinstance(result, Mapping):

@@ -1,4 +1,4 @@
-"""Array functions that several metrics share."""
+"""Array functions shared by several metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.losses.shapes import as_float_pair
 
 
 def divide_no_nan(numerator: Any, denominator: Any) -> jax.Array:
-    """Returns the quotient, and 0 where the denominator is 0.
+    """Returns the quotient, or 0 where the denominator is 0.
 
     >>> divide_no_nan(jnp.array([1.0, 1.0]), jnp.array([2.0, 0.0])).tolist()
     [0.5, 0.0]
@@ -23,7 +23,7 @@ def divide_no_nan(numerator: Any, denominator: Any) -> jax.Array:
 
 
 def full_weights(values: jax.Array, sample_weight: ArrayLike | None) -> jax.Array:
-    """Returns the weights in the shape of `values`: ones where `sample_weight` is None.
+    """Returns the weights broadcast to the shape of `values`; ones if `sample_weight` is None.
 
     Args:
       values: `(n, ...)`.
@@ -33,21 +33,21 @@ def full_weights(values: jax.Array, sample_weight: ArrayLike | None) -> jax.Arra
     return jnp.broadcast_to(weights, values.shape)
 
 
-# As many comparisons for each value cost an H100 less than reading the value does, up to about here.
+# On an H100, up to about this many comparisons per value cost less than reading the value.
 MAX_COMPARED_BUCKETS = 4096
 
 
 def sums_by_bucket(values: jax.Array, buckets: jax.Array, number: int) -> jax.Array:
-    """Returns the sum of the values in each bucket, column by column.
+    """Returns the sum of the values in each bucket, for each column.
 
-    On CPU by a scatter, which adds one value after the other: comparing each value with 200 buckets takes 200 times as
-    long there. Elsewhere a scatter adds in an order that changes from run to run. So values are compared with every
-    bucket in one fused reduction, as long as there are at most `MAX_COMPARED_BUCKETS`.
+    On CPU this is a scatter, which is 200 times faster than comparing each value with 200 buckets. On other platforms
+    the order of a scatter is not deterministic. There, up to `MAX_COMPARED_BUCKETS`, values are compared with every
+    bucket in a fused reduction.
 
     Args:
       values: float32, `(n, columns)`.
-      buckets: the bucket of each value, in `[0, number)`, integers of that shape.
-      number: how many buckets there are.
+      buckets: bucket of each value, integers in `[0, number)` of the same shape.
+      number: number of buckets.
 
     Returns:
       Sums, `(number, columns)`.
@@ -76,12 +76,12 @@ def as_table_pair(owner: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax
     """Returns labels and predictions as floats of shape `(n, outputs)`.
 
     Args:
-      owner: the class that asks, for the message.
+      owner: name of the calling class, for the error message.
       y_true: labels.
       y_pred: predictions.
 
     Raises:
-      ValueError: unless both have that shape.
+      ValueError: if the labels or predictions do not have rank 2.
     """
     y_true, y_pred = as_float_pair(y_true, y_pred)
     check_table(owner, y_true, y_pred)
@@ -89,7 +89,7 @@ def as_table_pair(owner: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax
 
 
 def check_table(owner: str, y_true: jax.Array, y_pred: jax.Array) -> None:
-    """Raises ValueError unless labels and predictions both have rank 2."""
+    """Raises ValueError unless both labels and predictions have rank 2."""
     if len(y_true.shape) != 2 or len(y_pred.shape) != 2:
         advice = one_hot_advice(y_true, y_pred) or "Add the axis of outputs."
         raise ValueError(f"{owner} expects 2D inputs with shape (batch_size, output_dim). Received: y_true.shape="
@@ -97,7 +97,7 @@ def check_table(owner: str, y_true: jax.Array, y_pred: jax.Array) -> None:
 
 
 def one_hot_advice(y_true: jax.Array | jax.ShapeDtypeStruct, y_pred: jax.Array | jax.ShapeDtypeStruct) -> str:
-    """Returns what to do about labels that look like class indices, if predictions have several classes; or nothing.
+    """Returns advice on labels that look like class indices if predictions have several classes; "" otherwise.
 
     >>> one_hot_advice(jnp.zeros(8, "int32"), jnp.zeros((8, 3)))
     'Labels that are class indices must be one-hot here: `trainer.utils.to_categorical(y, 3)`.'

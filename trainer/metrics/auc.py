@@ -1,4 +1,4 @@
-"""The area under a curve of predictions at all thresholds."""
+"""Area under a curve of predictions at all thresholds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
 from trainer.metrics.confusion import COUNTS, as_thresholds, count_at_thresholds, evenly_spaced_thresholds
 
-# How far the outermost thresholds lie outside of [0, 1], so that all predictions are above the first and none above
-# the last.
+# Distance of the outermost thresholds from [0, 1], so that all predictions are above the first threshold and none is
+# above the last.
 MARGIN = 1e-7
 
 
 class AUCCurve(enum.Enum):
-    """Which curve: receiver operating characteristic, precision over recall, or the gains of both."""
+    """The curve: receiver operating characteristic, precision over recall, or precision gain over recall gain."""
 
     ROC = "ROC"
     PR = "PR"
@@ -31,10 +31,10 @@ class AUCCurve(enum.Enum):
 
     @classmethod
     def from_str(cls, key: str | Self) -> Self:
-        """Returns the member of that name, in upper or lower case.
+        """Returns the member with the given name, in upper or lower case.
 
         Raises:
-          ValueError: for another name.
+          ValueError: if the name is unknown.
         """
         for curve in cls:
             if key in (curve, curve.value, curve.value.lower()):
@@ -43,7 +43,7 @@ class AUCCurve(enum.Enum):
 
 
 class AUCSummationMethod(enum.Enum):
-    """How the area between two thresholds is approximated: by the mean, the larger or the smaller height."""
+    """The height of the area between two thresholds: the mean, the larger or the smaller of both heights."""
 
     INTERPOLATION = "interpolation"
     MAJORING = "majoring"
@@ -51,10 +51,10 @@ class AUCSummationMethod(enum.Enum):
 
     @classmethod
     def from_str(cls, key: str | Self) -> Self:
-        """Returns the member of that name, in lower case or capitalized.
+        """Returns the member with the given name, in lower case or capitalized.
 
         Raises:
-          ValueError: for another name.
+          ValueError: if the name is unknown.
         """
         for method in cls:
             if key in (method, method.value, method.value.capitalize()):
@@ -64,24 +64,25 @@ class AUCSummationMethod(enum.Enum):
 
 
 class AUC(Metric):
-    """The area under the ROC or precision-recall curve, approximated by sums between thresholds.
+    """The area under the ROC or precision-recall curve, approximated by a Riemann sum over thresholds.
 
     Args:
-      num_thresholds: how many thresholds to lay evenly on [0, 1]; more are nearer to the exact area.
+      num_thresholds: number of evenly spaced thresholds in [0, 1]; more thresholds approximate the area better.
       curve: "ROC", "PR" or "PRGAIN", or an `AUCCurve`.
       summation_method: "interpolation", "majoring" or "minoring", or an `AUCSummationMethod`.
       name: see `Metric`.
       dtype: see `Metric`.
-      thresholds: numbers in [0, 1] to use instead; 0 and 1 are added.
-      multi_label: whether to take the area for each label, and then their mean; else all labels count as a single
-        label.
-      num_labels: the number of labels, where `multi_label`; taken from the data where None.
-      label_weights: a weight for each label: of its area where `multi_label`, else of its counts.
-      from_logits: whether predictions are logits; else they are probabilities.
+      thresholds: thresholds in [0, 1] to use instead; 0 and 1 are added.
+      multi_label: whether to compute the area for each label and average the areas. If False, all labels are flattened
+        into a single label.
+      num_labels: number of labels, for `multi_label`; inferred from the data if None.
+      label_weights: weight of each label: for its area if `multi_label`, and for its counts otherwise.
+      from_logits: whether predictions are logits, rather than probabilities.
 
     Raises:
-      TypeError: for thresholds that are no numbers.
-      ValueError: for other arguments, and in updates for shapes that cannot match, each other or the number of labels.
+      TypeError: if a threshold is not a number.
+      ValueError: if another argument is invalid. In updates, if the shapes do not match each other or the number of
+        labels.
 
     Source: for "interpolation" of the PR curve, Davis and Goadrich, "The Relationship Between Precision-Recall and
     ROC Curves", 2006; for PRGAIN, Flach and Kull, "Precision-Recall-Gain Curves", 2015.
@@ -154,15 +155,15 @@ class AUC(Metric):
             self._add_counts((y_pred.shape[1],))
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Adds a batch.
+        """Accumulates the counts of a batch.
 
         Args:
-          y_true: labels, 0 for false and all else for true, `(n, ...)`; `(n, labels)` where `multi_label`.
-          y_pred: probabilities or logits of the same shape; what lies outside of [0, 1] counts as the nearer end.
+          y_true: labels, 0 for false and nonzero for true, `(n, ...)`; `(n, labels)` if `multi_label`.
+          y_pred: probabilities or logits of the same shape. Probabilities are clipped to [0, 1].
           sample_weight: a scalar, or one weight per row or per label.
 
         Raises:
-          ValueError: where shapes cannot match.
+          ValueError: if the shapes do not match.
         """
         y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
         self.validate(y_true, y_pred)
@@ -204,11 +205,11 @@ class AUC(Metric):
             "summation_method": self.summation_method.value,
             "from_logits": self._from_logits,
         }
-        config.pop("thresholds", None)  # which a subclass may not take
+        config.pop("thresholds", None)  # subclasses may not take it
         return config if self._init_thresholds is None else {**config, "thresholds": sorted(self._init_thresholds)}
 
 
-# Each function below takes the counts at descending rates, in the order of `COUNTS`, along axis 0.
+# The functions below take the counts at ascending thresholds (descending rates) along axis 0, in the order of `COUNTS`.
 
 
 def _roc(tp: jax.Array, fp: jax.Array, tn: jax.Array, fn: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -231,7 +232,7 @@ def _interpolated_precision(tp: jax.Array, fp: jax.Array, tn: jax.Array, fn: jax
     # is the integral of tp / p over recall: slope * (rise of tp + intercept * log(ratio of p)) / all true labels.
     p = tp + fp
     rise = tp[:-1] - tp[1:]
-    # Negative weights, which make such a difference or sum negative, count there as nothing, as in Keras.
+    # Negative differences and sums, from negative weights, are clipped to 0, as in Keras.
     slope = divide_no_nan(rise, jnp.maximum(p[:-1] - p[1:], 0.0))
     intercept = tp[1:] - slope * p[1:]
     ratio = jnp.where((p[:-1] > 0) & (p[1:] > 0), divide_no_nan(p[:-1], p[1:]), 1.0)

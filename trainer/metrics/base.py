@@ -1,6 +1,6 @@
-"""The base class of metrics: named variables, an update, a result, and the pure form of all three.
+"""The base class of metrics: named variables, an update, a result, and their pure forms.
 
-Owns the protocol that the trainer uses. It must not know any particular metric.
+Owns the protocol that the trainer uses. Must not know any particular metric.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORD_STARTS = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
 
 
 def snake_case(class_name: str) -> str:
-    """Returns a class's name as metrics are called in logs.
+    """Returns a class's name in the form of log names.
 
     >>> snake_case("KLDivergence"), snake_case("R2Score"), snake_case("AUC")
     ('kl_divergence', 'r2_score', 'auc')
@@ -44,7 +44,7 @@ def snake_case(class_name: str) -> str:
 
 @contextlib.contextmanager
 def named_in_errors(name: str) -> Iterator[None]:
-    """Adds a metric's name to an error of its code that does not have it."""
+    """Adds the metric's name to errors raised in the block whose message lacks it."""
     try:
         yield
     except Exception as error:
@@ -54,33 +54,33 @@ def named_in_errors(name: str) -> Iterator[None]:
 
 
 class StepMetrics(Protocol):
-    """What metrics do while a step is traced, where they cannot keep what they accumulate."""
+    """The methods that replace a metric's methods while a step is traced and the metric cannot store its state."""
 
     def update_state(self, metric: Metric, *args: Any, **kwargs: Any) -> None:
-        """Accumulates what `metric.update_state` is called with."""
+        """Accumulates a batch in place of `metric.update_state`."""
 
     def result(self, metric: Metric) -> MetricValue:
-        """Returns what stands for `metric.result()`."""
+        """Returns the stand-in for `metric.result()`."""
 
     def reset_state(self, metric: Metric) -> None:
-        """Refuses `metric.reset_state()`."""
+        """Raises an error for `metric.reset_state()`."""
 
 
 @contextlib.contextmanager
 def metrics_kept_by(step_metrics: StepMetrics) -> Iterator[None]:
-    """Makes `step_metrics` do, in this thread and this block, what metrics are asked for."""
+    """Redirects the metrics' methods to `step_metrics`, in this thread and this block."""
     with state.replaced(step_metrics=step_metrics), closed_values():
         yield
 
 
 def step_metrics() -> StepMetrics | None:
-    """Returns what stands in for metrics in the step that this thread is tracing; None outside of any."""
+    """Returns the `StepMetrics` of the step that this thread is tracing; None outside a step."""
     metrics: StepMetrics | None = state.current().step_metrics
     return metrics
 
 
 def _done_by_step(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of a metric which, called in a step, leaves its work to the step's `StepMetrics`."""
+    """Wraps a metric's method so that, in a step, the step's `StepMetrics` runs instead."""
     @functools.wraps(method)
     def call(metric: Metric, *args: Any, **kwargs: Any) -> Any:
         in_step = step_metrics()
@@ -92,17 +92,17 @@ def _done_by_step(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Metric:
-    """The base class of metrics. A subclass makes variables, and defines `update_state` and `result`.
+    """The base class of metrics. A subclass adds variables, and defines `update_state` and `result`.
 
     Args:
-      dtype: the dtype of the result, float32 where None. Accumulators are float32 or wider.
-      name: the metric's name in logs; the class's name in snake case where None.
+      dtype: dtype of the result; float32 if None. Accumulators are float32 or wider.
+      name: the metric's name in logs; the class's name in snake case if None.
 
     Raises:
-      RuntimeError: where a subclass makes a variable before it calls `super().__init__()`.
+      RuntimeError: if a subclass adds a variable before it calls `super().__init__()`.
 
-    The trainer updates fresh accumulators with each batch, and adds them up. A metric that accumulates otherwise, such
-    as a maximum, sets `additive = False` and overrides `merge_variables`.
+    The trainer updates fresh accumulators with each batch and adds them up. A metric with another rule, such as a
+    maximum, sets `additive = False` and overrides `merge_variables`.
 
     >>> class TruePositiveCount(Metric):
     ...     def __init__(self, name="true_positive_count", **kwargs):
@@ -116,16 +116,16 @@ class Metric:
     1.0
     """
 
-    #: Whether a larger ("max") or a smaller ("min") result is better; None where that is unknown.
+    #: Whether a larger ("max") or a smaller ("min") result is better; None if unknown.
     direction: Direction | None = None
-    #: Whether `merge_variables` adds: then accumulators of parts of the data may be summed.
+    #: Whether `merge_variables` is a sum, so that the accumulators of parts of the data can be added.
     additive: ClassVar[bool] = True
-    #: Whether it wraps a metric of another library.
+    #: Whether the metric wraps a metric of another library.
     is_adapted: ClassVar[bool] = False
 
     def __init_subclass__(cls, is_composite: bool = False, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        # One that is composed of others, and keeps nothing itself, leaves the step to these.
+        # A composite metric has no state of its own: its component metrics redirect to the step.
         for name in () if is_composite else ("update_state", "result", "reset_state"):
             if name in vars(cls):
                 setattr(cls, name, _done_by_step(name, vars(cls)[name]))
@@ -142,7 +142,7 @@ class Metric:
 
     @property
     def variables(self) -> list[Variable]:
-        """The metric's variables, then those of the metrics that it holds as attributes or in lists."""
+        """The metric's variables, followed by the variables of metrics in its attributes, including in lists."""
         variables = list(self._variables)
         for attribute in vars(self).values():
             for item in attribute if isinstance(attribute, (list, tuple)) else (attribute,):
@@ -157,16 +157,16 @@ class Metric:
         dtype: DTypeLike | None = None,
         name: str | None = None,
     ) -> Variable:
-        """Makes a variable of this metric.
+        """Adds a variable to the metric.
 
         Args:
-          shape: its shape.
+          shape: shape of the variable.
           initializer: "zeros", "ones" or a function of `(shape, dtype)`.
-          dtype: its dtype; the metric's, but at least float32, where None.
-          name: its name; "variable" where None.
+          dtype: dtype of the variable; if None, the metric's dtype, but at least float32.
+          name: name of the variable; "variable" if None.
 
         Raises:
-          TypeError: for a name in the place of the shape.
+          TypeError: if a name is given in place of the shape.
         """
         if not hasattr(self, "_variables"):
             raise RuntimeError(f"Call `super().__init__()` first in the `__init__` of {type(self).__name__}.")
@@ -180,7 +180,7 @@ class Metric:
     add_weight = add_variable
 
     def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
-        """Raises ValueError where shapes cannot work; a custom subclass need not define it.
+        """Raises ValueError for invalid shapes. Subclasses may override this method.
 
         Args:
           y_true: labels: anything with `shape` and `dtype`, such as `jax.ShapeDtypeStruct`.
@@ -188,7 +188,7 @@ class Metric:
         """
 
     def build(self, y_true: jax.Array, y_pred: jax.Array) -> None:
-        """Makes the variables whose shapes depend on the data; does nothing where they are made.
+        """Creates the variables whose shapes depend on the data, unless they exist.
 
         Args:
           y_true: labels: anything with `shape` and `dtype`, such as `jax.ShapeDtypeStruct`.
@@ -196,11 +196,11 @@ class Metric:
         """
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
-        """Accumulates one batch, usually `(y_true, y_pred, sample_weight=None)`; to be defined by a subclass."""
+        """Accumulates a batch, usually `(y_true, y_pred, sample_weight=None)`. Subclasses must override this method."""
         raise NotImplementedError(f"{type(self).__name__} must define `update_state`.")
 
     def result(self) -> Any:
-        """Returns the metric so far: a scalar, an array or a dict of them; to be defined by a subclass."""
+        """Returns the current value: a scalar, an array or a dict of arrays. Subclasses must override this method."""
         raise NotImplementedError(f"{type(self).__name__} must define `result(self)`.")
 
     def reset_state(self) -> None:
@@ -212,27 +212,27 @@ class Metric:
             variable.assign(np.zeros(variable.shape, variable.dtype))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Updates the metric and returns the result so far."""
+        """Updates the metric and returns its current value."""
         self.update_state(*args, **kwargs)
         return as_arrays(self.result())
 
     def stateless_reset_state(self) -> list[jax.Array]:
-        """Returns fresh accumulators: the values of `variables` after `reset_state`, which stay as they are."""
+        """Returns the values of `variables` after `reset_state`, without modifying the metric."""
         variables = self.variables
         with temporary_values(variables, [variable.stored for variable in variables]):
             self.reset_state()
             return [variable.value for variable in variables]
 
     def stateless_update_state(self, metric_variables: Sequence[Any], *args: Any, **kwargs: Any) -> list[jax.Array]:
-        """Returns the accumulators after `update_state`; pure, for use within `jax.jit`.
+        """Returns the accumulators after `update_state`. A pure function, for use in `jax.jit`.
 
         Args:
-          metric_variables: the values of `variables`, in their order.
-          *args: what `update_state` takes.
-          **kwargs: likewise.
+          metric_variables: values of `variables`, in the same order.
+          *args: arguments of `update_state`.
+          **kwargs: keyword arguments of `update_state`.
 
         Raises:
-          ValueError: for another number of values.
+          ValueError: if the number of values is wrong.
         """
         self._check_count(metric_variables)
         traced = metric_variables, args, kwargs
@@ -241,29 +241,29 @@ class Metric:
             return [variable.value for variable in self.variables]
 
     def stateless_result(self, metric_variables: Sequence[Any]) -> Any:
-        """Returns the result of the accumulators; pure, for use within `jax.jit`.
+        """Returns the result of the accumulators. A pure function, for use in `jax.jit`.
 
         Args:
-          metric_variables: the values of `variables`, in their order.
+          metric_variables: values of `variables`, in the same order.
 
         Raises:
-          ValueError: for another number of values.
+          ValueError: if the number of values is wrong.
         """
         self._check_count(metric_variables)
         with temporary_values(self.variables, metric_variables):
             return as_arrays(self.result())
 
     def merge_variables(self, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
-        """Returns the accumulators of two parts of the data as those of the whole: their sums.
+        """Merges the accumulators of two parts of the data; by default, adds them.
 
-        A metric that accumulates otherwise, such as a maximum, overrides this and sets `additive = False`.
+        A metric with another rule, such as a maximum, overrides this method and sets `additive = False`.
         """
         return [one + other for one, other in zip(first, second, strict=True)]
 
     def merge_parts(self, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
-        """Returns the accumulators of two parts of one batch as those of both; as `merge_variables`, by default.
+        """Merges the accumulators of two parts of the same batch; by default, calls `merge_variables`.
 
-        A metric of the last batch, say, keeps the second of two batches, but means of both parts of one.
+        For example, a metric of the last batch keeps the second of two batches, but averages two parts of a batch.
         """
         return self.merge_variables(first, second)
 
@@ -275,14 +275,14 @@ class Metric:
                              f"data, call `build(y_true, y_pred)` before `stateless_reset_state()`.")
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make an equal metric: each of `__init__` that is also an attribute."""
+        """Returns the constructor arguments: each argument of `__init__` that is also an attribute."""
         arguments = inspect.signature(type(self).__init__).parameters
         config = {argument: getattr(self, argument) for argument in arguments if hasattr(self, argument)}
         return {"name": self.name, "dtype": self.dtype, **config}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Returns the metric that `get_config` described."""
+        """Creates a metric from the result of `get_config`."""
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -290,21 +290,21 @@ class Metric:
 
 
 def is_builtin(metric: Metric) -> bool:
-    """Returns whether what a metric does is this package's own code."""
+    """Returns whether a metric is implemented by this package."""
     return type(metric).__module__.startswith(__name__.rpartition(".")[0]) and not metric.is_adapted
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MetricValue:
-    """A metric's accumulators over some rows: what `Metric.result()` returns in a step.
+    """The accumulators of a metric over some rows: the return value of `Metric.result()` in a step.
 
-    It stands for the metric over all steps and rows of an epoch, whose value is known at its end. A step can return it
-    as a log, and nothing else.
+    It represents the metric over all steps and rows of an epoch, which is known at the end of the epoch. A step can
+    only return it as a log.
 
     Attributes:
-      variables: the accumulators, as `Metric.stateless_update_state` returns them.
-      metric: the metric that can merge and finish them.
+      variables: the accumulators, as returned by `Metric.stateless_update_state`.
+      metric: the metric that merges the accumulators and computes the result.
     """
 
     variables: list[jax.Array]

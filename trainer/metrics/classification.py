@@ -1,6 +1,6 @@
-"""Means of losses of classifiers: of probability distributions, and of margins.
+"""Mean losses of classifiers: crossentropies, divergences and hinge losses.
 
-The numbers are those of the loss of that name.
+Values are equal to the loss of the same name.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Poisson(LossMetric):
 
 
 class BinaryCrossentropy(LossMetric):
-    """The mean crossentropy of yes-or-no labels.
+    """The mean crossentropy of binary labels.
 
     Args:
       name: see `Metric`.
       dtype: see `Metric`.
       from_logits: whether predictions are logits.
-      label_smoothing: how far to move labels towards 0.5.
+      label_smoothing: amount of smoothing of labels towards 0.5.
 
     >>> round(float(BinaryCrossentropy()([[1]], [[0.5]])), 4)
     0.6931
@@ -65,9 +65,9 @@ class CategoricalCrossentropy(LossMetric):
       name: see `Metric`.
       dtype: see `Metric`.
       from_logits: whether predictions are logits.
-      label_smoothing: how much of each label to spread evenly over all classes of `axis` (Keras divides it by the size
-        of the last axis, whichever `axis` is).
-      axis: the axis of classes.
+      label_smoothing: share of each label to spread evenly over all classes of `axis`. (Keras divides it by the size
+        of the last axis, for any `axis`.)
+      axis: axis of classes.
 
     >>> round(float(CategoricalCrossentropy()([[0, 1]], [[0.5, 0.5]])), 4)
     0.6931
@@ -94,9 +94,9 @@ class SparseCategoricalCrossentropy(LossMetric):
       name: see `Metric`.
       dtype: see `Metric`.
       from_logits: whether predictions are logits.
-      ignore_class: a label whose samples do not count, with or without sample weights (Keras counts them as 0 unless
-        there are weights).
-      axis: the axis of classes in the predictions.
+      ignore_class: a label whose samples are excluded, with or without sample weights. (Without weights, Keras counts
+        them as 0.)
+      axis: axis of classes in the predictions.
 
     >>> round(float(SparseCategoricalCrossentropy()([1], [[0.5, 0.5]])), 4)
     0.6931
@@ -139,7 +139,7 @@ class SquaredHinge(LossMetric):
 
 
 class CategoricalHinge(LossMetric):
-    """The mean of by how much the best wrong class comes within 1 of the right class, or exceeds it.
+    """The mean of `max(1 + highest score of the other classes - score of the true class, 0)`.
 
     >>> float(CategoricalHinge()([[0, 1]], [[0.5, 1.0]]))
     0.5

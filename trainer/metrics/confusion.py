@@ -1,6 +1,6 @@
 """Counts of true and false, positive and negative predictions at thresholds, and their ratios.
 
-Owns how predictions are counted at many thresholds at once, and the metrics that keep such counts.
+Owns the counting of predictions at many thresholds at once, and the metrics that keep such counts.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from trainer.losses.shapes import check_same_shape, in_dtype, match_ranks, match
 from trainer.metrics.arrays import divide_no_nan, full_weights, sums_by_bucket
 from trainer.metrics.base import Metric
 
-#: What is counted at each threshold.
+#: The counts at each threshold.
 COUNTS = ("true_positives", "false_positives", "true_negatives", "false_negatives")
 
-# Below every score: with `top_k`, all of the k best predictions are positive, whatever their scores.
+# Below every score: with `top_k`, all of the top k predictions are positive, regardless of their scores.
 TOP_K_THRESHOLD = -1e10
 
 
 def evenly_spaced_thresholds(number: int) -> list[float]:
-    """Returns `number` thresholds from 0 to 1, both included.
+    """Returns `number` evenly spaced thresholds from 0 to 1, inclusive.
 
     >>> evenly_spaced_thresholds(3)
     [0.0, 0.5, 1.0]
@@ -36,7 +36,7 @@ def evenly_spaced_thresholds(number: int) -> list[float]:
 
 
 def as_thresholds(thresholds: float | Sequence[float]) -> list[float]:
-    """Returns one threshold or several as a list.
+    """Returns a threshold or a sequence of thresholds as a list.
 
     Raises:
       TypeError: if a threshold is not a number.
@@ -53,13 +53,13 @@ def as_thresholds(thresholds: float | Sequence[float]) -> list[float]:
 def count_at_thresholds(
     y_true: jax.Array, y_pred: jax.Array, weights: jax.Array, thresholds: Sequence[float]
 ) -> dict[str, jax.Array]:
-    """Returns the counts at each threshold; a prediction above a threshold is positive.
+    """Returns the counts at each threshold. A prediction above a threshold is positive.
 
-    Each prediction is sorted into the bucket between two thresholds, by a binary search without a loop, and the buckets
-    are added up from either end. No array has the size `n * thresholds`.
+    Sorts predictions into the buckets between thresholds by an unrolled binary search, and sums the buckets
+    cumulatively from both ends. No intermediate array has size `n * thresholds`.
 
     Args:
-      y_true: labels, 0 for false and all else for true, `(n, labels)`.
+      y_true: labels, 0 for false and nonzero for true, `(n, labels)`.
       y_pred: scores, `(n, labels)`.
       weights: `(n, labels)`.
       thresholds: numbers in any order.
@@ -75,7 +75,7 @@ def count_at_thresholds(
     order = np.argsort(thresholds, kind="stable")
     given_order = np.argsort(order, kind="stable")
     ascending = jnp.asarray(np.asarray(thresholds)[order], jnp.float32)
-    # The default method is a loop: on GPUs each of its turns is a kernel, and no CUDA graph holds it.
+    # The default method is a loop: on GPUs each iteration is a kernel, and CUDA graphs cannot contain it.
     buckets = jnp.searchsorted(
         ascending, in_dtype("`y_pred`", y_pred, jnp.float32), side="left", method="scan_unrolled")
     is_true = y_true != 0
@@ -85,29 +85,29 @@ def count_at_thresholds(
         above = jax.lax.cumsum(sums, axis=0, reverse=True)[1:][given_order]
         not_above = jax.lax.cumsum(sums, axis=0)[:-1][given_order]
         counts[f"{kind}_positives"] = above
-        # What was not predicted is the opposite of its label: a true label becomes a false negative.
+        # A negative prediction is the opposite of its label if false: a true label gives a false negative.
         counts["false_negatives" if kind == "true" else "true_negatives"] = not_above
     return counts
 
 
 class ConfusionMetric(Metric):
-    """A metric of counts at thresholds. A subclass names what it counts, and may define `result`.
+    """The base class of metrics of counts at thresholds. A subclass sets `counts`, and may define `result`.
 
     Args:
-      thresholds: one number or several, each in [0, 1]; 0.5 where None.
-      top_k: where given, only the k best predictions of a row can be positive: all of them, unless `thresholds` are
-        given as well.
-      class_id: where given, only predictions and labels of this class count.
+      thresholds: a number or a sequence of numbers in [0, 1]; 0.5 if None.
+      top_k: if given, only the top k predictions of a row can be positive. All of them are positive, unless
+        `thresholds` is also given.
+      class_id: if given, only predictions and labels of this class count.
       name: see `Metric`.
       dtype: see `Metric`.
 
     Raises:
-      TypeError: for thresholds or a `top_k` of other types.
-      ValueError: for a threshold outside of [0, 1] or a `top_k` below 1, and in updates for a `top_k` or a `class_id`
-        beyond the classes.
+      TypeError: if `thresholds` or `top_k` has another type.
+      ValueError: if a threshold is outside [0, 1] or `top_k` is below 1. In updates, if `top_k` or `class_id` exceeds
+        the classes.
     """
 
-    #: Which of `COUNTS` the metric keeps, each in a variable and attribute of that name.
+    #: The members of `COUNTS` that the metric keeps, each in a variable and attribute of the same name.
     counts: ClassVar[tuple[str, ...]]
 
     def __init__(
@@ -138,7 +138,7 @@ class ConfusionMetric(Metric):
         check_same_shape(y_true, y_pred)
         shape = matched_shapes(tuple(y_true.shape), tuple(y_pred.shape))[1]
         classes = shape[-1] if shape else 1
-        # JAX would take the nearest class instead.
+        # JAX would clamp the index to the nearest class.
         if self.class_id is not None and not -classes <= self.class_id < classes:
             raise ValueError(f"`class_id` must be a class of the predictions, in [-{classes}, {classes}). Received: "
                              f"class_id={self.class_id}, y_pred.shape={tuple(y_pred.shape)}.")
@@ -147,15 +147,15 @@ class ConfusionMetric(Metric):
                              f"top_k={self.top_k}, y_pred.shape={tuple(y_pred.shape)}.")
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Adds a batch.
+        """Accumulates the counts of a batch.
 
         Args:
-          y_true: labels, 0 for false and all else for true, `(n, ...)`.
+          y_true: labels, 0 for false and nonzero for true, `(n, ...)`.
           y_pred: scores of the same shape, mostly in [0, 1].
           sample_weight: a scalar, or one weight per row or per score.
 
         Raises:
-          ValueError: where shapes cannot match.
+          ValueError: if the shapes do not match.
         """
         y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
         self.validate(y_true, y_pred)
@@ -172,31 +172,31 @@ class ConfusionMetric(Metric):
             getattr(self, count).assign_add(counted[count][:, 0])
 
     def ratio(self, part: str, rest: str) -> jax.Array:
-        """Returns `part / (part + rest)` of two counts at each threshold; 0 where both are 0."""
+        """Returns `part / (part + rest)` of two counts at each threshold; 0 if both counts are 0."""
         numerator = getattr(self, part).value
         return divide_no_nan(numerator, numerator + getattr(self, rest).value)
 
     def for_each_threshold(self, values: jax.Array) -> jax.Array:
-        """Returns a scalar for one threshold, and one value for each of several."""
+        """Returns a scalar for a single threshold, and the unchanged values otherwise."""
         return values[0] if len(self.thresholds) == 1 else values
 
     def result(self) -> jax.Array:
-        """Returns the first count: a scalar, or one for each of several thresholds."""
+        """Returns the first count: a scalar for a single threshold, and an array otherwise."""
         return self.for_each_threshold(getattr(self, self.counts[0]).value)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         if "thresholds" in config:
-            # As they were given: the default depends on the other arguments.
+            # The given thresholds, because the default depends on the other arguments.
             config["thresholds"] = self.init_thresholds
         return config
 
 
 class CountMetric(ConfusionMetric):
-    """What the plain counts share: Keras's arguments.
+    """The base class of plain counts, with Keras's arguments.
 
     Args:
-      thresholds: one number or several, each in [0, 1]; 0.5 where None.
+      thresholds: a number or a sequence of numbers in [0, 1]; 0.5 if None.
       name: see `Metric`.
       dtype: see `Metric`.
     """
@@ -208,7 +208,7 @@ class CountMetric(ConfusionMetric):
 
 
 class TruePositives(CountMetric):
-    """How many true labels are predicted.
+    """The number of true positives.
 
     >>> float(TruePositives()([0, 1, 1, 1], [0.0, 1.0, 0.2, 0.9]))
     2.0
@@ -219,7 +219,7 @@ class TruePositives(CountMetric):
 
 
 class FalsePositives(CountMetric):
-    """How many false labels are predicted.
+    """The number of false positives.
 
     >>> float(FalsePositives()([0, 1, 0, 0], [0.0, 0.0, 1.0, 0.9]))
     2.0
@@ -230,7 +230,7 @@ class FalsePositives(CountMetric):
 
 
 class TrueNegatives(CountMetric):
-    """How many false labels are not predicted.
+    """The number of true negatives.
 
     >>> float(TrueNegatives()([0, 1, 0, 0], [0.0, 0.0, 1.0, 0.1]))
     2.0
@@ -241,7 +241,7 @@ class TrueNegatives(CountMetric):
 
 
 class FalseNegatives(CountMetric):
-    """How many true labels are not predicted.
+    """The number of false negatives.
 
     >>> float(FalseNegatives()([0, 1, 1, 1], [0.0, 1.0, 0.2, 0.9]))
     1.0
@@ -252,7 +252,7 @@ class FalseNegatives(CountMetric):
 
 
 class Precision(ConfusionMetric):
-    """How many of the predicted labels are true; see `ConfusionMetric` for the arguments.
+    """The share of positive predictions whose labels are true; see `ConfusionMetric` for the arguments.
 
     >>> round(float(Precision()([0, 1, 1, 1], [1.0, 0.0, 1.0, 1.0])), 4)
     0.6667
@@ -266,7 +266,7 @@ class Precision(ConfusionMetric):
 
 
 class Recall(ConfusionMetric):
-    """How many of the true labels are predicted; see `ConfusionMetric` for the arguments.
+    """The share of true labels with positive predictions; see `ConfusionMetric` for the arguments.
 
     >>> round(float(Recall()([0, 1, 1, 1], [1.0, 0.0, 1.0, 1.0])), 4)
     0.6667

@@ -13,10 +13,10 @@ from trainer.metrics.reduction import MeanMetricWrapper
 
 
 def pearson_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
-    """Returns the covariance over `axis` divided by both standard deviations; 0 where one of them is 0.
+    """Returns the covariance over `axis` divided by both standard deviations; 0 if a standard deviation is 0.
 
     Raises:
-      ValueError: where shapes differ.
+      ValueError: if shapes differ.
 
     >>> pearson_correlation([[0.0, 1.0]], [[3.0, 5.0]]).tolist()
     [1.0]
@@ -28,10 +28,10 @@ def pearson_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) ->
 
 
 def concordance_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
-    """Returns how near predictions are to the labels themselves, where Pearson's is to any line; 0 for constants.
+    """Returns Lin's concordance: Pearson's correlation, reduced by differences in mean and variance; 0 for constants.
 
     Raises:
-      ValueError: where shapes differ.
+      ValueError: if shapes differ.
 
     Source: Lin, "A Concordance Correlation Coefficient to Evaluate Reproducibility", 1989.
 
@@ -46,7 +46,7 @@ def concordance_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1
 
 
 class Correlation(MeanMetricWrapper):
-    """What the correlations share: their direction and check of shapes."""
+    """The base class of correlations: checks shapes."""
 
     direction = "max"
 

@@ -12,24 +12,24 @@ from trainer.metrics.arrays import as_table_pair, check_table, divide_no_nan, fu
 from trainer.metrics.base import Metric
 
 AVERAGES = (None, "micro", "macro", "weighted")
-# Keras's bound: a largest score below it is no prediction, so that a row of zeros predicts no class.
+# Keras's bound: if the largest score of a row is below it, such as in a row of zeros, no class is predicted.
 SMALLEST_SCORE = 1e-9
 
 
 class FBetaScore(Metric):
-    """`(1 + beta**2) * precision * recall / (beta**2 * precision + recall)` of each class.
+    """The F-beta score: `(1 + beta**2) * precision * recall / (beta**2 * precision + recall)` of each class.
 
     Args:
       average: None for one score per class, "micro" to count over all classes together, "macro" for the mean over
-        classes, "weighted" for their mean weighted by how many labels each has.
-      beta: how many times as much as precision recall matters, a float above 0.
+        classes, "weighted" for the mean over classes, weighted by their numbers of labels.
+      beta: weight of recall relative to precision, a float above 0.
       threshold: scores above it predict their class, a float in (0, 1]; None predicts the class of the largest score.
       name: see `Metric`.
       dtype: see `Metric`.
 
     Raises:
-      ValueError: for other values, and in updates for data that is not `(n, classes)`.
-      TypeError: if `beta` or `threshold` is no number.
+      ValueError: if an argument is invalid. In updates, if the data is not `(n, classes)`.
+      TypeError: if `beta` or `threshold` is not a number.
 
     >>> metric = FBetaScore(beta=2.0, threshold=0.5)
     >>> [round(score, 4) for score in metric([[1, 1], [1, 0]], [[0.2, 0.6], [0.7, 0.9]]).tolist()]
@@ -73,7 +73,7 @@ class FBetaScore(Metric):
             self.intermediate_weights = self.add_variable(shape, name="intermediate_weights")
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Adds a batch.
+        """Accumulates the counts of a batch.
 
         Args:
           y_true: 0 or 1, `(n, classes)`.
@@ -81,7 +81,7 @@ class FBetaScore(Metric):
           sample_weight: a scalar, or one weight per row or per value.
 
         Raises:
-          ValueError: for other shapes.
+          ValueError: if the shapes are different from the above.
         """
         y_true, y_pred = as_table_pair(type(self).__name__, y_true, y_pred)
         self.build(y_true, y_pred)
@@ -98,7 +98,7 @@ class FBetaScore(Metric):
         self.intermediate_weights.assign_add(jnp.sum(weights * y_true, axis=axis))
 
     def result(self) -> jax.Array:
-        """Returns the score: a scalar, or `(classes,)` where `average` is None; 0 where nothing was counted."""
+        """Returns the score: a scalar, or `(classes,)` if `average` is None; 0 where nothing was counted."""
         hits = (1.0 + self.beta**2) * self.true_positives.value
         errors = self.beta**2 * self.false_negatives.value + self.false_positives.value
         score = divide_no_nan(hits, hits + errors)
@@ -109,7 +109,7 @@ class FBetaScore(Metric):
 
 
 class F1Score(FBetaScore):
-    """The harmonic mean of precision and recall: `FBetaScore` with a beta of 1.
+    """The harmonic mean of precision and recall: `FBetaScore` with `beta=1`.
 
     >>> round(float(F1Score(average="micro", threshold=0.5)([[1, 1], [1, 0]], [[0.2, 0.6], [0.7, 0.9]])), 4)
     0.6667

@@ -1,4 +1,4 @@
-"""Intersection over union of segmentations, from a confusion matrix."""
+"""Intersection over union of segmentations, computed from a confusion matrix."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ SMALLEST_UNION = 1e-9
 
 
 class IoU(Metric):
-    """The mean, over classes, of `true_positives / (true_positives + false_positives + false_negatives)`.
+    """The mean over classes of `true_positives / (true_positives + false_positives + false_negatives)`.
 
-    Classes that neither a label nor a prediction names do not count. Samples whose label or prediction is no class
-    are left out. The confusion matrix is float32, so that fractional weights count as they are.
+    Classes without any label or prediction are excluded from the mean. Samples whose label or prediction is not a
+    class are ignored. The confusion matrix is float32, so that fractional weights are exact.
 
     Args:
-      num_classes: the number of classes.
-      target_class_ids: the classes to average over.
+      num_classes: number of classes.
+      target_class_ids: classes to average over.
       name: see `Metric`.
-      dtype: the dtype of the result, float32 where None.
-      ignore_class: a label whose samples are left out, such as 255.
-      sparse_y_true: whether labels are class indices, and not scores of classes.
-      sparse_y_pred: whether predictions are class indices, and not scores of classes.
-      axis: the axis of scores.
+      dtype: dtype of the result; float32 if None.
+      ignore_class: a label whose samples are ignored, such as 255.
+      sparse_y_true: whether labels are class indices, rather than class scores.
+      sparse_y_pred: whether predictions are class indices, rather than class scores.
+      axis: axis of class scores.
 
     Raises:
-      ValueError: for a target class that is not in `[0, num_classes)`, and in updates for labels and predictions that
-        are not equally many, or scores of another number of classes.
+      ValueError: if a target class is outside `[0, num_classes)`. In updates, if the numbers of labels and predictions
+        differ, or the scores have another number of classes.
 
     >>> round(float(IoU(num_classes=2, target_class_ids=[0])([0, 0, 1, 1], [0, 1, 0, 1])), 4)
     0.3333
@@ -74,7 +74,7 @@ class IoU(Metric):
                              f"scores of classes, give `sparse_y_true=False` or `sparse_y_pred=False`.")
 
     def _count(self, argument: str, values: Any, is_sparse: bool) -> int:
-        """Returns how many classes labels or predictions name; raises ValueError for scores of other classes."""
+        """Returns the number of labels or predictions; raises ValueError if scores have another number of classes."""
         shape = tuple(values.shape)
         if is_sparse:
             return math.prod(shape)
@@ -86,10 +86,10 @@ class IoU(Metric):
         return math.prod(shape[:axis] + shape[axis + 1:])
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Adds a batch.
+        """Accumulates the confusion matrix of a batch.
 
         Args:
-          y_true: class indices, `(n, ...)`, or scores of classes where not `sparse_y_true`.
+          y_true: class indices, `(n, ...)`, or class scores if not `sparse_y_true`.
           y_pred: predictions, likewise.
           sample_weight: a scalar, or one weight per row or per label.
 
@@ -113,23 +113,23 @@ class IoU(Metric):
         return (indices >= 0) & (indices < self.num_classes)
 
     def result(self) -> jax.Array:
-        """Returns the mean over the target classes, a scalar; 0 where none of them was seen."""
+        """Returns the mean over the target classes, a scalar; 0 if none of the classes was seen."""
         matrix = self.total_cm.value
         targets = jnp.asarray(self.target_class_ids)
         intersection = jnp.diag(matrix)[targets]
         union = (matrix.sum(axis=0) + matrix.sum(axis=1))[targets] - intersection
-        # As in Keras, also where negative weights make a union smaller than nothing.
+        # As in Keras, also excludes a union that is negative because of negative weights.
         is_seen = union > SMALLEST_UNION
         shares = jnp.where(is_seen, divide_no_nan(intersection, union), 0.0)
         return divide_no_nan(jnp.sum(shares), jnp.count_nonzero(is_seen)).astype(self.dtype)
 
 
 class BinaryIoU(IoU):
-    """`IoU` of two classes, where predictions are probabilities of class 1.
+    """`IoU` of two classes, for predictions that are probabilities of class 1.
 
     Args:
-      target_class_ids: the classes to average over.
-      threshold: probabilities from here on predict class 1.
+      target_class_ids: classes to average over.
+      threshold: probabilities of at least this value predict class 1.
       name: see `Metric`.
       dtype: see `IoU`.
 
@@ -152,7 +152,7 @@ class BinaryIoU(IoU):
 
 
 class MeanIoU(IoU):
-    """`IoU` over all classes; see it for the arguments.
+    """`IoU` over all classes; see `IoU` for the arguments.
 
     >>> round(float(MeanIoU(num_classes=2)([0, 0, 1, 1], [0, 1, 0, 1])), 4)
     0.3333
@@ -173,7 +173,7 @@ class MeanIoU(IoU):
 
 
 class OneHotIoU(IoU):
-    """`IoU` with one-hot labels; see it for the arguments.
+    """`IoU` with one-hot labels; see `IoU` for the arguments.
 
     >>> round(float(OneHotIoU(num_classes=2, target_class_ids=[1])([[1, 0], [0, 1]], [[0.2, 0.8], [0.1, 0.9]])), 4)
     0.5

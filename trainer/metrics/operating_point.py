@@ -1,4 +1,4 @@
-"""The best of one ratio where another is at least a given value: sensitivity, specificity, precision and recall."""
+"""The maximum of one ratio subject to a minimum of another: sensitivity, specificity, precision and recall."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from trainer.metrics.confusion import COUNTS, ConfusionMetric, evenly_spaced_thr
 
 
 class OperatingPointMetric(ConfusionMetric):
-    """What the metrics of this module share: counts at evenly spaced thresholds, and the choice among them.
+    """The base class of metrics at an operating point, with counts at evenly spaced thresholds.
 
     Args:
-      argument: the name of the argument that holds the least value.
-      value: the least value, in [0, 1].
-      num_thresholds: how many thresholds to choose among.
+      argument: name of the argument for the minimum.
+      value: the minimum, in [0, 1].
+      num_thresholds: number of thresholds.
       class_id: see `ConfusionMetric`.
       name: see `Metric`.
       dtype: see `Metric`.
 
     Raises:
-      ValueError: for a value outside of [0, 1], or less than one threshold.
+      ValueError: if `value` is outside [0, 1], or `num_thresholds` is below 1.
     """
 
     counts = COUNTS
@@ -43,24 +43,24 @@ class OperatingPointMetric(ConfusionMetric):
         setattr(self, argument, value)
 
     def best(self, dependent: jax.Array, constrained: jax.Array) -> jax.Array:
-        """Returns the largest of `dependent` where `constrained` is large enough; 0 where it never is."""
+        """Returns the maximum of `dependent` where `constrained` reaches the minimum; 0 if it never does."""
         return jnp.max(jnp.where(constrained >= self.value, dependent, 0.0))
 
     def recalls(self) -> jax.Array:
-        """Returns the share of true labels that are predicted, at each threshold: the sensitivity."""
+        """Returns the recall (sensitivity) at each threshold: the share of true labels with positive predictions."""
         return self.ratio("true_positives", "false_negatives")
 
     def specificities(self) -> jax.Array:
-        """Returns the share of false labels that are not predicted, at each threshold."""
+        """Returns the specificity at each threshold: the share of false labels with negative predictions."""
         return self.ratio("true_negatives", "false_positives")
 
     def precisions(self) -> jax.Array:
-        """Returns the share of predicted labels that are true, at each threshold."""
+        """Returns the precision at each threshold: the share of positive predictions whose labels are true."""
         return self.ratio("true_positives", "false_positives")
 
 
 class SensitivityAtSpecificity(OperatingPointMetric):
-    """The best sensitivity where the specificity is at least `specificity`; see `OperatingPointMetric`.
+    """The maximum sensitivity at a specificity of at least `specificity`; see `OperatingPointMetric`.
 
     >>> float(SensitivityAtSpecificity(0.5)([0, 0, 0, 1, 1], [0, 0.3, 0.8, 0.3, 0.8]))
     0.5
@@ -81,7 +81,7 @@ class SensitivityAtSpecificity(OperatingPointMetric):
 
 
 class SpecificityAtSensitivity(OperatingPointMetric):
-    """The best specificity where the sensitivity is at least `sensitivity`; see `OperatingPointMetric`.
+    """The maximum specificity at a sensitivity of at least `sensitivity`; see `OperatingPointMetric`.
 
     >>> round(float(SpecificityAtSensitivity(0.5)([0, 0, 0, 1, 1], [0, 0.3, 0.8, 0.3, 0.8])), 4)
     0.6667
@@ -102,7 +102,7 @@ class SpecificityAtSensitivity(OperatingPointMetric):
 
 
 class PrecisionAtRecall(OperatingPointMetric):
-    """The best precision where the recall is at least `recall`; see `OperatingPointMetric`.
+    """The maximum precision at a recall of at least `recall`; see `OperatingPointMetric`.
 
     >>> float(PrecisionAtRecall(0.5)([0, 0, 0, 1, 1], [0, 0.3, 0.8, 0.3, 0.8]))
     0.5
@@ -123,7 +123,7 @@ class PrecisionAtRecall(OperatingPointMetric):
 
 
 class RecallAtPrecision(OperatingPointMetric):
-    """The best recall where the precision is at least `precision`; see `OperatingPointMetric`.
+    """The maximum recall at a precision of at least `precision`; see `OperatingPointMetric`.
 
     >>> float(RecallAtPrecision(0.8)([0, 0, 1, 1], [0, 0.5, 0.3, 0.9]))
     0.5

@@ -14,18 +14,18 @@ AGGREGATIONS = (None, "uniform_average", "variance_weighted_average")
 
 
 class R2Score(Metric):
-    """How much of the labels' variance the predictions explain: at most 1; 0 for an output whose labels are constant.
+    """The share of the labels' variance that the predictions explain: at most 1; 0 for an output with constant labels.
 
     Args:
-      class_aggregation: how outputs become one number: "uniform_average", "variance_weighted_average", or None for
-        one score per output.
-      num_regressors: the number of independent variables, for the adjusted score; 0 for the standard score, which is
-        also given while there are too few samples to adjust. Rows of weight 0 are no samples (Keras counts them).
+      class_aggregation: aggregation of the outputs: "uniform_average", "variance_weighted_average", or None for one
+        score per output.
+      num_regressors: number of independent variables, for the adjusted score. 0 gives the standard score, which is
+        also returned if there are too few samples to adjust. Rows of weight 0 are not samples. (Keras counts them.)
       name: see `Metric`.
       dtype: see `Metric`.
 
     Raises:
-      ValueError: for other arguments, and in updates for data that is not `(n, outputs)`.
+      ValueError: if an argument is invalid. In updates, if the data is not `(n, outputs)`.
 
     Source: Glantz and Slinker, "Primer of Applied Regression and Analysis of Variance", 1990.
 
@@ -66,7 +66,7 @@ class R2Score(Metric):
             self.count = self.add_variable(outputs, name="count")
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Adds a batch.
+        """Accumulates the sums of a batch.
 
         Args:
           y_true: labels, `(n, outputs)`.
@@ -74,7 +74,7 @@ class R2Score(Metric):
           sample_weight: a scalar, or one weight per row or per value.
 
         Raises:
-          ValueError: for other shapes.
+          ValueError: if the shapes are different from the above.
         """
         y_true, y_pred = as_table_pair("R2Score", y_true, y_pred)
         self.build(y_true, y_pred)
@@ -83,11 +83,11 @@ class R2Score(Metric):
         self.squared_sum.assign_add(jnp.sum(jnp.square(y_true) * weights, axis=0))
         self.total_mse.assign_add(jnp.sum(jnp.square(y_true - y_pred) * weights, axis=0))
         self.count.assign_add(jnp.sum(weights, axis=0))
-        # As in Keras, each output of a row is a sample; what has no weight is none.
+        # As in Keras, each output of a row is a sample. Values of weight 0 are not samples.
         self.num_samples.assign_add(jnp.count_nonzero(weights))
 
     def result(self) -> jax.Array:
-        """Returns the score: a scalar, or `(outputs,)` where `class_aggregation` is None."""
+        """Returns the score: a scalar, or `(outputs,)` if `class_aggregation` is None."""
         total = self.squared_sum.value - self.sum.value * divide_no_nan(self.sum.value, self.count.value)
         score = jnp.where(total == 0, 0.0, 1.0 - divide_no_nan(self.total_mse.value, total))
         if self.class_aggregation == "uniform_average":

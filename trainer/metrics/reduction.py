@@ -1,7 +1,7 @@
-"""Sums and means of values, and metrics that are the mean of a function or of a loss.
+"""Sums and means of values, and metrics that average a function or a loss.
 
-Owns how values of many samples, with weights, are accumulated. A mean divides by the sum of the weights, so that
-accumulators of parts of the data add up to those of the whole.
+Owns the weighted accumulation of values. A mean divides by the sum of the weights, so that accumulators of parts of
+the data can be added.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Sum(Metric):
         self.total = self.add_variable(name="total")
 
     def update_state(self, values: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Adds values.
+        """Adds values to the sum.
 
         Args:
           values: numbers of any shape, rows first.
           sample_weight: a scalar, or one weight per row or per value.
 
         Raises:
-          ValueError: where the shapes cannot match.
+          ValueError: if the shapes do not match.
         """
         values = as_float(values)
         self.total.assign_add(jnp.sum(values * full_weights(values, sample_weight)))
@@ -57,10 +57,10 @@ class Sum(Metric):
 
 
 class WeightedMean(Metric):
-    """What every mean shares: the weighted sum of values, the sum of their weights, and the quotient.
+    """The base class of means: accumulates the weighted sum of values and the sum of their weights.
 
-    Values of a row are averaged first, so that a row counts once, however many values it has. A scalar weight counts
-    once for each row.
+    The values of a row are averaged first, so that each row counts once, regardless of its number of values. A scalar
+    weight counts once per row.
     """
 
     def __init__(self, name: str | None = None, dtype: DTypeLike | None = None):
@@ -69,14 +69,14 @@ class WeightedMean(Metric):
         self.count = self.add_variable(name="count")
 
     def add_values(self, values: ArrayLike, sample_weight: ArrayLike | None) -> None:
-        """Adds values.
+        """Adds values to the mean.
 
         Args:
-          values: numbers of any shape, rows first; a scalar is one row.
+          values: numbers of any shape, rows first; a scalar is a single row.
           sample_weight: a scalar, or one weight per row or per value, or None.
 
         Raises:
-          ValueError: where the shapes cannot match.
+          ValueError: if the shapes do not match.
         """
         values = as_float(values)
         weights = full_weights(values, sample_weight)
@@ -85,7 +85,7 @@ class WeightedMean(Metric):
         self.count.assign_add(jnp.sum(weights) / row_size)
 
     def result(self) -> jax.Array:
-        """Returns the mean, a scalar; 0 where the weights add up to 0."""
+        """Returns the mean, a scalar; 0 if the sum of the weights is 0."""
         return divide_no_nan(self.total.value, self.count.value).astype(self.dtype)
 
 
@@ -100,22 +100,22 @@ class Mean(WeightedMean):
         super().__init__(name, dtype)
 
     def update_state(self, values: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Adds values; see `WeightedMean.add_values`."""
+        """Adds values to the mean; see `WeightedMean.add_values`."""
         self.add_values(values, sample_weight)
 
 
 class MeanMetricWrapper(WeightedMean):
     """The mean of a function of labels and predictions.
 
-    As in a loss, these reach the function with their ranks matched, so that labels of shape `(n,)` and predictions of
-    `(n, 1)` do not broadcast to `(n, n)`, and integers as int32 or wider.
+    As in a loss, the function receives integers as int32 or wider, and arguments of matched ranks, so that labels of
+    shape `(n,)` and predictions of shape `(n, 1)` do not broadcast to `(n, n)`.
 
     Args:
-      fn: a function of `(y_true, y_pred, **kwargs)` that returns one value per row, or several: `(n, ...)`. One that
-        returns a scalar for a batch counts for each of its rows.
+      fn: a function of `(y_true, y_pred, **kwargs)` that returns one or more values per row, `(n, ...)`. A scalar for a
+        batch counts once for each of its rows.
       name: see `Metric`.
       dtype: see `Metric`.
-      **kwargs: further arguments of `fn`.
+      **kwargs: additional arguments of `fn`.
 
     >>> def absolute_error(y_true, y_pred):
     ...     return jnp.abs(y_true - y_pred)
@@ -123,7 +123,7 @@ class MeanMetricWrapper(WeightedMean):
     1.0
     """
 
-    #: Whether labels and predictions are brought to matching ranks and signed integers before the function gets them.
+    #: Whether to match the ranks of labels and predictions and to cast integers to signed types for the function.
     matches_arguments: ClassVar[bool] = True
 
     def __init__(self, fn: Callable[..., Any], name: str | None = None, dtype: DTypeLike | None = None, **kwargs: Any):
@@ -133,11 +133,11 @@ class MeanMetricWrapper(WeightedMean):
 
     @property
     def fn(self) -> Callable[..., Any]:
-        """The function as it is called: with labels and predictions as they come."""
+        """The function to call with the given labels and predictions; it matches them first, if needed."""
         return functools.partial(_call_matched, self._function) if self.matches_arguments else self._function
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Adds the function's values.
+        """Adds the function's values to the mean.
 
         Args:
           y_true: labels, rows first.
@@ -145,16 +145,16 @@ class MeanMetricWrapper(WeightedMean):
           sample_weight: a scalar, or one weight per row or per value of the function.
 
         Raises:
-          ValueError: where shapes cannot match, or the function's values do not have the rows first.
+          ValueError: if the shapes do not match, or the function's values do not have the rows first.
         """
         labels, predictions = as_arrays(y_true), as_arrays(y_pred)
         self.validate(labels, predictions)
         rows = jax.tree.leaves(predictions)[0].shape[:1]
-        if get_replica_context().is_padded:  # a number for each row, so that padding can be left out
+        if get_replica_context().is_padded:  # a value for each row, so that padding can be excluded
             values = values_per_row(self.fn, labels, predictions, **self.fn_kwargs)
         else:
             values = jnp.asarray(self.fn(labels, predictions, **self.fn_kwargs))
-            if values.ndim == 0 and sample_weight is None:  # of the batch, which counts as many rows
+            if values.ndim == 0 and sample_weight is None:  # a value of the batch, which counts for each row
                 values = jnp.broadcast_to(values, rows)
         if values.shape[:1] != rows:
             raise ValueError(f"The function of the metric {self.name!r} must return values of shape (rows, ...) with "
@@ -185,8 +185,8 @@ class LossMetric(WeightedMean):
     """The mean of a loss, over the samples that the loss's mask keeps.
 
     Args:
-      loss: the loss, whose reduction plays no part.
-      name: the loss's name where None.
+      loss: the loss, whose reduction is ignored.
+      name: the loss's name if None.
       dtype: see `Metric`.
 
     >>> from trainer import losses
@@ -204,7 +204,7 @@ class LossMetric(WeightedMean):
         self.loss.validate(y_true, y_pred)
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Adds the loss of each sample.
+        """Adds the loss of each sample to the mean.
 
         Args:
           y_true: labels, rows first.
@@ -212,7 +212,7 @@ class LossMetric(WeightedMean):
           sample_weight: a scalar, or one weight per row or per value of the loss.
 
         Raises:
-          ValueError: where shapes cannot match.
+          ValueError: if the shapes do not match.
         """
         labels, predictions = as_arrays(y_true), as_arrays(y_pred)
         values = self.loss.values(labels, predictions)

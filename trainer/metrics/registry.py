@@ -1,4 +1,4 @@
-"""Finds a metric by its name, as `compile(metrics=[...])` takes it."""
+"""The registry of metrics, for `compile(metrics=[...])`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _BY_NAME: dict[str, type[Metric]] = {
     **{name.upper(): cls for name, cls in _SHORT_NAMES.items()},
 }
 
-# What a wrapper's configuration, and Keras's `serialize` of a function, names.
+# The functions in configurations of wrappers and from Keras's `serialize`.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{cls.function.__name__: cls.function for cls in loss_registry.CLASSES},
     **{function.__name__: function for module in (accuracies, correlation) for function in vars(module).values()
@@ -108,7 +108,7 @@ _REGISTRY: Registry[MetricOrFunction] = Registry(
     {**_BY_NAME, "MeanMetricWrapper": reduction.MeanMetricWrapper, "LossMetric": reduction.LossMetric}, _FUNCTIONS,
     argument="metrics", expected="the name of a metric, a function of (y_true, y_pred) or a `Metric`")
 
-# The names that stand for a binary, a categorical and a sparse metric: the shapes decide which.
+# The names of a binary, a categorical and a sparse metric. The shapes determine the choice.
 _ACCURACIES = (accuracies.BinaryAccuracy, accuracies.CategoricalAccuracy, accuracies.SparseCategoricalAccuracy)
 _CROSSENTROPIES = (classification.BinaryCrossentropy, classification.CategoricalCrossentropy,
                    classification.SparseCategoricalCrossentropy)
@@ -121,17 +121,17 @@ _BY_SHAPES: dict[str, tuple[type[Metric], type[Metric], type[Metric]]] = {
 
 
 def get(identifier: Any) -> Metric | None:
-    """Returns the metric that `identifier` names.
+    """Returns the metric for an identifier.
 
     Args:
-      identifier: the name of a metric ("mse", "mean_squared_error", "MeanSquaredError"), a `Metric`, which is
-        returned as it is, a class of metrics without further arguments, a loss, or a function of `(y_true, y_pred)`,
-        which becomes the mean of its values under the function's name; a configuration, as `serialize` returns it; a
-        metric of clu, metrax or `nnx.metrics`; or None, for which None is returned.
+      identifier: the name of a metric ("mse", "mean_squared_error", "MeanSquaredError"); a `Metric`, which is returned
+        unchanged; a metric class without required arguments; a loss; a function of `(y_true, y_pred)`, which becomes
+        the mean of its values under the function's name; a configuration from `serialize`; a metric of clu, metrax or
+        `nnx.metrics`; or None, which gives None.
 
     Raises:
-      ValueError: for an unknown name.
-      TypeError: for anything that is no metric.
+      ValueError: if the name is unknown.
+      TypeError: if `identifier` is not a metric.
 
     >>> get("mse").name
     'mean_squared_error'
@@ -163,7 +163,7 @@ def _found(identifier: Any) -> Metric:
 
 
 def serialize(metric: MetricOrFunction) -> dict[str, Any]:
-    """Returns a metric or a function as plain data, in Keras's form.
+    """Returns the configuration of a metric or a function, in Keras's format.
 
     >>> serialize(accuracies.BinaryAccuracy(threshold=0.3))["config"]
     {'name': 'binary_accuracy', 'dtype': 'float32', 'threshold': 0.3}
@@ -174,15 +174,15 @@ def serialize(metric: MetricOrFunction) -> dict[str, Any]:
 def deserialize(
     config: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> MetricOrFunction:
-    """Returns the metric or the function that `serialize`, or that of Keras, has made plain data of.
+    """Returns the metric or the function for a configuration from `serialize`, of this package or of Keras.
 
     Args:
       config: the configuration, or the name of a class or a function.
-      custom_objects: classes and functions of your own, by name.
+      custom_objects: custom classes and functions, by name.
 
     Raises:
-      ValueError: for an unknown name.
-      TypeError: for what is no configuration.
+      ValueError: if the name is unknown.
+      TypeError: if `config` is not a configuration.
 
     >>> deserialize(serialize(accuracies.BinaryAccuracy(threshold=0.3))).threshold
     0.3
@@ -191,7 +191,7 @@ def deserialize(
 
 
 def check(identifier: Any) -> None:
-    """Raises what `resolve` raises for an unknown name, or for anything that is no metric, before shapes are known.
+    """Raises the errors of `resolve` for unknown names and invalid types, before shapes are known.
 
     >>> check("accuracy")
     """
@@ -215,20 +215,21 @@ def _unknown(name: str) -> ValueError:
 def resolve(
     identifier: Any, y_true: Any, y_pred: Any, loss: Any = None
 ) -> Metric:
-    """Returns the metric that `identifier` names, chosen, checked and built for labels and predictions.
+    """Returns the metric for an identifier, validated and built for labels and predictions.
 
-    As in Keras, "accuracy" and "acc" are binary for predictions of one number, sparse where labels lack the axis of
-    classes, and else categorical; "crossentropy" and "ce" likewise.
+    As in Keras, "accuracy" and "acc" are binary for predictions of a single number, sparse for labels without the axis
+    of classes, and categorical otherwise. "crossentropy" and "ce" follow the same rule.
 
     Args:
-      identifier: see `get`. A metric that a string names has that string as its name.
+      identifier: see `get`. A string also becomes the metric's name.
       y_true: labels: anything with `shape` and `dtype`, such as `jax.ShapeDtypeStruct`.
       y_pred: predictions, likewise.
-      loss: the loss of this output: a crossentropy chosen by shapes has its `from_logits`.
+      loss: the loss of this output, which sets `from_logits` of a crossentropy chosen by shapes.
 
     Raises:
-      ValueError: for an unknown name, for a metric of values, such as `Mean`, and where shapes cannot work.
-      TypeError: for anything that is no metric.
+      ValueError: if the name is unknown, if the metric takes values instead of labels and predictions, such as `Mean`,
+        or if the shapes are invalid.
+      TypeError: if `identifier` is not a metric.
 
     >>> import jax
     >>> labels, scores = jax.ShapeDtypeStruct((8,), "int32"), jax.ShapeDtypeStruct((8, 10), "float32")
@@ -270,7 +271,7 @@ def _warn_of_logits(metric: Metric, loss: Any) -> None:
 def _check_takes_labels(metric: Metric) -> None:
     parameters = list(inspect.signature(metric.update_state).parameters)
     if parameters[1:2] == ["sample_weight"]:
-        # It would take labels for the values, and predictions for their weights.
+        # It would take labels as values, and predictions as their weights.
         raise ValueError(f"The metric {metric.name!r} accumulates values, not labels and predictions. Received: a "
                          f"{type(metric).__name__} with update_state({', '.join(parameters)}). Give a function of "
                          "(y_true, y_pred), whose mean is taken, or a metric with update_state(y_true, y_pred, "

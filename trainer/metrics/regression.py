@@ -1,6 +1,7 @@
 """Means of errors between real numbers, and the cosine similarity.
 
-Each takes labels and predictions of one shape `(n, ..., features)`; the numbers are those of the loss of that name.
+Each metric takes labels and predictions of the same shape `(n, ..., features)`. Values are equal to the loss of the
+same name, except for `CosineSimilarity`, which has the opposite sign.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from trainer.metrics.reduction import LossMetric, MeanMetricWrapper
 
 
 class MeanSquaredError(LossMetric):
-    """The mean of squared errors.
+    """The mean squared error.
 
     >>> float(MeanSquaredError()([[0, 1]], [[1, 3]]))
     2.5
@@ -27,7 +28,7 @@ class MeanSquaredError(LossMetric):
 
 
 class RootMeanSquaredError(MeanSquaredError):
-    """The square root of the mean, over all updates, of squared errors.
+    """The square root of the mean squared error over all updates.
 
     >>> float(RootMeanSquaredError()([[0, 0]], [[3, 3]]))
     3.0
@@ -37,15 +38,15 @@ class RootMeanSquaredError(MeanSquaredError):
         super().__init__(name, dtype)
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Adds the squared errors.
+        """Adds the squared errors to the mean.
 
         Args:
           y_true: labels, rows first.
           y_pred: predictions, rows first.
-          sample_weight: a scalar, or one weight per row, or, as only here, per single number.
+          sample_weight: a scalar, or one weight per row. Unlike the other metrics here, also one weight per number.
 
         Raises:
-          ValueError: where shapes cannot match.
+          ValueError: if the shapes do not match.
         """
         y_true, y_pred = as_float_pair(y_true, y_pred)
         self.validate(y_true, y_pred)
@@ -56,7 +57,7 @@ class RootMeanSquaredError(MeanSquaredError):
 
 
 class MeanAbsoluteError(LossMetric):
-    """The mean of absolute errors.
+    """The mean absolute error.
 
     >>> float(MeanAbsoluteError()([[0, 1]], [[1, 3]]))
     1.5
@@ -67,7 +68,7 @@ class MeanAbsoluteError(LossMetric):
 
 
 class MeanAbsolutePercentageError(LossMetric):
-    """The mean of absolute errors in percent of the labels.
+    """The mean absolute error in percent of the labels.
 
     >>> float(MeanAbsolutePercentageError()([[2, 4]], [[1, 4]]))
     25.0
@@ -78,7 +79,7 @@ class MeanAbsolutePercentageError(LossMetric):
 
 
 class MeanSquaredLogarithmicError(LossMetric):
-    """The mean of squared differences of `log(1 + value)`.
+    """The mean squared difference of `log(1 + value)`.
 
     >>> round(float(MeanSquaredLogarithmicError()([[0, 1]], [[1, 1]])), 4)
     0.2402
@@ -100,12 +101,12 @@ class LogCoshError(LossMetric):
 
 
 def _cosine(y_true: jax.Array, y_pred: jax.Array, axis: int) -> jax.Array:
-    # The loss is minus the cosine, so that training brings directions together.
+    # The loss is the negative cosine, so that training aligns the directions.
     return -losses.cosine_similarity(y_true, y_pred, axis=axis)
 
 
 class CosineSimilarity(MeanMetricWrapper):
-    """The mean cosine between labels and predictions: 1 where their directions agree.
+    """The mean cosine similarity of labels and predictions: 1 if their directions are equal.
 
     >>> float(CosineSimilarity()([[0, 2], [1, 0]], [[0, 3], [0, 1]]))
     0.5

@@ -1,7 +1,7 @@
 """The variables of metrics, and the scope that makes their updates pure.
 
-Owns how a variable's value is read and written, and that a traced update keeps no value elsewhere. It must not know
-what the values mean.
+Owns reads and writes of a variable's value, and the check that a traced update stores no value elsewhere. Must not
+know the meaning of the values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.core.ambient import state
 from trainer.core.errors import unknown_name, wrong_type
 from trainer.losses.shapes import in_dtype
 
-# On the host: JAX would compile a program for each shape.
+# NumPy on the host, because JAX would compile a program for each shape.
 INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.ones}
 
 _VALUE_OF_TRACER = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError,
@@ -29,12 +29,12 @@ _VALUE_OF_TRACER = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayCo
 
 
 def closed_values() -> contextlib.AbstractContextManager[None]:
-    """Refuses in a block, which traces a step, to use the stored value of any variable: it would be a constant."""
+    """Forbids, in a block that traces a step, uses of a variable's stored value, which would be a constant."""
     return state.replaced(metric_values_are_closed=True)
 
 
 def has_temporary_values() -> bool:
-    """Returns whether the caller is in a block of `temporary_values`."""
+    """Returns whether the caller is in a `temporary_values` block."""
     return state.current().metric_values is not None
 
 
@@ -47,17 +47,17 @@ def _forwarded(operator: str) -> Callable[..., Any]:
 
 
 class Variable:
-    """A named array that a metric accumulates into; it takes part in arithmetic and in `jnp` functions as its value.
+    """A named array in which a metric accumulates. Arithmetic and `jnp` functions use its value.
 
     Args:
-      shape: the value's shape.
+      shape: shape of the value.
       initializer: "zeros", "ones" or a function of `(shape, dtype)`.
-      dtype: the value's dtype.
-      name: the variable's name.
+      dtype: dtype of the value.
+      name: name of the variable.
 
     Raises:
-      ValueError: for an unknown initializer.
-      TypeError: for an initializer that is neither a name nor a function.
+      ValueError: if the name of the initializer is unknown.
+      TypeError: if the initializer is neither a name nor a function.
 
     >>> total = Variable((), name="total")
     >>> _ = total.assign_add(2)
@@ -65,7 +65,7 @@ class Variable:
     6.0
     """
 
-    # Makes `array + variable` ask the variable, which returns a JAX array.
+    # Makes `array + variable` call the variable, which returns a JAX array.
     __array_priority__ = 200
 
     def __init__(
@@ -82,14 +82,14 @@ class Variable:
         if not callable(initializer):
             raise wrong_type("initializer", initializer, "a name or a function of (shape, dtype)")
         self.name = name
-        # A metric may make its variables while it is traced; what it stores must outlive the trace.
+        # A metric may create its variables while it is traced; the stored value must outlive the trace.
         with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
             value = initializer(tuple(shape), dtype=jnp.dtype(dtype))
             self._value = jnp.asarray(jax.device_put(value) if isinstance(value, np.ndarray) else value)
 
     @property
     def value(self) -> jax.Array:
-        """The present value."""
+        """The current value."""
         values = state.current().metric_values
         if values is not None:
             return values.get(id(self), self._value)
@@ -98,7 +98,7 @@ class Variable:
 
     @property
     def stored(self) -> jax.Array:
-        """The value outside of all scopes."""
+        """The value outside all `temporary_values` blocks."""
         return self._value
 
     def _check_is_open(self) -> None:
@@ -126,8 +126,8 @@ class Variable:
         """Replaces the value and returns the new value, cast to the variable's dtype.
 
         Raises:
-          ValueError: for a value of another shape.
-          TypeError: for complex numbers that would be cut to reals.
+          ValueError: if the value has another shape.
+          TypeError: if a complex value would be cast to real numbers.
         """
         array = in_dtype(f"Values of the variable {self.name!r}", value, self.dtype)
         if array.shape != self.shape:
@@ -162,7 +162,7 @@ class Variable:
     def __repr__(self) -> str:
         return f"<Variable name={self.name} shape={self.shape} dtype={self.dtype}>"
 
-    # `==` compares values, as arrays do, which would otherwise leave variables without a hash.
+    # `==` compares values, as for arrays, so Python would otherwise set `__hash__` to None.
     __hash__ = object.__hash__
 
     __add__ = _forwarded("__add__")
@@ -196,18 +196,18 @@ class Variable:
     __len__ = _forwarded("__len__")
 
 
-# Lets compiled functions, such as those of `jax.numpy`, take a variable; within them it is a plain array.
+# Lets compiled functions, such as the functions of `jax.numpy`, take a variable, which is a plain array inside them.
 jax.tree_util.register_pytree_node(Variable, lambda variable: ((variable.value,), None), lambda _, leaves: leaves[0])
 
 
 def as_arrays(tree: Any) -> Any:
-    """Returns `tree` with every variable replaced by its present value."""
+    """Returns `tree` with every variable replaced by its current value."""
     return jax.tree.map(lambda leaf: leaf, tree)
 
 
 @contextlib.contextmanager
 def temporary_values(variables: Sequence[Variable], values: Sequence[Any]) -> Iterator[None]:
-    """Gives variables other values within this thread and this block; assignments in it are forgotten at its end."""
+    """Sets other values of variables in this thread and this block. Assignments in the block are then discarded."""
     by_id = {id(variable): jnp.asarray(value) for variable, value in zip(variables, values, strict=True)}
     with state.replaced(metric_values=by_id):
         yield
@@ -215,15 +215,14 @@ def temporary_values(variables: Sequence[Variable], values: Sequence[Any]) -> It
 
 @contextlib.contextmanager
 def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
-    """Raises TypeError if the block, which updates a metric, is traced and changes what an attribute counts.
+    """Raises TypeError if a traced update, run in the block, changes the value of a numeric attribute.
 
-    Attributes that are set to something else than numbers and arrays, or for the first time to a number, are let be:
-    they note what the shapes of the data have decided. JAX's errors about values of traced arrays are given the
-    metric's name.
+    Only numbers and arrays are checked. The first assignment of a number is allowed, because it may record the shapes
+    of the data. JAX's errors about values of traced arrays get a note with the metric's name.
 
     Args:
       metric: the metric; the block runs its `update_state`.
-      arguments: what the update is computed from, a tree of arrays.
+      arguments: the arguments of the update, a tree of arrays.
     """
     if not trace_purity.has_tracers(jax.tree.leaves(arguments)):
         yield
@@ -238,7 +237,7 @@ def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
         raise
     changed = [name for name, value in vars(metric).items() if _counts(before.get(name), value)]
     for name in changed:
-        if name in before:  # a placeholder must not be there at the next trace
+        if name in before:  # the next trace must not see a tracer
             setattr(metric, name, before[name])
         else:
             delattr(metric, name)
@@ -251,7 +250,7 @@ def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
 
 
 def _counts(before: Any, after: Any) -> bool:
-    if after is before or isinstance(after, Variable):  # one that is made as shapes are known
+    if after is before or isinstance(after, Variable):  # a variable may be created once shapes are known
         return False
     if trace_purity.has_tracers(after) and not trace_purity.has_tracers(before):
         return True

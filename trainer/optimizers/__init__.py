@@ -1,4 +1,4 @@
-"""Optimizers with Keras's names and numbers, and optax transformations as they are."""
+"""Optimizers with Keras's names and numbers, and wrappers of optax transformations."""
 
 from trainer.core.public_names import attach_stub
 

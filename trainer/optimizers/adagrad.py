@@ -1,4 +1,4 @@
-"""Optimizers that divide each weight's step by the size of its past gradients, with Keras's arguments and numbers."""
+"""Optimizers that scale each weight's step by its past gradients, with Keras's arguments and numbers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from trainer.optimizers.learning_rate import Schedule
 
 
 class Adagrad(Optimizer):
-    """Divides the gradient by the root of the sum of all its squares so far.
+    """Divides the gradient by the root of the sum of its past squares.
 
     Args:
-      learning_rate: a number of at least 0, or a schedule.
-      initial_accumulator_value: what the sum starts from; at least 0.
-      epsilon: what is added to the sum before taking its root; above 0.
+      learning_rate: a non-negative number, or a schedule.
+      initial_accumulator_value: initial value of the sum; at least 0.
+      epsilon: term added to the sum before taking its root; above 0.
       **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
-      ValueError: if one is out of its range, or if more than one of the three clips is given.
+      ValueError: if an argument is out of range, or if more than one clip is given.
 
     Source: Duchi, Hazan and Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization",
     2011.
@@ -54,16 +54,16 @@ class RMSprop(Optimizer):
     """Divides the gradient by the root of a running mean of its squares.
 
     Args:
-      learning_rate: a number of at least 0, or a schedule.
-      rho: how much of the running mean survives an update, in [0, 1).
-      momentum: how much of the sum of all steps so far survives an update, in [0, 1]; 0 keeps none, and no state.
-      epsilon: what is added to the mean before taking its root; above 0.
-      centered: whether to divide by the standard deviation instead, with a running mean of the gradient.
+      learning_rate: a non-negative number, or a schedule.
+      rho: decay rate of the running mean, in [0, 1).
+      momentum: decay rate of the sum of all steps, in [0, 1]; 0 disables momentum and its state.
+      epsilon: term added to the mean before taking its root; above 0.
+      centered: whether to divide by the standard deviation instead, which needs a running mean of the gradient.
       **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
-      ValueError: if one is out of its range, or if more than one of the three clips is given.
+      ValueError: if an argument is out of range, or if more than one clip is given.
 
     Source: Hinton, "Neural Networks for Machine Learning", 2012, lecture 6.
     """
@@ -89,17 +89,17 @@ class RMSprop(Optimizer):
 
 
 class Adadelta(Optimizer):
-    """Scales the gradient by the ratio of a running mean of past updates to one of past gradients.
+    """Scales the gradient by the ratio of a running mean of past updates to a running mean of past gradients.
 
     Args:
-      learning_rate: a number of at least 0, or a schedule; 1.0 gives the paper's method.
-      rho: how much of the running means survives an update, in [0, 1).
-      epsilon: what is added to both means before taking their roots; above 0.
+      learning_rate: a non-negative number, or a schedule; 1.0 gives the paper's method.
+      rho: decay rate of the running means, in [0, 1).
+      epsilon: term added to both means before taking their roots; above 0.
       **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
-      ValueError: if one is out of its range, or if more than one of the three clips is given.
+      ValueError: if an argument is out of range, or if more than one clip is given.
 
     Source: Zeiler, "ADADELTA: An Adaptive Learning Rate Method", 2012.
     """
@@ -119,25 +119,26 @@ class Adadelta(Optimizer):
 
 
 class Ftrl(Optimizer):
-    """Follows the regularized leader: Adagrad's steps, with weights that L1 keeps at exactly 0.
+    """Follow the regularized leader: steps of Adagrad, with an L1 penalty that keeps weights at exactly 0.
 
-    Each weight is recomputed from the sums of its gradients. So weights should start at 0, as those of linear models
-    do: others jump towards 0 at the first update. The learning rate divides these sums: at a rate of 0, nothing
+    Each weight is recomputed from the sums of its gradients. Weights should therefore start at 0, as in linear models;
+    other weights jump towards 0 at the first update. The sums are divided by the learning rate; at a rate of 0, nothing
     changes.
 
     Args:
-      learning_rate: a number of at least 0, or a schedule.
-      learning_rate_power: how fast the steps shrink as squared gradients sum up: at most 0; 0 keeps their size.
-      initial_accumulator_value: what the sum of squares starts from; at least 0.
-      l1_regularization_strength: how large the sums must be for a weight to leave 0; at least 0.
-      l2_regularization_strength: how much weights are drawn to 0; at least 0.
-      l2_shrinkage_regularization_strength: the weight of the squares of the weights in the loss; at least 0.
-      beta: what is added to the root of the sum of squares; at least 0.
+      learning_rate: a non-negative number, or a schedule.
+      learning_rate_power: power that shrinks the steps as squared gradients accumulate; at most 0, and 0 keeps their
+        size.
+      initial_accumulator_value: initial value of the sum of squares; at least 0.
+      l1_regularization_strength: threshold that the sums must exceed for a weight to leave 0; at least 0.
+      l2_regularization_strength: strength of the pull of weights to 0; at least 0.
+      l2_shrinkage_regularization_strength: factor of the squared weights in the loss; at least 0.
+      beta: term added to the root of the sum of squares; at least 0.
       **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
-      ValueError: if one is out of its range, or if more than one of the three clips is given.
+      ValueError: if an argument is out of range, or if more than one clip is given.
 
     Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013.
 

@@ -22,16 +22,16 @@ class Adam(Optimizer):
     """Steps along a running mean of the gradients, divided by the root of a running mean of their squares.
 
     Args:
-      learning_rate: a number of at least 0, or a schedule.
-      beta_1: how much of the running mean survives an update, in [0, 1).
-      beta_2: how much of the running mean of squares survives an update, in [0, 1).
-      epsilon: what is added to the root before dividing by it; above 0.
-      amsgrad: whether the mean of squares is replaced by its maximum over all updates.
+      learning_rate: a non-negative number, or a schedule.
+      beta_1: decay rate of the running mean, in [0, 1).
+      beta_2: decay rate of the running mean of squares, in [0, 1).
+      epsilon: term added to the root in the divisor; above 0.
+      amsgrad: whether to replace the mean of squares by its maximum over all updates.
       **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
-      ValueError: if one is out of its range, or if more than one of the three clips is given.
+      ValueError: if an argument is out of range, or if more than one clip is given.
 
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014; Reddi, Kale and Kumar, "On the
     Convergence of Adam and Beyond", 2018.
@@ -60,9 +60,9 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """`Adam` with a weight decay by default.
+    """`Adam` with weight decay by default.
 
-    The arguments are those of `Adam`; `weight_decay` comes second and cannot be None.
+    Takes the arguments of `Adam`; `weight_decay` comes second and cannot be None.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017.
     """
@@ -83,9 +83,9 @@ class AdamW(Adam):
 
 
 class Adamax(Optimizer):
-    """`Adam` that divides by a running maximum of the gradients' absolute values.
+    """`Adam` with a running maximum of the gradients' absolute values as divisor.
 
-    The arguments are those of `Adam`, without `amsgrad`. Here `beta_2` is how much of the maximum survives an update.
+    Takes the arguments of `Adam`, without `amsgrad`. `beta_2` is the decay rate of the maximum.
 
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014, section 7.1.
     """
@@ -107,9 +107,9 @@ class Adamax(Optimizer):
 
 
 class Nadam(Optimizer):
-    """`Adam` with Nesterov's momentum.
+    """`Adam` with Nesterov momentum.
 
-    The arguments are those of `Adam`, without `amsgrad`.
+    Takes the arguments of `Adam`, without `amsgrad`.
 
     Source: Dozat, "Incorporating Nesterov Momentum into Adam", 2016.
     """
@@ -131,9 +131,9 @@ class Nadam(Optimizer):
 
 
 class Lamb(Optimizer):
-    """`Adam` whose update of each parameter is scaled to the parameter's own norm, for large batches.
+    """`Adam` with each parameter's update scaled to the parameter's norm, for large batches.
 
-    The arguments are those of `Adam`, without `amsgrad`. Parameters and updates of norm 0 are not scaled.
+    Takes the arguments of `Adam`, without `amsgrad`. Parameters and updates of norm 0 are not scaled.
 
     Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2019.
     """

@@ -1,4 +1,4 @@
-"""`model.optimizer`: an optimizer together with the state that a model holds for it."""
+"""`model.optimizer`: an optimizer together with its state in a model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from trainer.optimizers import LearningRate, Optimizer, OptimizerState
 
 
 class AttachedOptimizer:
-    """An optimizer as a compiled model has it: its learning rate can be read and set at any time.
+    """The optimizer of a compiled model. Its learning rate can be read and set at any time.
 
     Args:
       optimizer: the optimizer.
-      read: returns its present state; None before the model is built.
-      write: replaces its state.
+      read: returns the current state; None before the model is built.
+      write: replaces the state.
 
     Raises:
-      AttributeError: for setting anything but `learning_rate`.
+      AttributeError: if an attribute other than `learning_rate` is set.
 
     Example:
       >>> model.optimizer.learning_rate = 0.5 * model.optimizer.learning_rate  # doctest: +SKIP
@@ -34,7 +34,7 @@ class AttachedOptimizer:
         self._optimizer, self._read, self._write = optimizer, read, write
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A model makes a new object for each read: what is set on it would be forgotten.
+        # A model creates a new object for each read, so other attributes would be lost.
         if not hasattr(type(self), name):
             raise AttributeError(f"The optimizer of a compiled model has no attribute {name!r} to set. Its rate is set "
                                  "by `model.optimizer.learning_rate = value`; for all else, call `compile` again with "
@@ -56,17 +56,17 @@ class AttachedOptimizer:
 
     @property
     def learning_rate(self) -> LearningRate:
-        """The rate that the next update will use. Reading it waits for the steps that are running.
+        """The learning rate of the next update. Reading it waits for running steps.
 
         Raises:
-          ValueError: if it is not known, as of an optax transformation with several rates; from setting it, also if
-            the transformation cannot take another.
+          ValueError: if the rate is unknown, as for an optax transformation with several rates. Setting it also raises
+            if the transformation does not support another rate.
         """
         state = self._read()
         if state is None:
             return self.optimizer.learning_rate
         count, rate = jax.device_get((self.optimizer.schedule_count(state), state.learning_rate))
-        with jax.transfer_guard("allow"):  # the user asks for it
+        with jax.transfer_guard("allow"):  # the user requests the transfer
             return LearningRate(self.optimizer.rate_at(count, rate))
 
     @learning_rate.setter
@@ -79,16 +79,16 @@ class AttachedOptimizer:
                 self._write(self.optimizer.with_learning_rate(state, value))
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the optimizer's arguments, as `Optimizer.get_config` does; callbacks of trackers log them."""
+        """Returns the optimizer's arguments, as `Optimizer.get_config` does. Tracker callbacks log them."""
         return self.optimizer.get_config()
 
     @property
     def iterations(self) -> int:
-        """How many updates were made."""
+        """Number of updates."""
         state = self._read()
         return 0 if state is None else int(state.count) // self.optimizer.gradient_accumulation_steps
 
     @property
     def variables(self) -> list[jax.Array]:
-        """Copies of the arrays of the optimizer's state: the next train step reuses the buffers of the originals."""
+        """Copies of the arrays of the optimizer's state. (The next train step reuses the buffers of the originals.)"""
         return [jnp.copy(leaf) for leaf in jax.tree.leaves(self._read())]

@@ -1,7 +1,7 @@
-"""Optimizer: an optax transformation, the learning rate that it was given, and the rate it has now.
+"""Optimizer: an optax transformation with a learning rate that can be read and set.
 
-Owns how a rate is kept, read and set. The rate in use is an array in the optimizer's state, so setting it compiles
-nothing. How an update is computed belongs to the transformation.
+Owns the storage, reading and setting of the rate. The current rate is an array in the optimizer's state, so setting it
+does not recompile. The transformation computes the updates.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from trainer.optimizers.transforms.accumulation import AveragedGradients
 
 
 class OptimizerState(NamedTuple):
-    """What an optimizer carries from update to update.
+    """The state of an optimizer.
 
     Attributes:
-      count: updates done, an int32 scalar.
-      learning_rate: a float32 scalar. With a constant rate, the rate itself; with a schedule, a factor on top of it.
-      inner: the state of the optax transformation.
-      average: the moving average of the trained parameters, float32, a tree like them; None where none is kept.
-      loss_scale: a `precision.LossScale`; None where gradients are not scaled.
-      skipped: a `precision.SkippedUpdates`; None where every update is made, whatever its gradients are.
+      count: number of updates, an int32 scalar.
+      learning_rate: a float32 scalar: the rate if it is constant, or a factor of the schedule.
+      inner: state of the optax transformation.
+      average: moving average of the trained parameters, a float32 tree of the same structure; None if not kept.
+      loss_scale: a `precision.LossScale`; None if gradients are not scaled.
+      skipped: a `precision.SkippedUpdates`; None if updates with non-finite gradients are not skipped.
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as in optax's states
@@ -48,21 +48,21 @@ class OptimizerState(NamedTuple):
 class Optimizer(ComparesByConfiguration):
     """Turns gradients into updates of parameters, at a learning rate that can be read and set.
 
-    An optimizer holds no arrays: `init` makes its state, `update` returns the next state. It compares by its
-    configuration, so it can be static metadata of a pytree: equal optimizers share compiled functions. Use a class
-    with a Keras name, or `optimizers.get` for an optax transformation; construct this class directly for a
+    An optimizer holds no arrays: `init` creates its state, and `update` returns the next state. Optimizers compare by
+    configuration, so they can be static metadata of a pytree, and equal optimizers share compiled functions. Use a
+    class with a Keras name, or `optimizers.get` for an optax transformation. Construct this class directly for a
     transformation that takes the learning rate as an argument.
 
     Args:
-      transformation: an optax transformation that returns finished updates, to be added to the parameters. Its
-        `update` takes the rate to use as the extra argument `learning_rate`, a float32 scalar.
-      learning_rate: a number of at least 0, or a schedule: a function from the number of updates done, an int32
-        scalar, to a scalar, as optax's schedules and `optimizers.schedules` are.
-      name: a name to know the optimizer by; by default its class's, in lower case.
+      transformation: an optax transformation that returns the final updates, to be added to the parameters. Its
+        `update` receives the rate as the extra argument `learning_rate`, a float32 scalar.
+      learning_rate: a non-negative number, or a schedule: a function from the number of updates, an int32 scalar, to
+        a scalar, such as optax's schedules and `optimizers.schedules`.
+      name: name of the optimizer; by default, its class's name in lower case.
 
     Raises:
       TypeError: if `learning_rate` is neither a number nor a function.
-      ValueError: if it is negative or not finite.
+      ValueError: if `learning_rate` is negative or not finite.
 
     Example:
       >>> import optax
@@ -78,7 +78,7 @@ class Optimizer(ComparesByConfiguration):
       0.25
     """
 
-    # The arguments that it was made with.
+    # The arguments of the constructor.
     _given: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
@@ -105,10 +105,10 @@ class Optimizer(ComparesByConfiguration):
         return f"{type(self).__name__}({given})"
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make an equal optimizer, as plain data.
+        """Returns the constructor arguments as plain data.
 
         Raises:
-          TypeError: if one of them is an optax transformation, or a function.
+          TypeError: if an argument is an optax transformation or a function.
 
         Example:
           >>> from trainer import optimizers
@@ -136,23 +136,23 @@ class Optimizer(ComparesByConfiguration):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Returns the optimizer that `get_config` described."""
+        """Creates an optimizer from the result of `get_config`."""
         if configs.is_config(config.get("learning_rate")):
             config = {**config, "learning_rate": deserialize(config["learning_rate"])}
         return cls(**config)
 
     def _attributes(self) -> dict[str, Any]:
-        # How it was written does not matter: `SGD(0.1)` is `SGD(learning_rate=0.1)`.
+        # Equal calls compare equal: `SGD(0.1)` is `SGD(learning_rate=0.1)`.
         return {name: key for name, key in super()._attributes().items() if name != "_given"}
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """How many calls of `update` make one."""
+        """Number of calls of `update` per parameter update."""
         return self.transformation.steps if isinstance(self.transformation, AveragedGradients) else 1
 
     @property
     def kind(self) -> str:
-        """What the optimizer computes, by name and without its hyperparameters: the same text in every process."""
+        """The optimizer's name, without hyperparameters; the same text in every process."""
         return type(self).__name__
 
     def init(self, params: PyTree) -> OptimizerState:
@@ -170,17 +170,17 @@ class Optimizer(ComparesByConfiguration):
     def update(
         self, grads: PyTree, state: OptimizerState, params: PyTree, extra: Mapping[str, Any] | None = None
     ) -> tuple[Any, OptimizerState]:
-        """Returns the updates, to be added to `params` (`optax.apply_updates`), and the next state.
+        """Returns the updates, to be added to `params` with `optax.apply_updates`, and the next state.
 
         Args:
-          grads: the gradients, a tree like `params`.
-          state: what `init` or the last `update` returned. The next state has its structure, shapes and dtypes.
-          params: the parameters.
-          extra: what the transformation may ask for besides: the loss as "value", and functions of the parameters, its
-            own as "value_fn" and that of its gradients as "grad_fn".
+          grads: gradients, a tree like `params`.
+          state: the result of `init` or of the last `update`. The next state has its structure, shapes and dtypes.
+          params: parameters.
+          extra: extra arguments that the transformation may need: the loss as "value", and functions of the parameters
+            that return the loss ("value_fn") and its gradients ("grad_fn").
 
         Raises:
-          ValueError: if the transformation asks for what is not there.
+          ValueError: if the transformation needs an argument that is not available.
         """
         updates, inner = self._transform(grads, state, params, {"grad": grads, **(extra or {})})
         return updates, OptimizerState(optax.safe_increment(state.count), state.learning_rate, inner)
@@ -192,42 +192,43 @@ class Optimizer(ComparesByConfiguration):
         return update_with(self.transformation, grads, state.inner, params, extra, learning_rate=rate)
 
     def read_learning_rate(self, state: OptimizerState) -> jax.Array:
-        """Returns the rate that the next update will use, a float32 scalar."""
+        """Returns the learning rate of the next update, a float32 scalar."""
         return self.rate_at(self.schedule_count(state), state.learning_rate)
 
     def schedule_count(self, state: OptimizerState) -> jax.Array:
-        """Returns at which number of updates a schedule stands, an int32 scalar."""
+        """Returns the number of updates that the schedule receives, an int32 scalar."""
         return state.count
 
     def with_learning_rate(self, state: OptimizerState, value: Any) -> OptimizerState:
-        """Returns `state` with another rate for the next update: a constant rate is replaced, a schedule is scaled.
+        """Returns `state` with another learning rate for the next update.
 
-        With a schedule, all its later values are multiplied by the same factor: `value` over its present value. Call
-        it between steps. The new scalar is placed like the old scalar, so that a compiled step accepts it as it is.
+        Replaces a constant rate. Multiplies a schedule, including all later values, by the ratio of `value` to its
+        current value. Call it between steps. The new scalar has the sharding of the old scalar, so that a compiled step
+        accepts it without recompilation.
 
         Args:
-          state: the present state.
-          value: the rate, a number of at least 0.
+          state: the current state.
+          value: the rate, a non-negative number.
 
         Raises:
           TypeError: if `value` is not a number.
-          ValueError: if it is negative or not finite, or if the schedule is at 0, which no factor can change.
+          ValueError: if `value` is negative or not finite, or if the schedule is at 0, which no factor can change.
         """
         stored = self._as_stored(self.schedule_count(state), value)
         return state._replace(learning_rate=jnp.full_like(state.learning_rate, stored))
 
     @property
     def initial_learning_rate(self) -> float | None:
-        """The rate that the optimizer was made with; None where a schedule gives it, or it is unknown."""
+        """The rate given to the constructor; None if the rate is a schedule or unknown."""
         rate = _changed_arguments(type(self), *self._given).get("learning_rate")
         return float(rate) if isinstance(rate, (int, float, np.number, np.ndarray, jax.Array)) else None
 
     @property
     def learning_rate(self) -> LearningRate:
-        """The rate of the first update, for as long as the optimizer has no state.
+        """The learning rate of the first update of a new state.
 
-        Setting it changes what the next `init` starts from, and nothing in a state that exists already. A step that
-        was compiled with `init` inside keeps the rate that it was traced with.
+        Setting it affects later calls of `init`, but not existing states. A compiled step that contains `init` keeps
+        the rate of its trace.
         """
         return LearningRate(self.rate_at(jnp.zeros((), jnp.int32), self._initial))
 
@@ -236,7 +237,7 @@ class Optimizer(ComparesByConfiguration):
         self._initial = self._as_stored(jnp.zeros((), jnp.int32), value)
 
     def rate_at(self, count: jax.Array, stored: Any) -> jax.Array:
-        """Returns the rate after a number of updates, of the number that a state has as `learning_rate`."""
+        """Returns the rate after `count` updates, for the `learning_rate` stored in a state."""
         if self.schedule is None:
             return jnp.asarray(stored, jnp.float32)
         return jnp.asarray(self.schedule(count), jnp.float32) * stored
@@ -255,11 +256,11 @@ class Optimizer(ComparesByConfiguration):
 
 
 def _changed_arguments(cls: type, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call by name, but for those that are the defaults."""
+    """Returns the arguments of a call that differ from the defaults, by name."""
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     try:
         given, further = _given_arguments(signature, arguments, options)
-    except TypeError:  # which `__init__` is about to raise, or a copy is being made
+    except TypeError:  # `__init__` is about to raise it, or a copy is being made
         return {}
     changed = {name: value for name, value in given.items()
                if name == "learning_rate" or value is not signature.parameters[name].default}
@@ -269,7 +270,7 @@ def _changed_arguments(cls: type, arguments: tuple[Any, ...], options: dict[str,
 def _given_arguments(
     signature: inspect.Signature, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the arguments of a call of `__init__` with their defaults, and those that it takes as `**keywords`."""
+    """Returns the arguments of a call of `__init__` with their defaults, and its `**keywords`."""
     bound = signature.bind(None, *arguments, **options)
     bound.apply_defaults()
     further = bound.arguments.pop(_keywords_of(signature) or "", {})
@@ -277,6 +278,6 @@ def _given_arguments(
 
 
 def _keywords_of(signature: inspect.Signature) -> str | None:
-    """Returns the name of the parameter that takes all other keywords, if there is one."""
+    """Returns the name of the `**keywords` parameter; None without it."""
     return next((name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD),
                 None)

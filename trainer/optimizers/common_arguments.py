@@ -1,7 +1,7 @@
-"""The arguments that every optimizer with a Keras name takes after its own.
+"""The arguments that every optimizer with a Keras name takes after its own arguments.
 
-That is weight decay and clipping; gradients that are averaged over several calls; and arguments that the trainer has
-elsewhere, which are refused with the name that they have there.
+These are weight decay, clipping, gradient accumulation, and arguments that belong elsewhere in the trainer. The latter
+raise errors that name their place.
 """
 
 import functools
@@ -19,7 +19,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 class FurtherArguments(TypedDict, total=False):
-    """`CommonArguments` without `weight_decay`, for optimizers that have it among their own."""
+    """`CommonArguments` without `weight_decay`, for optimizers with a `weight_decay` of their own."""
 
     clipnorm: float | None
     clipvalue: float | None
@@ -33,27 +33,28 @@ class FurtherArguments(TypedDict, total=False):
 
 
 class CommonArguments(FurtherArguments, total=False):
-    """The arguments that every optimizer with a Keras name takes after its own, by name or in this order.
+    """The arguments that every optimizer with a Keras name takes after its own arguments, by name or in this order.
 
-    At most one of the three clips can be set.
+    At most one clip can be set.
 
     Attributes:
-      weight_decay: how much of itself, times the learning rate, each parameter loses before an update; None for none.
-      clipnorm: the largest L2 norm of one parameter's gradient; larger gradients are scaled down.
-      clipvalue: the largest absolute value in a gradient; larger values are cut.
-      global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
-      use_ema: refused if true: `compile(ema_decay=...)` keeps a moving average of the weights.
-      ema_momentum: goes with `use_ema`.
-      ema_overwrite_frequency: goes with `use_ema`.
-      loss_scale_factor: refused: `compile(precision=...)` scales gradients.
-      gradient_accumulation_steps: over so many calls gradients are averaged, and the last of them makes an update.
-      name: a name to know the optimizer by; by default its class's, in lower case.
+      weight_decay: share of each parameter, times the learning rate, that is subtracted before an update; None for no
+        weight decay.
+      clipnorm: maximum L2 norm of each parameter's gradient; larger gradients are scaled down.
+      clipvalue: maximum absolute value of gradient entries; larger values are clipped.
+      global_clipnorm: maximum L2 norm of all gradients together; larger gradients are scaled down together.
+      use_ema: must be false; `compile(ema_decay=...)` keeps a moving average of the weights.
+      ema_momentum: ignored without `use_ema`.
+      ema_overwrite_frequency: ignored without `use_ema`.
+      loss_scale_factor: must be None; `compile(precision=...)` scales gradients.
+      gradient_accumulation_steps: number of calls over which gradients are averaged; the last call makes the update.
+      name: name of the optimizer; by default, its class's name in lower case.
     """
 
     weight_decay: float | None
 
 
-# Keras's, in its order.
+# Keras's defaults, in its order.
 _DEFAULTS: dict[str, Any] = {
     "weight_decay": None, "clipnorm": None, "clipvalue": None, "global_clipnorm": None, "use_ema": False,
     "ema_momentum": 0.99, "ema_overwrite_frequency": None, "loss_scale_factor": None,
@@ -62,10 +63,10 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def takes_common_arguments(init: Init) -> Init:
-    """Gives the `__init__` of an optimizer Keras's signature, with the common arguments in the place of `**common`.
+    """Replaces `**common` in the signature of an optimizer's `__init__` by the common arguments, as in Keras.
 
-    They come after the arguments of its own, and before those that it takes by name alone; all of them can be given by
-    position. An argument of its own that is common, such as the weight decay of AdamW, keeps its place.
+    They follow the optimizer's own arguments, precede its keyword-only arguments, and can all be passed by position. A
+    common argument that the optimizer defines itself, such as the weight decay of AdamW, keeps its position.
     """
     *own, _ = inspect.signature(init).parameters.values()
     names, kind = {parameter.name for parameter in own}, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -78,7 +79,7 @@ def takes_common_arguments(init: Init) -> Init:
 
     @functools.wraps(init)
     def taking_common_arguments(*given: Any, **options: Any) -> None:
-        for name in sorted(options.keys() - signature.parameters.keys()):  # which a subclass has passed on
+        for name in sorted(options.keys() - signature.parameters.keys()):  # passed on by a subclass
             raise unknown_argument("The optimizer", name, _DEFAULTS)
         init(**signature.bind(*given, **options).arguments)
 
@@ -89,15 +90,15 @@ def takes_common_arguments(init: Init) -> Init:
 def with_common_arguments(
     *steps: optax.GradientTransformation, **common: Unpack[CommonArguments]
 ) -> optax.GradientTransformation:
-    """Returns the chain of `steps` on clipped gradients and decayed parameters, in Keras's order.
+    """Returns the chain of `steps` after clipping and weight decay, in Keras's order.
 
     Args:
-      *steps: what turns gradients into updates; the extra argument `learning_rate` reaches them.
+      *steps: transformations from gradients to updates, which receive the extra argument `learning_rate`.
       **common: the optimizer's common arguments.
 
     Raises:
-      ValueError: if more than one of the three clips is given, or one is not above 0, or `weight_decay` is below 0; for
-        an argument that the trainer has elsewhere.
+      ValueError: if more than one clip is given, a clip is not above 0, `weight_decay` is below 0, or an argument
+        belongs elsewhere in the trainer.
     """
     makers = {
         "clipnorm": transforms.clip_each_by_norm,

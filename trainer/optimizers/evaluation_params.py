@@ -1,7 +1,7 @@
-"""The parameters that averaging optimizers want to be evaluated, which are not those that they train.
+"""The parameters for evaluation of averaging optimizers, which differ from the trained parameters.
 
-Owns which states of optax hold such parameters, and where: Schedule-Free's average follows from its sequence `z`, and
-look-ahead's slow parameters are kept next to its state.
+Owns the optax states that hold such parameters: Schedule-Free's average follows from its sequence `z`, and lookahead's
+slow parameters are stored next to its state.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from trainer.core.types import PyTree
 
 
 class SlowParamsState(NamedTuple):
-    """The state of a transformation with `optax.lookahead` in it, which optax itself keeps in the parameters.
+    """The state of a transformation that contains `optax.lookahead`, with the slow parameters.
+
+    Optax itself keeps the slow parameters in `optax.LookaheadParams`.
 
     Attributes:
-      slow: the slow parameters, a tree like the parameters.
-      inner: the state of the transformation.
+      slow: slow parameters, a tree like the parameters.
+      inner: state of the transformation.
     """
 
     slow: PyTree
@@ -29,7 +31,7 @@ class SlowParamsState(NamedTuple):
 
 
 def with_slow_params(transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Returns a transformation of plain parameters for one of `optax.LookaheadParams`, which keeps the slow ones.
+    """Converts a transformation of `optax.LookaheadParams` to plain parameters, with the slow parameters in its state.
 
     Source: `optax.lookahead`.
     """
@@ -47,21 +49,23 @@ def with_slow_params(transformation: optax.GradientTransformation) -> optax.Grad
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-# What each state keeps for the parameters to evaluate, a tree like the parameters.
+# The field of each state from which the parameters for evaluation follow, a tree like the parameters.
 _KEPT = {SlowParamsState: "slow", optax.contrib.ScheduleFreeState: "z"}
 
 
 def keeps_averages(state: PyTree) -> bool:
-    """Returns whether a state of an optax transformation, or a part of it, is of an averaging optimizer."""
+    """Returns whether a state of an optax transformation contains the state of an averaging optimizer."""
     return bool(_averaging(state))
 
 
 def evaluation_params(state: PyTree, params: PyTree) -> Any:
-    """Returns the parameters to evaluate, in the dtypes of `params`; `params` itself of any other optimizer.
+    """Returns the parameters for evaluation, in the dtypes of `params`.
+
+    For optimizers that do not average, returns `params` itself.
 
     Args:
-      state: the state of an optax transformation.
-      params: the parameters that it trains.
+      state: state of an optax transformation.
+      params: the trained parameters.
 
     Example:
       >>> optimizer, params = optax.contrib.schedule_free_sgd(0.5), {"w": jnp.ones(())}
@@ -75,7 +79,7 @@ def evaluation_params(state: PyTree, params: PyTree) -> Any:
     Source: `optax.contrib.schedule_free_eval_params`.
     """
     for averaging in _averaging(state):
-        # Parameters that a mask hides from the optimizer stay as they are.
+        # Parameters that a mask hides from the optimizer are not averaged.
         params = jax.tree.map(
             lambda kept, param, of=averaging: param if _is_masked(kept) else _evaluated(of, kept, param),
             _kept(averaging), params, is_leaf=_is_masked)
@@ -83,11 +87,11 @@ def evaluation_params(state: PyTree, params: PyTree) -> Any:
 
 
 def map_averages(function: Callable[..., jax.Array], state: PyTree, *trees: PyTree) -> Any:
-    """Returns a state with `function(path, array, *leaves of trees)` in place of what averages are computed from.
+    """Maps `function(path, array, *leaves of trees)` over the arrays of a state from which averages are computed.
 
     Args:
-      function: takes the key path of a parameter and its array.
-      state: the state of an optax transformation.
+      function: receives the key path of a parameter, its array, and a leaf of each of `trees`.
+      state: state of an optax transformation.
       *trees: trees like the parameters.
     """
     def replaced(node: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The further arguments that optax transformations may ask for in an update, such as the loss.
+"""The extra arguments of optax transformations in an update, such as the loss.
 
-Owns what is handed to which of them: a loss to all that take one, and to those that cannot do without the gradients or
-a function of the loss, these too. A chain passes all that it is handed on to each of its parts, and a line search
-rejects what it does not know: so nothing else is handed over unasked.
+Owns the choice of arguments: each transformation that accepts a loss receives it; gradients and functions of the loss
+are passed only to transformations that require them. A chain passes all arguments to each of its parts, and a line
+search rejects unknown arguments, so nothing else is passed unrequested.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import optax
 
 from trainer.core.types import PyTree
 
-# As Python words it, and optax where an argument has a default in vain.
+# The wording of Python, and of optax for an argument whose default is not usable.
 _ASKED_FOR = re.compile(r"missing \d+ required keyword-only arguments?: (.+)|(\w+) must be provided")
 _NAME = re.compile(r"\w+")
 
@@ -32,18 +32,18 @@ def update_with(
     transformation: optax.GradientTransformation, grads: PyTree, state: Any, params: PyTree,
     offered: Mapping[str, Any], **given: Any,
 ) -> tuple[Any, Any]:
-    """Returns what a transformation's update returns, handed those of the offered arguments that it asks for.
+    """Calls a transformation's update with the offered arguments that it needs.
 
     Args:
       transformation: an optax transformation.
-      grads: the gradients.
-      state: the transformation's state.
-      params: the parameters.
-      offered: the loss as "value", and by name what else there is.
-      **given: arguments that the transformation takes in any case.
+      grads: gradients.
+      state: state of the transformation.
+      params: parameters.
+      offered: available extra arguments by name, with the loss as "value".
+      **given: arguments that are always passed.
 
     Raises:
-      ValueError: if it asks for others.
+      ValueError: if the transformation needs other arguments.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Optimizers of large models: Adafactor, Muon and schedule-free AdamW, with Keras's arguments and numbers."""
+"""Optimizers for large models: Adafactor, Muon and schedule-free AdamW, with Keras's arguments and numbers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ from trainer.optimizers.learning_rate import Schedule
 
 
 class Adafactor(Optimizer):
-    """Divides the gradient by an estimate of its size from means over rows and over columns, scaled to the weights.
+    """Divides the gradient by a factored estimate of its size, and scales the step to the size of the weights.
+
+    The estimate is the product of running means over rows and over columns.
 
     Args:
-      learning_rate: a number of at least 0, or a schedule. The rate of update t is at most `1 / sqrt(t)`.
-      beta_2_decay: the mean of squares keeps `1 - t**beta_2_decay` of itself at update t; below 0.
-      epsilon_1: what is added to squared gradients; above 0.
-      epsilon_2: the least size of an array that its steps are relative to; above 0.
-      clip_threshold: the largest root mean square of an array's step, before it is scaled; above 0.
-      relative_step: taken as Keras takes it, without effect: the rate has its limit either way.
+      learning_rate: a non-negative number, or a schedule. The rate of update t is at most `1 / sqrt(t)`.
+      beta_2_decay: exponent of the decay rate: `1 - t**beta_2_decay` at update t; below 0.
+      epsilon_1: term added to squared gradients; above 0.
+      epsilon_2: lower bound of the size of an array, to which its steps are relative; above 0.
+      clip_threshold: maximum root mean square of an array's step, before scaling; above 0.
+      relative_step: accepted for compatibility with Keras, without effect: the limit of the rate always applies.
       **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
-      ValueError: if one is out of its range, or if more than one of the three clips is given.
+      ValueError: if an argument is out of range, or if more than one clip is given.
 
     Source: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018,
     https://arxiv.org/abs/1804.04235.
@@ -69,31 +71,32 @@ class Adafactor(Optimizer):
 
 
 class Muon(Optimizer):
-    """Steps along the orthogonalized momentum of matrices; other arrays, and embeddings, have AdamW.
+    """Steps along the orthogonalized momentum of matrices; uses AdamW for other arrays and for embeddings.
 
     Args:
-      learning_rate: a number of at least 0, or a schedule.
-      adam_beta_1: as `beta_1` of `Adam`, for what has AdamW.
-      adam_beta_2: as `beta_2` of `Adam`, likewise.
-      adam_weight_decay: as `weight_decay` of `Adam`, likewise; None for none.
-      epsilon: as of `Adam`, likewise.
-      weight_decay: how much of itself, times the learning rate, each matrix loses before an update; None for none.
-      exclude_layers: regular expressions; arrays in whose path one is found have AdamW.
-      exclude_embeddings: whether arrays with "embedding" in their path have AdamW.
-      muon_a: coefficients of the polynomial that orthogonalizes.
-      muon_b: likewise.
-      muon_c: likewise.
-      adam_lr_ratio: what the learning rate is multiplied by for AdamW.
-      momentum: how much of the momentum survives an update, in [0, 1).
-      ns_steps: how often the polynomial is applied.
-      nesterov: whether a step looks ahead.
-      rms_rate: matrices' steps are scaled by this times the root of their larger size, so that rates of Adam suit
-        them; None for not at all.
-      **common: clipping, gradient accumulation and a name, which follow `weight_decay`; see `CommonArguments`.
+      learning_rate: a non-negative number, or a schedule.
+      adam_beta_1: `beta_1` of AdamW.
+      adam_beta_2: `beta_2` of AdamW.
+      adam_weight_decay: `weight_decay` of AdamW; None for no weight decay.
+      epsilon: `epsilon` of AdamW.
+      weight_decay: share of each matrix, times the learning rate, that is subtracted before an update; None for no
+        weight decay.
+      exclude_layers: regular expressions; arrays whose path contains a match use AdamW.
+      exclude_embeddings: whether arrays with "embedding" in their path use AdamW.
+      muon_a: first coefficient of the orthogonalizing polynomial.
+      muon_b: second coefficient of the orthogonalizing polynomial.
+      muon_c: third coefficient of the orthogonalizing polynomial.
+      adam_lr_ratio: factor of the learning rate for AdamW.
+      momentum: decay rate of the momentum, in [0, 1).
+      ns_steps: number of iterations of the polynomial.
+      nesterov: whether to use Nesterov momentum.
+      rms_rate: factor of the steps of matrices, together with the root of their larger dimension, so that learning
+        rates of Adam are suitable; None for no scaling.
+      **common: clipping, gradient accumulation and a name, after `weight_decay`; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
-      ValueError: if one is out of its range, or if more than one of the three clips is given.
+      ValueError: if an argument is out of range, or if more than one clip is given.
 
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; for `rms_rate`, Liu et al.,
     "Muon is Scalable for LLM Training", 2025, https://arxiv.org/abs/2502.16982.
@@ -151,19 +154,19 @@ class Muon(Optimizer):
 
 
 class ScheduleFreeAdamW(Optimizer):
-    """Adam whose weights are pulled to the mean of all its steps, which takes the place of a decreasing rate.
+    """Adam with averaging of the weights in place of a learning-rate schedule.
 
     Args:
-      learning_rate: a number of at least 0, or a schedule.
-      beta_1: how near to the mean the weights are, where gradients are taken; above 0 and below 1.
-      beta_2: how much of the running mean of squares survives an update, in [0, 1).
-      epsilon: what is added to the root before dividing by it; above 0.
-      warmup_steps: over how many updates the rate rises from 0.
+      learning_rate: a non-negative number, or a schedule.
+      beta_1: weight of the mean in the interpolation at which gradients are taken; above 0 and below 1.
+      beta_2: decay rate of the running mean of squares, in [0, 1).
+      epsilon: term added to the root in the divisor; above 0.
+      warmup_steps: number of updates over which the rate rises from 0.
       **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
-      ValueError: if one is out of its range, or if more than one of the three clips is given.
+      ValueError: if an argument is out of range, or if more than one clip is given.
 
     Source: Defazio et al., "The Road Less Scheduled", 2024, https://arxiv.org/abs/2405.15682.
 

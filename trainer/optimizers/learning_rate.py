@@ -1,4 +1,4 @@
-"""The learning rate as users meet it: what they may pass, and the number they read back."""
+"""The learning rate: its validation, and the number that users read."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Schedule = Callable[[Any], Any]
 
 
 def as_rate(value: Any, expected: str = "a number") -> float:
-    """Returns a learning rate given as a number.
+    """Converts a learning rate to a float.
 
     Args:
       value: a Python number, an array scalar or a `LearningRate`.
-      expected: what the error asks for if it is none of these.
+      expected: description of valid values for the error message.
 
     Raises:
-      TypeError: if it is not a number.
-      ValueError: if it is negative or not finite.
+      TypeError: if `value` is not a number.
+      ValueError: if `value` is negative or not finite.
     """
     number = arguments.as_number("learning_rate", value, expected)
     arguments.require_non_negative(learning_rate=number)
@@ -32,10 +32,10 @@ def as_rate(value: Any, expected: str = "a number") -> float:
 
 
 class LearningRate:
-    """A learning rate as it was when it was read: a float32 number, computed on the device.
+    """The value of a learning rate at the time of reading: a float32 number on the device.
 
-    It compares and computes like a NumPy float32, `float` converts it, and NumPy takes it as an array of shape `()`.
-    Only using it as a number waits for the device. It is a copy, so the training step may donate the original.
+    It supports the comparisons and arithmetic of a NumPy float32, `float`, and conversion to an array of shape `()`.
+    Only these operations wait for the device. It is a copy, so the training step may donate the original.
 
     Attributes:
       value: the rate, a float32 array of shape `()`.
@@ -54,7 +54,7 @@ class LearningRate:
         return np.float32(self.value)
 
     def assign(self, value: Any) -> NoReturn:
-        """Raises TypeError: what was read is a copy."""
+        """Raises TypeError, because the object is a copy."""
         raise TypeError("A learning rate that was read is a copy, which cannot be assigned to. Received: "
                         f"assign({describe(value)}). Set the optimizer's: `model.optimizer.learning_rate = value`.")
 
@@ -123,5 +123,5 @@ class LearningRate:
 
 
 def _plain(other: Any) -> Any:
-    """Returns a `LearningRate` as the NumPy scalar that it stands for, and anything else as it is."""
+    """Returns a `LearningRate` as a NumPy scalar, and other values unchanged."""
     return other.numpy() if isinstance(other, LearningRate) else other

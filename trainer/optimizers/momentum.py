@@ -1,4 +1,4 @@
-"""Optimizers that step along a momentum, or along its sign, with Keras's arguments and numbers."""
+"""Optimizers that step along a momentum or its sign, with Keras's arguments and numbers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from trainer.optimizers.learning_rate import Schedule
 
 
 class SGD(Optimizer):
-    """Steps against the gradient, or with `momentum` along a decaying sum of all steps so far.
+    """Steps against the gradient, or with `momentum` along a decaying sum of all steps.
 
-    Each step enters the sum at the rate it was taken with, so a rate set later does not change it.
+    The learning rate scales each step before it enters the sum, so a later rate does not change earlier steps.
 
     Args:
-      learning_rate: a number of at least 0, or a schedule.
-      momentum: how much of the sum survives an update, in [0, 1]; 0 keeps none, and no state.
-      nesterov: whether to step to where the momentum will have led, rather than to where it has.
+      learning_rate: a non-negative number, or a schedule.
+      momentum: decay rate of the sum, in [0, 1]; 0 disables momentum and its state.
+      nesterov: whether to use Nesterov momentum.
       **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
-      ValueError: if one is out of its range, or if more than one of the three clips is given.
+      ValueError: if an argument is out of range, or if more than one clip is given.
 
     Source: Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013.
 
@@ -51,17 +51,17 @@ class SGD(Optimizer):
 
 
 class Lion(Optimizer):
-    """Steps along the sign of a mix of the gradient and its running mean: each weight moves by the learning rate.
+    """Steps along the sign of a mix of the gradient and its running mean. Each weight moves by the learning rate.
 
     Args:
-      learning_rate: as for `SGD`, and about a tenth of what suits `Adam`.
-      beta_1: the share of the running mean in the mix, in (0, 1).
-      beta_2: how much of the running mean survives an update, in [0, 1).
+      learning_rate: a non-negative number, or a schedule; about a tenth of a suitable rate for `Adam`.
+      beta_1: weight of the running mean in the mix, in (0, 1).
+      beta_2: decay rate of the running mean, in [0, 1).
       **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
-      ValueError: if one is out of its range, or if more than one of the three clips is given.
+      ValueError: if an argument is out of range, or if more than one clip is given.
 
     Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
     """

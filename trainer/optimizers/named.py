@@ -1,4 +1,4 @@
-"""Several update rules by the name of the parameters that each of them updates."""
+"""Update rules by the name of the parameters that they update."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from trainer.optimizers.update_rule import UpdateRule
 
 
 def optimizer_kinds(rules: Any) -> Any:
-    """Returns the kind of the optimizer of update rules as plain data: of several, a dict by name; None without one."""
+    """Returns the kind of the rule's optimizer, a dict of kinds by name for `NamedRules`, or None without rules."""
     if isinstance(rules, NamedRules):
         return {name: rule.optimizer.kind for name, rule in rules.items()}
     return None if rules is None else rules.optimizer.kind
 
 
 class NamedRules(Mapping[str, UpdateRule]):
-    """A mapping from names to update rules that compares by its rules, so that it can be a pytree's static part.
+    """A mapping from names to update rules. It compares by its rules, so it can be static metadata of a pytree.
 
     Example:
       >>> from trainer import optimizers

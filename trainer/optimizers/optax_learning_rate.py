@@ -1,10 +1,10 @@
-"""Finds the learning rate that a plain optax transformation was built with.
+"""Detection of the learning rate of a plain optax transformation.
 
-Optax keeps a rate only in the closures of its functions. They are read here, and nowhere else, by a rule that gives
-up rather than guess. From the last stage of a chain backwards, the rate is the product of all scales, up to a stage
-that normalizes: what was scaled before it comes out the same. Behind a stage that neither normalizes nor is linear,
-such as clipping, no scale may stand, since its part in the result depends on the gradient. A wrapper has the rate of
-what it wraps. Any stage that is not in the tables below leaves the rate unknown.
+Optax keeps a rate only in the closures of its functions. Only this module reads them, and it gives up rather than
+guess. From the last stage of a chain backwards, the rate is the product of all scales up to a normalizing stage, whose
+output does not depend on earlier scales. Before a stage that neither normalizes nor is linear, such as clipping, a
+scale makes the rate unknown, because its effect depends on the gradient. A wrapper has the rate of its inner
+transformation. A stage that is not in the tables below makes the rate unknown.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ import optax
 from trainer.core.identity import configuration_key
 from trainer.optimizers.learning_rate import Schedule
 
-# Twice the gradient gives twice the update.
+# A doubled gradient doubles the update.
 LINEAR = frozenset({
     "centralize", "ema", "identity", "scale_by_optimistic_gradient", "scale_by_param_block_rms", "set_to_zero", "trace",
     "zero_nans",
 })  # fmt: skip
-# Twice the gradient gives the same update.
+# A doubled gradient gives the same update.
 NORMALIZING = frozenset({
     "normalize_by_update_norm", "scale_by_adadelta", "scale_by_adam", "scale_by_adamax", "scale_by_adan",
     "scale_by_amsgrad", "scale_by_belief", "scale_by_factored_rms", "scale_by_lion", "scale_by_novograd",
     "scale_by_rms", "scale_by_rss", "scale_by_sign", "scale_by_sm3", "scale_by_stddev",
     "scale_by_trust_ratio", "scale_by_yogi",
 })  # fmt: skip
-# Neither, but without a rate inside.
+# Neither linear nor normalizing, but without a rate.
 OTHER = frozenset({
     "adaptive_grad_clip", "add_decayed_weights", "add_noise", "clip", "clip_by_block_rms", "clip_by_global_norm",
     "scale_by_radam",
 })  # fmt: skip
-# What a wrapper calls the transformation, or the transformations by label, that it wraps.
+# The variable in which a wrapper holds its inner transformation, or its transformations by label.
 WRAPPERS = {
     "MultiSteps": "_opt", "apply_if_finite": "inner", "lookahead": "fast_optimizer", "masked": "inner",
     "partition": "transforms",
 }  # fmt: skip
-# Their updates have a part that the rate has none in: gradients that pass, or the way to the slow parameters.
+# Part of their updates does not depend on the rate: gradients outside the mask, or the move to the slow parameters.
 PARTLY_SCALED = frozenset({"lookahead", "masked"})
 
 
@@ -52,9 +52,9 @@ class FoundRate(NamedTuple):
     """A learning rate found in a transformation.
 
     Attributes:
-      value: a float, or a schedule from the number of updates done to the rate.
-      injected: in how many places `optax.inject_hyperparams` keeps the rate in the transformation's state.
-      scales_updates: whether another rate is the same as so many times the finished updates.
+      value: a float, or a schedule from the number of updates to the rate.
+      injected: number of places where `optax.inject_hyperparams` keeps the rate in the transformation's state.
+      scales_updates: whether a change of the rate is equivalent to a scaling of the final updates.
     """
 
     value: float | Schedule
@@ -63,11 +63,11 @@ class FoundRate(NamedTuple):
 
 
 class _Stage(NamedTuple):
-    """One transformation of a chain: the function that made it, and what its two functions close over.
+    """A transformation in a chain: the function that made it, and the closure of its two functions.
 
     Attributes:
-      maker: the name of the function of optax; that of another function begins with "the user's ".
-      closure: the values by name; of objects with methods, their attributes.
+      maker: name of the optax function; the prefix "the user's " marks other functions.
+      closure: values by name; for objects with methods, their attributes.
     """
 
     maker: str
@@ -75,19 +75,19 @@ class _Stage(NamedTuple):
 
 
 def find_learning_rate(transformation: optax.GradientTransformation) -> FoundRate | None:
-    """Returns the rate that `transformation` was built with, or None where it is not certain.
+    """Returns the learning rate of `transformation`, or None if it is not certain.
 
-    Found are the rates of optax's own optimizers (`sgd`, `adam`, `adamw`, `lamb`, ...), constant or scheduled, also
-    behind clipping in an `optax.chain`, those that `optax.inject_hyperparams` holds, and those of wrappers
-    (`apply_if_finite`, `lookahead`, `masked`, `MultiSteps`, `partition`) where there is just one. Not found are those
-    of groups with several rates, and of transformations from outside of optax.
+    Finds the rates of optax's optimizers (`sgd`, `adam`, `adamw`, `lamb`, ...), constant or scheduled, also after
+    clipping in an `optax.chain`; rates held by `optax.inject_hyperparams`; and the rates of wrappers
+    (`apply_if_finite`, `lookahead`, `masked`, `MultiSteps`, `partition`) with a single rate. Does not find rates of
+    groups with several rates, or of transformations from outside optax.
 
     Example:
       >>> find_learning_rate(optax.chain(optax.clip(1.0), optax.adam(0.25))).value
       0.25
     """
     found = _find(transformation)
-    # To set one of several injected rates would set all.
+    # Setting one of several injected rates would set all of them.
     several = found is not None and found.injected not in (0, sum(map(_holds_injected_rate, _nested(transformation))))
     return None if several else found
 
@@ -112,7 +112,7 @@ def _find(transformation: optax.GradientTransformation) -> FoundRate | None:
 
 
 def _wrapped_rate(stage: _Stage) -> FoundRate | None:
-    """Returns the one rate of all that a wrapper wraps; None of other stages."""
+    """Returns the rate shared by all inner transformations of a wrapper; None for other stages."""
     wrapped = stage.closure.get(WRAPPERS.get(stage.maker, ""))
     if wrapped is None:
         return None
@@ -127,9 +127,9 @@ def _wrapped_rate(stage: _Stage) -> FoundRate | None:
 
 
 def stage_names(transformation: optax.GradientTransformation) -> list[str]:
-    """Returns the names of the functions that made the stages of a transformation, those inside of wrappers too.
+    """Returns the names of the functions that made the stages of a transformation, including inside wrappers.
 
-    Hyperparameters, schedules and masks among them, have no part in it, but for what is an optimizer of its own.
+    Hyperparameters, schedules and masks are omitted, except for hyperparameters that are optimizers.
 
     Example:
       >>> stage_names(optax.chain(optax.clip(1.0), optax.apply_if_finite(optax.adamw(0.25), 3)))
@@ -150,7 +150,7 @@ def stage_names(transformation: optax.GradientTransformation) -> list[str]:
 
 
 def _nested(transformation: optax.GradientTransformation) -> Iterator[_Stage]:
-    """Yields the stages of nested chains in order, each before those inside of it."""
+    """Yields the stages of nested chains in order, each stage before its inner stages."""
     for stage in _stages(transformation):
         yield stage
         for value in stage.closure.values():
@@ -173,10 +173,10 @@ def _stages(transformation: optax.GradientTransformation) -> Iterator[_Stage]:
 
 
 def _made_by(function: Callable[..., Any]) -> str:
-    """Returns the name of the function or class whose body defines `function`, and that it is not optax's."""
+    """Returns the name of the function or class that defines `function`, marked if it is not part of optax."""
     name = getattr(function, "__qualname__", type(function).__qualname__).partition(".")[0]
     module = getattr(function, "__module__", None) or ""
-    # A script may run as a module at one time, and as `__main__` at another.
+    # Omits the module of user code, because a script may run as a module or as `__main__`.
     return name if module.partition(".")[0] == "optax" else f"the user's {name}"
 
 
@@ -205,18 +205,18 @@ def _holds_injected_rate(stage: _Stage) -> bool:
 def _injected_rate(stage: _Stage) -> FoundRate | None:
     if "learning_rate" in stage.closure["numeric_hps"]:
         return FoundRate(float(stage.closure["numeric_hps"]["learning_rate"]), injected=1)
-    # A plain schedule acts as it would without the injection; a stateful schedule is no function of the count.
+    # A plain schedule behaves as without the injection; a stateful schedule is not a function of the count.
     schedule = getattr(stage.closure["sched_hps"]["learning_rate"], "schedule_fn", None)
     return None if schedule is None else FoundRate(schedule)
 
 
 def _product(scales: list[Any]) -> FoundRate | None:
-    """Returns the size of the product of all `scales`, numbers or schedules; the sign says only which way is down."""
+    """Returns the absolute value of the product of all `scales`, numbers or schedules, without the sign of descent."""
     schedules = tuple(scale for scale in scales if callable(scale))
     numbers = [scale for scale in scales if not callable(scale)]
     if not scales or any(number is None or np.shape(number) != () for number in numbers):
         return None
     constant = abs(math.prod(map(float, numbers)))
-    if schedules or constant == 0:  # A rate of 0 can be scaled to no other, like a schedule that is at 0.
+    if schedules or constant == 0:  # A rate of 0 cannot be scaled to another rate, as with a schedule at 0.
         return FoundRate(lambda count: constant * math.prod(abs(schedule(count)) for schedule in schedules))
     return FoundRate(constant)

@@ -1,4 +1,4 @@
-"""Plain optax transformations as optimizers: their updates untouched, bit for bit, until the rate is set."""
+"""Optimizers from plain optax transformations, with bit-for-bit unchanged updates until the rate is set."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainer.optimizers.optax_learning_rate import find_learning_rate, stage_nam
 
 
 def from_optax(transformation: optax.GradientTransformation) -> Optimizer:
-    """Returns the optimizer that applies `transformation`.
+    """Wraps an optax transformation as an optimizer.
 
-    Its learning rate is that of the transformation, where it can be found. A rate held by
-    `optax.inject_hyperparams` is set there. Any other acts by scaling the finished updates: by the rate over the one
-    that the transformation was built with, or by the factor on top of its schedule. A rate that is unknown, or cannot
-    act so, is neither guessed nor set.
+    The optimizer has the learning rate of the transformation, if it can be found. A rate held by
+    `optax.inject_hyperparams` is set in its state. Any other rate is set by scaling the final updates: by the ratio of
+    the new rate to the original rate, or by a factor of the schedule. A rate that is unknown, or not equivalent to such
+    a scaling, cannot be set.
 
     Example:
       >>> float(from_optax(optax.adam(0.25)).learning_rate)
@@ -51,13 +51,13 @@ class _OptaxOptimizer(Optimizer):
         return f"optax({self._kind})"
 
     def schedule_count(self, state: OptimizerState) -> jax.Array:
-        # A transformation that skips or collects updates counts those that it makes.
+        # A transformation that skips or accumulates updates counts only the updates that it makes.
         counts = [node.count for node in jax.tree.leaves(state.inner, is_leaf=_counts) if _counts(node)]
         return counts[0] if counts else state.count
 
 
 class _FixedOptimizer(_OptaxOptimizer):
-    """A transformation with a rate, or rates, that cannot be set from outside, or not even read."""
+    """A transformation whose rate, or rates, cannot be set or are unknown."""
 
     def __init__(self, transformation: optax.GradientTransformation, learning_rate: Any):
         super().__init__(transformation, 1.0 if learning_rate is None else learning_rate)
@@ -84,7 +84,7 @@ class _FixedOptimizer(_OptaxOptimizer):
 
 
 class _ScaledOptimizer(_OptaxOptimizer):
-    """A transformation that has its own rate inside: another rate multiplies its updates."""
+    """A transformation with a built-in rate; another rate scales its updates."""
 
     def __init__(self, transformation: optax.GradientTransformation, learning_rate: Any):
         super().__init__(transformation, learning_rate)
@@ -104,7 +104,7 @@ class _InjectedOptimizer(_OptaxOptimizer):
     def _transform(
         self, grads: PyTree, state: OptimizerState, params: PyTree, extra: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        # The rate in the optimizer's state rules: every update hands it to the transformation's.
+        # Every update copies the rate in the optimizer's state to the transformation's state.
         inner = jax.tree.map(lambda node: _with_rate(node, state.learning_rate), state.inner, is_leaf=_holds_rate)
         return update_with(self.transformation, grads, inner, params, extra)
 

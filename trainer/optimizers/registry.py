@@ -1,4 +1,4 @@
-"""From what users give for an optimizer (a name, an optimizer, an optax transformation) to an `Optimizer`."""
+"""The registry of optimizers: converts a name, an optimizer or an optax transformation to an `Optimizer`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _REGISTRY: Registry[AnyOptimizer] = Registry(
 
 
 def get(identifier: Any) -> AnyOptimizer | None:
-    """Returns the optimizer that `identifier` stands for; None for None.
+    """Returns the optimizer for an identifier; None for None.
 
     Args:
       identifier: see `as_optimizer`.
 
     Raises:
-      TypeError: for what is no optimizer.
+      TypeError: if `identifier` is not an optimizer.
       ValueError: if the name is unknown.
 
     Example:
@@ -45,19 +45,20 @@ def get(identifier: Any) -> AnyOptimizer | None:
 
 
 def as_optimizer(identifier: Any) -> AnyOptimizer:
-    """Returns the optimizer that `identifier` stands for.
+    """Returns the optimizer for an identifier.
+
+    The updates of an optax transformation are bit-for-bit unchanged until a learning rate is set. Its learning rate is
+    the rate with which it was built; if the rate cannot be found, reading and setting it raise. A rate held by
+    `optax.inject_hyperparams` is set in the transformation's state. A transformation that needs extra arguments
+    receives the loss as `value` and, if available, `grad`, `value_fn` and `grad_fn`; if it needs others, the first
+    update raises.
 
     Args:
-      identifier: a Keras name in any case, for that optimizer with its defaults; a configuration, as `serialize`
-        returns it; an optimizer, returned as it is; or
-        an optax transformation or `optax.MultiSteps`, whose updates stay what they are, bit for bit, until a learning
-        rate is set. Its rate reads as the rate that it was built with. Where that cannot be found, reading and
-        setting it raise. A rate under `optax.inject_hyperparams` is set in the transformation's own state. A
-        transformation that needs further arguments gets the loss as `value` and, where they can be had, `grad`,
-        `value_fn` and `grad_fn`; one that asks for others raises at the first update.
+      identifier: a Keras name in any case, which gives the optimizer with its defaults; a configuration from
+        `serialize`; an optimizer, which is returned unchanged; or an optax transformation or `optax.MultiSteps`.
 
     Raises:
-      TypeError: if it is none of these.
+      TypeError: if `identifier` has another type.
       ValueError: if the name is unknown.
 
     Example:
@@ -84,10 +85,10 @@ def as_optimizer(identifier: Any) -> AnyOptimizer:
 
 
 def serialize(optimizer: AnyOptimizer) -> dict[str, Any]:
-    """Returns an optimizer as plain data, in Keras's form; without its state.
+    """Returns the configuration of an optimizer, without its state, in Keras's format.
 
     Raises:
-      TypeError: for an optax transformation, or a rate that is a function.
+      TypeError: if the optimizer is an optax transformation, or its rate is a function.
 
     Example:
       >>> serialize(momentum.SGD(0.5, momentum=0.9))["config"]["momentum"]
@@ -99,15 +100,15 @@ def serialize(optimizer: AnyOptimizer) -> dict[str, Any]:
 def deserialize(
     config: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> AnyOptimizer:
-    """Returns the optimizer that `serialize`, or that of Keras, has made plain data of.
+    """Returns the optimizer for a configuration from `serialize`, of this package or of Keras.
 
     Args:
-      config: the configuration, or a name as `get` takes it.
-      custom_objects: classes of your own, by name.
+      config: the configuration, or a name as in `get`.
+      custom_objects: custom classes, by name.
 
     Raises:
-      ValueError: for an unknown name.
-      TypeError: for what is no configuration.
+      ValueError: if the name is unknown.
+      TypeError: if `config` is not a configuration.
 
     Example:
       >>> deserialize(serialize(momentum.SGD(0.5, momentum=0.9))) == momentum.SGD(0.5, momentum=0.9)

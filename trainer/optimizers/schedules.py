@@ -1,6 +1,6 @@
 """Learning-rate schedules with Keras's names, arguments and numbers.
 
-Each is a function from the number of updates done to a float32 scalar, so optax's optimizers take them as well.
+Each schedule is a function from the number of updates to a float32 scalar, so it also works with optax's optimizers.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from trainer.core.registry import Registry
 
 
 class LearningRateSchedule(abc.ABC):
-    """A learning rate that depends on the number of updates done. Subclasses define `__call__`."""
+    """A learning rate that depends on the number of updates. Subclasses define `__call__`."""
 
     @abc.abstractmethod
     def __call__(self, step: Any) -> jax.Array:
-        """Returns the rate of the update after `step` others, a float32 scalar; `step` may be traced."""
+        """Returns the rate after `step` updates, a float32 scalar; `step` may be traced."""
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make an equal schedule; to be defined by a subclass that is no dataclass."""
+        """Returns the constructor arguments. Subclasses that are not dataclasses must override this method."""
         if not dataclasses.is_dataclass(self):
             raise NotImplementedError(f"{type(self).__name__} must define `get_config(self)`.")
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Returns the schedule that `get_config` described."""
+        """Creates a schedule from the result of `get_config`."""
         return cls(**config)
 
 
@@ -42,11 +42,11 @@ class ExponentialDecay(LearningRateSchedule):
     """The initial rate times `decay_rate ** (step / decay_steps)`.
 
     Args:
-      initial_learning_rate: the rate of the first update.
-      decay_steps: the updates in which the rate falls by `decay_rate` once; above 0.
-      decay_rate: the factor.
-      staircase: whether the rate falls only at multiples of `decay_steps`.
-      name: a name to know the schedule by.
+      initial_learning_rate: rate of the first update.
+      decay_steps: number of updates per factor of `decay_rate`; above 0.
+      decay_rate: decay factor.
+      staircase: whether the rate changes only at multiples of `decay_steps`.
+      name: name of the schedule.
 
     Raises:
       ValueError: if `decay_steps` is not above 0, or a rate is negative or not finite.
@@ -77,11 +77,11 @@ class InverseTimeDecay(LearningRateSchedule):
     """The initial rate divided by `1 + decay_rate * step / decay_steps`.
 
     Args:
-      initial_learning_rate: the rate of the first update.
-      decay_steps: the updates in which the divisor grows by `decay_rate`; above 0.
-      decay_rate: the growth.
-      staircase: whether the rate falls only at multiples of `decay_steps`.
-      name: a name to know the schedule by.
+      initial_learning_rate: rate of the first update.
+      decay_steps: number of updates over which the divisor grows by `decay_rate`; above 0.
+      decay_rate: growth of the divisor.
+      staircase: whether the rate changes only at multiples of `decay_steps`.
+      name: name of the schedule.
 
     Raises:
       ValueError: if `decay_steps` is not above 0, or a rate is negative or not finite.
@@ -104,15 +104,15 @@ class InverseTimeDecay(LearningRateSchedule):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PiecewiseConstantDecay(LearningRateSchedule):
-    """`values[0]` up to and with update `boundaries[0]`, `values[1]` after it up to `boundaries[1]`, and so on.
+    """A piecewise constant rate: `values[0]` up to and including update `boundaries[0]`, then `values[1]`, and so on.
 
     Args:
-      boundaries: update numbers, ascending.
-      values: the rates, one more than `boundaries`.
-      name: a name to know the schedule by.
+      boundaries: update numbers in ascending order.
+      values: rates, with one entry more than `boundaries`.
+      name: name of the schedule.
 
     Raises:
-      ValueError: if the lengths do not fit, `boundaries` do not ascend, or a rate is negative or not finite.
+      ValueError: if the lengths do not match, `boundaries` is not ascending, or a rate is negative or not finite.
 
     Example:
       >>> schedule = PiecewiseConstantDecay([10, 20], [1.0, 0.5, 0.25])
@@ -140,15 +140,16 @@ class PiecewiseConstantDecay(LearningRateSchedule):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolynomialDecay(LearningRateSchedule):
-    """From the initial to the end rate in `decay_steps` updates, along a power of the share that is left.
+    """A polynomial decay from the initial to the end rate in `decay_steps` updates.
 
     Args:
-      initial_learning_rate: the rate of the first update.
-      decay_steps: the updates until the end rate; above 0.
-      end_learning_rate: the rate from then on.
-      power: the power; 1 gives a straight line.
-      cycle: whether to go on past the end: at each multiple of `decay_steps`, the decay stretches to the next multiple.
-      name: a name to know the schedule by.
+      initial_learning_rate: rate of the first update.
+      decay_steps: number of updates until the end rate; above 0.
+      end_learning_rate: rate after the decay.
+      power: power of the remaining share of `decay_steps`; 1 gives a linear decay.
+      cycle: whether to continue after the end, by extending the decay at each multiple of `decay_steps` to the next
+        multiple.
+      name: name of the schedule.
 
     Raises:
       ValueError: if `decay_steps` is not above 0, or a rate is negative or not finite.
@@ -175,7 +176,7 @@ class PolynomialDecay(LearningRateSchedule):
     def __call__(self, step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         periods = jnp.maximum(1.0, jnp.ceil(step / self.decay_steps)) if self.cycle else 1.0
-        # Past the end nothing is left. Rounding, too, can leave less than nothing, and powers of that are NaN.
+        # The bound is for steps after the end, and for rounding below 0, where powers are NaN.
         left = jnp.maximum(1 - step / (periods * self.decay_steps), 0.0)
         height = self.initial_learning_rate - self.end_learning_rate
         return height * left ** jnp.float32(self.power) + self.end_learning_rate
@@ -183,18 +184,18 @@ class PolynomialDecay(LearningRateSchedule):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CosineDecay(LearningRateSchedule):
-    """A straight line up to `warmup_target`, if given, then half a cosine down to a share of the peak.
+    """A linear warm-up to `warmup_target`, if given, followed by a cosine decay to a share of the peak.
 
     Args:
-      initial_learning_rate: the rate of the first update; without a warm-up, the peak.
-      decay_steps: the updates from the peak to the end; above 0.
-      alpha: the rate at the end, as a share of the peak.
-      name: a name to know the schedule by.
+      initial_learning_rate: rate of the first update; the peak if there is no warm-up.
+      decay_steps: number of updates from the peak to the end; above 0.
+      alpha: final rate, as a share of the peak.
+      name: name of the schedule.
       warmup_target: the peak; None for no warm-up.
-      warmup_steps: the updates until the peak.
+      warmup_steps: number of updates until the peak.
 
     Raises:
-      ValueError: if `decay_steps` is not above 0, or something else is below 0 or not finite.
+      ValueError: if `decay_steps` is not above 0, or another number is negative or not finite.
 
     Source: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2016.
 
@@ -223,7 +224,7 @@ class CosineDecay(LearningRateSchedule):
         if self.warmup_target is None:
             return self._decayed(step, self.initial_learning_rate)
         climb = self.warmup_target - self.initial_learning_rate
-        # With no warm-up steps this branch is never chosen, but is computed: it must not divide by 0.
+        # Without warm-up steps this branch is computed but not selected; it must not divide by 0.
         warming_up = climb * (step / max(self.warmup_steps, 1)) + self.initial_learning_rate
         return jnp.where(
             step < self.warmup_steps, warming_up, self._decayed(step - self.warmup_steps, self.warmup_target))
@@ -234,15 +235,15 @@ class CosineDecay(LearningRateSchedule):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CosineDecayRestarts(LearningRateSchedule):
-    """Half a cosine down to a share of the peak, again and again, each time over more updates from another peak.
+    """A repeated cosine decay to a share of the initial rate, with periods and peaks that scale at each restart.
 
     Args:
-      initial_learning_rate: the rate of the first update, and the first peak.
-      first_decay_steps: the updates until the first restart; above 0.
-      t_mul: by what the updates until the next restart are multiplied at each restart; at least 1.
-      m_mul: by what the peak is multiplied at each restart.
-      alpha: the rate at the end of each period, as a share of the initial rate.
-      name: a name to know the schedule by.
+      initial_learning_rate: rate of the first update, and the first peak.
+      first_decay_steps: number of updates until the first restart; above 0.
+      t_mul: factor of the length of the period at each restart; at least 1.
+      m_mul: factor of the peak at each restart.
+      alpha: rate at the end of each period, as a share of the initial rate.
+      name: name of the schedule.
 
     Raises:
       ValueError: if `first_decay_steps` is not above 0, `t_mul` is below 1, or a rate is negative or not finite.
@@ -270,12 +271,12 @@ class CosineDecayRestarts(LearningRateSchedule):
             raise ValueError(f"`t_mul` must be a number of at least 1. Received: t_mul={self.t_mul}.")
 
     def __call__(self, step: Any) -> jax.Array:
-        periods = jnp.asarray(step, jnp.float32) / self.first_decay_steps  # in units of the first one
+        periods = jnp.asarray(step, jnp.float32) / self.first_decay_steps  # in units of the first period
         if self.t_mul == 1:
             restarts = jnp.floor(periods)
             fraction = periods - restarts
         else:
-            # Period n starts at the sum of a geometric series, (t_mul ** n - 1) / (t_mul - 1), and takes t_mul ** n.
+            # Period n starts at the geometric sum (t_mul ** n - 1) / (t_mul - 1), and has length t_mul ** n.
             restarts = jnp.floor(jnp.log(1 + periods * (self.t_mul - 1)) / jnp.log(jnp.float32(self.t_mul)))
             length = jnp.float32(self.t_mul) ** restarts
             fraction = (periods - (length - 1) / (self.t_mul - 1)) / length
@@ -284,7 +285,7 @@ class CosineDecayRestarts(LearningRateSchedule):
 
 
 def serialize(learning_rate_schedule: LearningRateSchedule) -> dict[str, Any]:
-    """Returns a schedule as plain data, in Keras's form.
+    """Returns the configuration of a schedule, in Keras's format.
 
     Example:
       >>> serialize(CosineDecay(0.5, decay_steps=10))["config"]["decay_steps"]
@@ -296,15 +297,15 @@ def serialize(learning_rate_schedule: LearningRateSchedule) -> dict[str, Any]:
 def deserialize(
     config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> LearningRateSchedule:
-    """Returns the schedule that `serialize`, or that of Keras, has made plain data of.
+    """Returns the schedule for a configuration from `serialize`, of this package or of Keras.
 
     Args:
       config: the configuration.
-      custom_objects: classes of your own, by name.
+      custom_objects: custom classes, by name.
 
     Raises:
-      ValueError: for an unknown name.
-      TypeError: for what is no configuration.
+      ValueError: if the name is unknown.
+      TypeError: if `config` is not a configuration.
 
     Example:
       >>> float(deserialize(serialize(CosineDecay(0.5, decay_steps=10)))(0))
@@ -324,5 +325,5 @@ def _periods(schedule: ExponentialDecay | InverseTimeDecay, step: Any) -> jax.Ar
 
 
 def _half_cosine(fraction: jax.Array, alpha: float, peak: jax.Array | float = 1.0) -> jax.Array:
-    """Returns what falls from `peak`, above the floor of `alpha`, to `alpha` as `fraction` goes from 0 to 1."""
+    """Returns the cosine decay to `alpha` as `fraction` goes from 0 to 1; `peak` scales the height above `alpha`."""
     return (1 - alpha) * (0.5 * peak * (1 + jnp.cos(math.pi * fraction))) + alpha

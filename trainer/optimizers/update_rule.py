@@ -1,7 +1,7 @@
-"""UpdateRule: all that happens to parameters when a model applies gradients.
+"""UpdateRule: the complete update of a model's parameters from gradients.
 
-Owns what a model adds around an optimizer: which parameters stay frozen, their moving average, and what becomes of a
-step whose gradients are not finite. It is pure and knows neither replicas nor devices.
+Owns the model's additions to an optimizer: frozen parameters, the moving average, and the treatment of non-finite
+gradients. It is pure, and independent of replicas and devices.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from trainer.optimizers.evaluation_params import evaluation_params, keeps_averag
 
 
 class LossScaleOptimizer(ComparesByConfiguration):
-    """An optimizer, and how the loss scale of `compile(precision="mixed_float16")` begins and grows.
+    """An optimizer with an initial value and a growth rate of the loss scale of `compile(precision="mixed_float16")`.
 
-    With that precision gradients are scaled without it as well: by 2**15 at first, and by twice as much after 2000
-    updates with finite gradients. An update whose gradients are not finite is skipped, and halves the scale.
+    Without this class, gradients are scaled too with that precision: the scale starts at 2**15, and doubles after 2000
+    updates with finite gradients. An update with non-finite gradients is skipped and halves the scale.
 
     Args:
       inner_optimizer: the optimizer.
-      initial_scale: the scale before the first update; above 0.
-      dynamic_growth_steps: after how many updates with finite gradients the scale is doubled.
-      name: a name to know it by.
+      initial_scale: scale before the first update; above 0.
+      dynamic_growth_steps: number of updates with finite gradients after which the scale doubles.
+      name: name of the optimizer.
 
     Raises:
-      TypeError: for something that is no optimizer.
-      ValueError: for a scale that is not above 0, or a number of steps below 1.
+      TypeError: if `inner_optimizer` is not an optimizer.
+      ValueError: if `initial_scale` is not above 0, or `dynamic_growth_steps` is below 1.
 
     Source: `keras.optimizers.LossScaleOptimizer`.
 
@@ -61,29 +61,29 @@ class LossScaleOptimizer(ComparesByConfiguration):
         self.name = name or "loss_scale_optimizer"
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make an equal one, as plain data."""
+        """Returns the constructor arguments as plain data."""
         return {"name": self.name, "inner_optimizer": configs.to_config(self.inner_optimizer, "optimizers"),
                 "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}
 
 
 class UpdateRule(ComparesByConfiguration):
-    """How gradients change parameters. It compares by its configuration, like the optimizer in it.
+    """The update of parameters from gradients. It compares by its configuration, like its optimizer.
 
     Args:
-      optimizer: the optimizer of the parameters that are trained, or a `LossScaleOptimizer` of it.
-      is_frozen: whether the parameter of a path, such as "encoder/Dense_0/kernel", stays as it is. The optimizer does
-        not see frozen parameters, and keeps no state for them.
-      prefix: what to put before the paths of these parameters, such as "generator/".
-      ema_decay: the decay of a moving average of the trained parameters, which the optimizer's state then holds in
-        float32; None keeps none.
-      scales_gradients: whether the optimizer's state holds a dynamic loss scale. Updates with gradients that are not
-        finite are then skipped.
-      skips_non_finite: whether such updates are skipped without a loss scale too.
+      optimizer: optimizer of the trained parameters, or a `LossScaleOptimizer` of it.
+      is_frozen: whether to freeze the parameter at a path, such as "encoder/Dense_0/kernel". The optimizer does not see
+        frozen parameters, and keeps no state for them.
+      prefix: prefix of the paths of these parameters, such as "generator/".
+      ema_decay: decay of a moving average of the trained parameters, kept in float32 in the optimizer's state; None
+        for no average.
+      scales_gradients: whether to keep a dynamic loss scale in the optimizer's state. Updates with non-finite gradients
+        are then skipped.
+      skips_non_finite: whether to skip such updates also without a loss scale.
 
     Attributes:
-      optimizer: the optimizer.
-      given: the optimizer as it was given, with what sets the loss scale, if anything does.
-      skips_non_finite: as it was given.
+      optimizer: the optimizer, without `LossScaleOptimizer`.
+      given: the `optimizer` argument, which may be a `LossScaleOptimizer`.
+      skips_non_finite: the argument of the same name.
 
     Example:
       >>> from trainer import optimizers
@@ -121,7 +121,7 @@ class UpdateRule(ComparesByConfiguration):
         self.skips_non_finite = skips_non_finite
 
     def trainable(self, tree: PyTree) -> Any:
-        """Returns the part of a tree of parameters, or of their gradients, that is trained."""
+        """Returns the trained part of a tree of parameters or gradients."""
         is_frozen = self._is_frozen
         if is_frozen is None:
             return tree
@@ -146,9 +146,9 @@ class UpdateRule(ComparesByConfiguration):
         return self.with_counts(state)
 
     def with_counts(self, state: OptimizerState) -> OptimizerState:
-        """Returns the state of a rule that may differ from this rule in `skips_non_finite`, as this rule keeps it.
+        """Returns the state of a rule with another `skips_non_finite`, converted for this rule.
 
-        Counts of skipped updates begin, or are dropped; all else stays.
+        Adds or drops the counts of skipped updates.
         """
         if not self._skips:
             return state._replace(skipped=None)
@@ -159,7 +159,7 @@ class UpdateRule(ComparesByConfiguration):
         return self._scales_gradients or self.skips_non_finite
 
     def with_trained(self, params: PyTree, trained: PyTree) -> Any:
-        """Returns all parameters, with others in place of those that are trained."""
+        """Returns all parameters, with the trained parameters replaced by `trained`."""
         return trained if self._is_frozen is None else _with(params, trained)
 
     def update(
@@ -168,10 +168,10 @@ class UpdateRule(ComparesByConfiguration):
         """Returns the parameters and the state after an update.
 
         Args:
-          grads: gradients of the trained parameters, as `trainable` gives them.
-          state: what `init` or the last `update` returned. The next state has its structure, shapes and dtypes.
-          params: all parameters, also frozen parameters.
-          extra: what the optimizer may ask for besides; see `Optimizer.update`.
+          grads: gradients of the trained parameters, as returned by `trainable`.
+          state: the result of `init` or of the last `update`. The next state has its structure, shapes and dtypes.
+          params: all parameters, including frozen parameters.
+          extra: extra arguments for the optimizer; see `Optimizer.update`.
         """
         trainable = self.trainable(params)
         updates, new_state = self.optimizer.update(grads, state, trainable, extra)
@@ -192,13 +192,13 @@ class UpdateRule(ComparesByConfiguration):
         return self.with_trained(params, new), new_state
 
     def keeps_averages(self, state: OptimizerState) -> bool:
-        """Returns whether `averaged` gives other parameters than those that are trained."""
+        """Returns whether `averaged` returns parameters that differ from the trained parameters."""
         return self._ema_decay is not None or keeps_averages(state.inner)
 
     def averaged(self, state: OptimizerState, params: PyTree) -> Any:
-        """Returns `params` with those to evaluate in place of the trained parameters.
+        """Returns `params` with the trained parameters replaced by the parameters for evaluation.
 
-        These are the moving average, if it is kept, or what an averaging optimizer such as `schedule_free` has.
+        These are the moving average, if it is kept, or the average of an averaging optimizer such as `schedule_free`.
         """
         if not self.keeps_averages(state):
             return params
@@ -210,14 +210,14 @@ class UpdateRule(ComparesByConfiguration):
         return self.with_trained(params, average)
 
     def reads_params_in_init(self, params: PyTree) -> bool:
-        """Returns whether the first state holds more of the parameters than their shapes and dtypes, as DoG's does."""
+        """Returns whether the first state depends on the values of the parameters, as DoG's state does."""
         traced = jax.make_jaxpr(lambda params: self.optimizer.init(params).inner)(self.trainable(params)).jaxpr
         given = set(traced.invars)
         return any(not isinstance(value, jax.extend.core.Literal) and value in given
                    for values in ([equation.invars for equation in traced.eqns] + [traced.outvars]) for value in values)
 
     def restarted(self, state: OptimizerState, params: PyTree) -> OptimizerState:
-        """Returns the state with which an averaging optimizer goes on from parameters that it has not computed."""
+        """Returns the state for an averaging optimizer to continue from parameters that it has not computed."""
         inner = map_averages(lambda path, leaf, param: param.astype(leaf.dtype), state.inner, self.trainable(params))
         return state._replace(inner=inner)
 
@@ -227,7 +227,7 @@ def _as_average(leaf: jax.Array) -> jax.Array:
 
 
 def _with(tree: PyTree, part: Any) -> Any:
-    """Returns nested dicts with the leaves of `part` in place of those of `tree`."""
+    """Returns nested dicts with leaves replaced by the leaves of `part`."""
     return {name: value if name not in part
             else _with(value, part[name]) if isinstance(value, Mapping) else part[name]
             for name, value in tree.items()}

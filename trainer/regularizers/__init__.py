@@ -1,4 +1,4 @@
-"""Penalties of weights, which `compile(regularizers=...)` adds to the loss, with Keras's names and numbers."""
+"""Weight penalties for `compile(regularizers=...)`, with Keras's names and numbers."""
 
 from trainer.core.public_names import attach_stub
 

@@ -1,4 +1,4 @@
-"""What a penalty of weights is, and those of Keras."""
+"""The base class of weight penalties, and Keras's penalties."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Penalty = Callable[[jax.Array], jax.Array]
 
 
 class Regularizer(ComparesByConfiguration):
-    """A penalty of an array of weights, for subclasses.
+    """The base class of penalties of an array of weights.
 
-    They define `__call__`, and `get_config` where they have arguments.
+    Subclasses define `__call__`, and `get_config` if they have arguments.
 
     Example:
       >>> class Distance(Regularizer):
@@ -40,12 +40,12 @@ class Regularizer(ComparesByConfiguration):
                                   "penalty, a scalar.")
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make an equal penalty."""
+        """Returns the constructor arguments."""
         return {}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Returns the penalty that `get_config` described."""
+        """Creates a penalty from the result of `get_config`."""
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -57,12 +57,12 @@ class L1L2(Regularizer):
     """The penalty `l1 * sum(abs(w)) + l2 * sum(w ** 2)` of an array of weights.
 
     Args:
-      l1: the factor of the absolute values.
-      l2: the factor of the squares.
+      l1: factor of the absolute values.
+      l2: factor of the squares.
 
     Raises:
       ValueError: if a factor is negative or not finite.
-      TypeError: if it is not a number.
+      TypeError: if a factor is not a number.
 
     Example:
       >>> float(L1L2(l1=1.0, l2=0.5)(jnp.array([-2.0, 1.0])))
@@ -116,17 +116,15 @@ class L2(L1L2):
 
 
 class OrthogonalRegularizer(Regularizer):
-    """The mean absolute cosine of the angles between the rows, or the columns, of a matrix of weights, times a factor.
-
-    The mean is over all pairs of two rows.
+    """The mean absolute cosine similarity of all pairs of rows (or columns) of a weight matrix, times a factor.
 
     Args:
-      factor: what the mean is multiplied by.
+      factor: factor of the mean.
       mode: "rows" or "columns".
 
     Raises:
-      ValueError: if the factor is negative or not finite, for another mode, or where the weights are no matrix.
-      TypeError: if the factor is not a number, or the mode no string.
+      ValueError: if the factor is negative or not finite, the mode is unknown, or the weights are not a matrix.
+      TypeError: if the factor is not a number, or the mode is not a string.
 
     Example:
       >>> float(OrthogonalRegularizer(factor=1.0)(jnp.array([[2.0, 0.0], [0.0, 3.0], [0.0, -1.0]]))).__round__(4)
@@ -154,4 +152,4 @@ class OrthogonalRegularizer(Regularizer):
         return {"factor": self.factor, "mode": self.mode}
 
 
-l1, l2, l1_l2, orthogonal_regularizer = L1, L2, L1L2, OrthogonalRegularizer  # Keras's other names
+l1, l2, l1_l2, orthogonal_regularizer = L1, L2, L1L2, OrthogonalRegularizer  # Keras's aliases

@@ -1,4 +1,4 @@
-"""Penalties by name, and as plain data."""
+"""The registry of penalties, and their configurations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REGISTRY: Registry[Penalty] = Registry(
 
 
 def serialize(regularizer: Penalty) -> dict[str, Any]:
-    """Returns a penalty as plain data, in Keras's form.
+    """Returns the configuration of a penalty, in Keras's format.
 
     >>> serialize(L2(0.5))["config"]
     {'l2': 0.5}
@@ -26,7 +26,7 @@ def serialize(regularizer: Penalty) -> dict[str, Any]:
 
 
 def deserialize(config: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Penalty:
-    """Returns the penalty that `serialize`, or that of Keras, has made plain data of.
+    """Returns the penalty for a configuration from `serialize`, of this package or of Keras.
 
     >>> deserialize(serialize(L2(0.5)))
     L2(l2=0.5)
@@ -35,13 +35,14 @@ def deserialize(config: str | Mapping[str, Any], custom_objects: Mapping[str, An
 
 
 def get(identifier: Any) -> Penalty | None:
-    """Returns the penalty that `identifier` names, as Keras does: a name with default factors, a class, or a function.
+    """Returns the penalty for an identifier, as Keras does.
 
-    A configuration, as `serialize` returns it, is taken too; None stands for no penalty.
+    The identifier is a name, for a penalty with default factors; a class; a function; a configuration from `serialize`;
+    or None for no penalty.
 
     Raises:
-      ValueError: for an unknown name.
-      TypeError: for what is neither.
+      ValueError: if the name is unknown.
+      TypeError: if `identifier` has another type.
 
     >>> get("l2")
     L2(l2=0.01)

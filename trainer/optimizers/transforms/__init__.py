@@ -1,4 +1,4 @@
-"""Optax transformations that Keras's optimizers are chains of, where optax has none with Keras's numbers."""
+"""Optax transformations for Keras's optimizers, where optax has none with Keras's numbers."""
 
 from trainer.core.public_names import attach_stub
 

@@ -1,4 +1,4 @@
-"""Gradients that are averaged over several calls, of which the last makes an update."""
+"""Gradient accumulation: gradients are averaged over several calls, and the last call makes the update."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Tree = Any
 
 
 class AveragedGradientsState(NamedTuple):
-    """What is left over between two updates.
+    """The state of `average_gradients`.
 
     Attributes:
-      calls: since the last update, an int32 scalar.
-      sums: of the gradients of these calls, a tree like the parameters.
-      inner: the state of the transformation that makes the updates.
+      calls: number of calls since the last update, an int32 scalar.
+      sums: sums of the gradients of these calls, a tree like the parameters.
+      inner: state of the inner transformation.
     """
 
     calls: jax.Array
@@ -26,17 +26,17 @@ class AveragedGradientsState(NamedTuple):
 
 
 class AveragedGradients(optax.GradientTransformationExtraArgs):
-    """What `average_gradients` returns: a transformation, and how many calls make an update."""
+    """The result of `average_gradients`: a transformation with its number of calls per update."""
 
     steps: int
 
 
 def average_gradients(transformation: optax.GradientTransformation, steps: int) -> AveragedGradients:
-    """Makes the updates of `transformation` with the mean of the gradients of `steps` calls; nothing in between.
+    """Averages the gradients of `steps` calls before each update of `transformation`; other updates are zeros.
 
     Args:
-      transformation: what turns gradients into updates.
-      steps: how many calls make an update.
+      transformation: the inner transformation.
+      steps: number of calls per update.
 
     Source: `gradient_accumulation_steps` of `keras.optimizers.Optimizer`.
     """

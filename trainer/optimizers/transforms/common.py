@@ -1,7 +1,7 @@
-"""What stands before or after the transformation of any optimizer: clips, the learning rate, weight decay.
+"""Transformations before or after an optimizer's transformation: clips, the learning rate, weight decay.
 
-Keras multiplies by the learning rate before a momentum is accumulated, so a rate that changes leaves the accumulated
-part as it was. Hence the rate reaches transformations as the extra argument `learning_rate`, a float32 scalar.
+Keras multiplies by the learning rate before accumulating momentum, so that a new rate does not change accumulated
+steps. Transformations therefore receive the rate as the extra argument `learning_rate`, a float32 scalar.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Tree = Any
 
 
 def descend() -> optax.GradientTransformationExtraArgs:
-    """Multiplies by minus the learning rate."""
+    """Multiplies by the negative learning rate."""
 
     def update(
         grads: Tree, state: optax.EmptyState, params: Tree = None, *, learning_rate: jax.Array, **extra: Any
@@ -27,7 +27,7 @@ def descend() -> optax.GradientTransformationExtraArgs:
 
 
 def clip_each_by_norm(clipnorm: float) -> optax.GradientTransformation:
-    """Shrinks each array of the gradients, on its own, to an L2 norm of at most `clipnorm`."""
+    """Scales each gradient array separately to an L2 norm of at most `clipnorm`."""
 
     def clip(grad: jax.Array, param: jax.Array) -> jax.Array:
         norm = jnp.sqrt(jnp.sum(jnp.square(grad)))
@@ -37,14 +37,14 @@ def clip_each_by_norm(clipnorm: float) -> optax.GradientTransformation:
 
 
 def cast_to_params() -> optax.GradientTransformation:
-    """Casts the gradients to the dtypes of the parameters, so that the state keeps its dtypes from update to update."""
+    """Casts the gradients to the dtypes of the parameters, so that the dtypes of the state do not change."""
     return optax.stateless(lambda grads, params: optax.tree.cast_like(grads, params))
 
 
 def after_weight_decay(
     step: optax.GradientTransformation, weight_decay: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Shrinks the parameters by `learning_rate * weight_decay` of themselves, then steps from where they are.
+    """Subtracts `learning_rate * weight_decay` times the parameters, then applies `step` to the decayed parameters.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017.
     """

@@ -1,4 +1,4 @@
-"""Adafactor's estimates of gradients' sizes, from means over rows and columns, with Keras's numbers."""
+"""Adafactor's factored estimates of gradient sizes, with Keras's numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Tree = Any
 
 
 class FactoredState(NamedTuple):
-    """Running means of the squares of gradients; trees like the parameters, with zeros where one has no part in them.
+    """Running means of squared gradients. Trees like the parameters, with scalar zeros where they do not apply.
 
     Attributes:
-      count: updates done, an int32 scalar.
-      rows: of arrays of two axes and more, means over the last axis.
-      columns: of these, means over the axis before.
-      squares: of other arrays, the squares themselves.
+      count: number of updates, an int32 scalar.
+      rows: means over the last axis, for arrays of two or more axes.
+      columns: means over the second-to-last axis, for the same arrays.
+      squares: running means of the squares themselves, for other arrays.
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as in optax's states

@@ -12,11 +12,11 @@ Tree = Any
 
 
 class FtrlState(NamedTuple):
-    """What follow-the-regularized-leader has seen: two trees like the parameters.
+    """The state of follow-the-regularized-leader: two trees like the parameters.
 
     Attributes:
-      accumulator: the sum of the squares of the gradients.
-      linear: the sum of the gradients, less what the weights owe to the rates' decrease.
+      accumulator: sums of squared gradients.
+      linear: sums of gradients, corrected for changes of the per-weight step size.
     """
 
     accumulator: Tree
@@ -27,10 +27,10 @@ def follow_regularized_leader(
     initial_accumulator_value: float, learning_rate_power: float, l1: float, l2: float, l2_shrinkage: float,
     beta: float,
 ) -> optax.GradientTransformationExtraArgs:
-    """Moves each weight to the minimum of the linearized past losses, with a pull to 0 and to where it has been.
+    """Moves each weight to the minimum of the linearized past losses, with pulls to 0 and to past weights.
 
-    The new weight does not depend on the present one but through `linear`. At a rate of 0, and where no gradient has
-    been and the accumulator started at 0, nothing changes; Keras divides by 0 there.
+    The new weight depends on the current weight only through `linear`. Nothing changes at a rate of 0, or without any
+    gradient after an accumulator of 0, where Keras divides by 0.
 
     Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013, algorithm 1.
     """

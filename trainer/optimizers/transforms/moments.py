@@ -1,6 +1,6 @@
 """Steps along running means of gradients and of their squares: Adam and its variants, with Keras's numbers.
 
-They differ from optax's in where epsilon stands.
+They differ from optax's transformations in the position of epsilon.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class MomentsState(NamedTuple):
     """Running moments of the gradients.
 
     Attributes:
-      count: updates done, an int32 scalar.
-      mu: the running mean, a tree like the parameters.
-      nu: the running mean of squares, or the running maximum of absolute values; a tree like the parameters.
+      count: number of updates, an int32 scalar.
+      mu: running mean, a tree like the parameters.
+      nu: running mean of squares, or running maximum of absolute values; a tree like the parameters.
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as in optax's states
@@ -30,26 +30,26 @@ class MomentsState(NamedTuple):
 
 
 class AmsgradState(NamedTuple):
-    """The running moments, and the largest second moment so far, a tree like the parameters."""
+    """The running moments, and the maximum second moment over all updates, a tree like the parameters."""
 
     moments: MomentsState
     nu_max: Tree
 
 
 class NadamState(NamedTuple):
-    """The running moments, and the product of all momentum coefficients so far, a float32 scalar."""
+    """The running moments, and the product of all momentum coefficients, a float32 scalar."""
 
     moments: MomentsState
     product: jax.Array
 
 
 def init_moments(params: Tree) -> MomentsState:
-    """Returns moments of zero, of the shapes and dtypes of `params`."""
+    """Returns zero moments, with the shapes and dtypes of `params`."""
     return MomentsState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params), optax.tree.zeros_like(params))
 
 
 def update_moments(grads: Tree, state: MomentsState, beta_1: float, beta_2: float) -> MomentsState:
-    """Returns the running mean and the running mean of squares with `grads` taken in."""
+    """Returns the moments after an update with `grads`."""
     return MomentsState(
         optax.safe_increment(state.count),
         optax.tree.update_moment(grads, state.mu, beta_1, 1),
@@ -58,12 +58,12 @@ def update_moments(grads: Tree, state: MomentsState, beta_1: float, beta_2: floa
 
 
 def one_minus_power(beta: float, count: jax.Array) -> jax.Array:
-    """Returns `1 - beta ** count`, by which a running mean that started at 0 falls short; a float32 scalar."""
+    """Returns `1 - beta ** count`, the bias correction of a running mean that started at 0; a float32 scalar."""
     return 1 - jnp.float32(beta) ** count.astype(jnp.float32)
 
 
 def scale_by_adam(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
-    """Adam with the epsilon that its paper calls epsilon hat: added before the correction for the start at 0.
+    """Adam with the paper's "epsilon hat": epsilon is added before the bias correction.
 
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014, the end of section 2.
     """
@@ -76,7 +76,7 @@ def scale_by_adam(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradien
 
 
 def scale_by_amsgrad(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
-    """Adam whose second moment never falls.
+    """Adam with a second moment that never decreases.
 
     Source: Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", 2018.
     """
@@ -99,7 +99,7 @@ def _adam_step(moments: MomentsState, nu: Tree, beta_1: float, beta_2: float, ep
 
 
 def scale_by_adamax(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
-    """Adam with a running maximum in the place of the second moment.
+    """Adam with a running maximum in place of the second moment.
 
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014, section 7.1.
     """
@@ -119,12 +119,12 @@ def scale_by_adamax(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradi
 
 
 def scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
-    """Adam with Nesterov's momentum, whose coefficient grows from about half of `beta_1` to `beta_1`.
+    """Adam with Nesterov momentum, whose coefficient grows from about half of `beta_1` to `beta_1`.
 
     Source: Dozat, "Incorporating Nesterov Momentum into Adam", 2016, with the schedule of its section 3.
     """
 
-    # Rounded to float32 first, as Keras does here: 1 - beta is then one number in the moments and their corrections.
+    # Rounded to float32 first, as in Keras, so that 1 - beta is the same number in the moments and their corrections.
     beta_1, beta_2 = float(np.float32(beta_1)), float(np.float32(beta_2))
 
     def init(params: Tree) -> NadamState:

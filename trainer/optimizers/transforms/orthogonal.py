@@ -1,4 +1,4 @@
-"""Orthogonalized momentum, of Muon, with Keras's numbers."""
+"""Muon's orthogonalized momentum, with Keras's numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Tree = Any
 
 
 def orthogonalized(matrix: jax.Array, steps: int, coefficients: tuple[float, float, float]) -> jax.Array:
-    """Returns about the orthogonal matrix that is nearest to a multiple of a matrix.
+    """Returns an approximation of the orthogonal matrix nearest to a multiple of a matrix.
 
     Args:
-      matrix: of two axes.
-      steps: how many Newton-Schulz iterations.
-      coefficients: of the quintic polynomial of an iteration.
+      matrix: an array of two axes.
+      steps: number of Newton-Schulz iterations.
+      coefficients: coefficients of the quintic polynomial of an iteration.
 
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
     https://kellerjordan.github.io/posts/muon.
@@ -35,7 +35,7 @@ def orthogonalized(matrix: jax.Array, steps: int, coefficients: tuple[float, flo
 def orthogonal_momentum(
     momentum: float, nesterov: bool, steps: int, coefficients: tuple[float, float, float], rms_rate: float | None
 ) -> optax.GradientTransformation:
-    """Accumulates gradients of matrices, and orthogonalizes the sum; see `Muon` for the arguments."""
+    """Accumulates gradients of matrices and orthogonalizes the sum; see `Muon` for the arguments."""
 
     def step(grad: jax.Array, trace: jax.Array) -> jax.Array:
         moved = orthogonalized(grad + momentum * trace if nesterov else trace, steps, coefficients)

@@ -1,4 +1,4 @@
-"""Averaging in place of a schedule of the rate, with Keras's numbers."""
+"""Averaging in place of a learning-rate schedule, with Keras's numbers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ Tree = Any
 
 
 class ScheduleFreeState(NamedTuple):
-    """What averaging in place of a schedule carries along.
+    """The state of `descend_schedule_free`.
 
     Attributes:
-      count: updates done, an int32 scalar.
-      base: the weights that the steps are made on, a tree like the parameters, which are between these and their mean.
-      nu: the running mean of the gradients' squares, likewise.
+      count: number of updates, an int32 scalar.
+      base: weights to which steps are applied, a tree like the parameters. The parameters interpolate between these
+        weights and their mean.
+      nu: running mean of squared gradients, a tree like the parameters.
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as in optax's states
@@ -31,11 +32,11 @@ class ScheduleFreeState(NamedTuple):
 def descend_schedule_free(
     beta_1: float, beta_2: float, epsilon: float, warmup_steps: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes Adam's steps on weights of its own, and pulls the parameters between these and their mean.
+    """Applies Adam's steps to separate weights, and interpolates the parameters between these weights and their mean.
 
     Source: Defazio et al., "The Road Less Scheduled", 2024, algorithm 1.
     """
-    # Rounded to float32 first, as Keras does: 1 - beta is then one number everywhere.
+    # Rounded to float32 first, as in Keras, so that 1 - beta is the same number everywhere.
     beta_1, beta_2 = float(np.float32(beta_1)), float(np.float32(beta_2))
 
     def init(params: Tree) -> ScheduleFreeState:
