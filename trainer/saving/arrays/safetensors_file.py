@@ -1,8 +1,9 @@
 """Arrays by path in a safetensors file: written atomically, read individually, and matched with a model's arrays.
 
 Owns the file format and the report of matching arrays. Knows nothing of models, and runs no code from a file: it holds
-a JSON header and raw bytes. This module reads and writes the format (https://github.com/huggingface/safetensors) itself,
-because the library needs all arrays in host memory to write, reads no float8 into NumPy and accepts duplicate names.
+a JSON header and raw bytes. This module reads and writes the format (https://github.com/huggingface/safetensors)
+itself, because the library needs all arrays in host memory to write, reads no float8 into NumPy and accepts duplicate
+names.
 """
 
 from __future__ import annotations
