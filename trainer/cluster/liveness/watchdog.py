@@ -10,9 +10,9 @@ Detection of each fault:
 - A process that is suspended or cut off, or whose host is gone: process 0 detects the missing reports, or for process 0
   all others do.
 - A process that lives but stalls, or whose script ends while others still wait for it: process 0 detects it, which
-  alone has the reports of all. All adopt its diagnosis, the stuck process included: its own stack is the most useful. JAX
-  blocks a process whose script has ended until all scripts have ended; if the others leave because of it, it ends as a
-  process with its own error.
+  alone has the reports of all. All adopt its diagnosis, the stuck process included: its own stack is the most useful.
+  JAX blocks a process whose script has ended until all scripts have ended; if the others leave because of it, it ends
+  as a process with its own error.
 - Process 0 runs JAX's coordinator. After its end, JAX aborts the others in C++ (SIGABRT) within about 0.1 s. This is
   delayed (`join_cluster`) until this watchdog has printed the cause.
 """
