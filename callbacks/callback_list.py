@@ -97,7 +97,7 @@ class CallbackList(Callback):
 
     @property
     def _called(self) -> list[Callback]:
-        # Callbacks of other processes count for the number of fused batches.
+        # The skipped "chief" callbacks still count when the processes decide how many batches to fuse.
         return self.callbacks if self._is_chief else [
             callback for callback in self.callbacks if callback.runs_on == "all"]
 

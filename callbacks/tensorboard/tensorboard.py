@@ -305,7 +305,7 @@ class TensorBoard(Callback):
 
 
 def _as_images(weight: np.ndarray) -> np.ndarray | None:
-    """Returns a weight as images, of shape (images, height, width, channels); None if its rank allows no images."""
+    """Returns a weight as images, of shape (images, height, width, channels); None if its shape fits no images."""
     image = np.squeeze(weight)
     if image.ndim == 1:
         image = image[None, :, None, None]
