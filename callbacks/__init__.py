@@ -1,7 +1,7 @@
-"""Callbacks: what happens at the points of a training, besides training.
+"""Callbacks: actions at given points of training, evaluation and prediction.
 
-Owns the hooks (`Callback`), the calling of many together (`CallbackList`), and the callbacks that need nothing but the
-model they are given. Imports nothing of the trainer: `Run` says what a callback may use of a model.
+Owns the hooks (`Callback`), the calls of several callbacks (`CallbackList`), and the callbacks that need only the model
+they are given. Imports nothing from the trainer: `Run` is the interface between callbacks and the model.
 """
 
 from trainer.core.public_names import attach_stub

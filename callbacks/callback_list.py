@@ -1,6 +1,6 @@
-"""Calling a list of callbacks as a single callback.
+"""Calls of a list of callbacks as a single callback.
 
-Owns the order of calls, and the knowledge of which hooks are listened to.
+Owns the order of calls, and knows which hooks are overridden.
 """
 
 from __future__ import annotations
@@ -32,27 +32,25 @@ _OWN_HOOKS: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionar
 
 
 class CallbackList(Callback):
-    """Several callbacks behind the interface of a callback: each hook calls that hook of all of them, in the list's
-    order.
+    """A list of callbacks with the interface of a callback: each hook calls that hook of all callbacks, in order.
 
-    As a context manager it releases them at its end.
+    As a context manager, it releases the callbacks at exit.
 
-    Before an epoch's end and before one of them saves, all of them flush (see `Callback.flush`), wherever they stand.
+    All callbacks flush (see `Callback.flush`) before the end of an epoch and before any callback saves.
 
     Args:
-      callbacks: a callback, a list or tuple of them, or None. Objects of Keras's `Callback` are taken, too.
-      add_history: whether to append a `History`, if there is none.
-      add_progbar: whether to append a `ProgbarLogger`, if there is none.
-      model: the model that the callbacks act on; given to each of them.
-      **params: what becomes the callbacks' `params`: `verbose`, `epochs`, `steps`.
+      callbacks: A callback, a list or tuple of callbacks, or None. Instances of Keras's `Callback` are accepted.
+      add_history: Whether to append a `History` if there is none.
+      add_progbar: Whether to append a `ProgbarLogger` if there is none.
+      model: Model that is passed to each callback.
+      **params: Values of the callbacks' `params`: `verbose`, `epochs`, `steps`.
 
     Attributes:
-      callbacks: the list, with what was appended.
+      callbacks: The list, including appended callbacks.
 
     Raises:
-      TypeError: if something in `callbacks` is not a `Callback`, or a callback for the chief alone has a
-        `next_sync_step`.
-      ValueError: if the `runs_on` of a callback is neither "all" nor "chief".
+      TypeError: If an element of `callbacks` is not a `Callback`, or a "chief" callback has a `next_sync_step`.
+      ValueError: If the `runs_on` of a callback is neither "all" nor "chief".
 
     Example:
 
@@ -99,7 +97,7 @@ class CallbackList(Callback):
 
     @property
     def _called(self) -> list[Callback]:
-        # The others count when it comes to how many batches run at once.
+        # The skipped "chief" callbacks still count when the processes decide how many batches to fuse.
         return self.callbacks if self._is_chief else [
             callback for callback in self.callbacks if callback.runs_on == "all"]
 
@@ -116,16 +114,16 @@ class CallbackList(Callback):
     def wants(self, hook: str) -> bool:
         """Returns whether any callback overrides the hook of that name, in its class or on the instance.
 
-        A hook with the attribute `is_for_other_loops` need not be called by a loop that calls `on_execution_end`.
+        A loop that calls `on_execution_end` may skip hooks with the attribute `is_for_other_loops`.
         """
         return any(hook in _own_hooks(callback) for callback in self.callbacks)
 
     def wants_batch_hooks(self, phase: str) -> bool:
-        """Returns whether any callback has to be called for every batch of "train", "test" or "predict"."""
+        """Returns whether any callback must be called for every batch of "train", "test" or "predict"."""
         return any(not _own_hooks(callback).isdisjoint(_BATCH_HOOKS[phase]) for callback in self.callbacks)
 
     def may_stop_differently(self, phase: str) -> bool:
-        """Returns whether a callback may end "train", "test" or "predict" at another batch than in other processes."""
+        """Returns whether a callback may end "train", "test" or "predict" at another batch than other processes."""
         listeners = (*_BATCH_HOOKS[phase], "on_execution_end")
         return any(not callback.stops_consistently and any(_overrides(callback, hook) for hook in listeners)
                    for callback in self.callbacks)
@@ -146,15 +144,15 @@ class CallbackList(Callback):
         return min(steps, default=None)
 
     def check_monitors(self, available: Iterable[str]) -> None:
-        """Lets the callbacks that monitor a log reject a log that will not exist.
+        """Lets the callbacks with a monitor reject a log that will not exist.
 
-        Those behind a callback whose `on_epoch_end` may add any log (see `adds_logs`) are left to check the first logs.
+        Callbacks after an `on_epoch_end` that may add any log (see `adds_logs`) check the first logs instead.
 
         Args:
-          available: the names that the logs of some epoch will have.
+          available: Names of all logs that any epoch will have.
 
         Raises:
-          ValueError: if a monitored log is neither among them nor added by a callback.
+          ValueError: If a monitored log is neither available nor added by a callback.
         """
         available = set(available)
         for callback in self.callbacks:
@@ -166,14 +164,14 @@ class CallbackList(Callback):
                 callback.check_monitor(available)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of callbacks that keep a state, by class name ("EarlyStopping", "EarlyStopping_1"...)."""
+        """Returns the states of callbacks that have a state, by class name ("EarlyStopping", "EarlyStopping_1"...)."""
         return {name: callback.state_dict() for name, callback in self._with_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets every callback continue from what `state_dict` returned.
+        """Restores every callback from a state returned by `state_dict`.
 
         Raises:
-          ValueError: if `state` is of other callbacks than these.
+          ValueError: If `state` belongs to other callbacks.
         """
         received = sorted(name for name, _ in self._with_state())
         if sorted(state) != received:
@@ -186,7 +184,7 @@ class CallbackList(Callback):
                 callback.load_state_dict(state[name])
 
     def note_of_beginning(self) -> dict[str, Any]:
-        """Returns the notes of the callbacks that have one, by the names that `state_dict` has for them."""
+        """Returns the notes of the callbacks that have a note, by their names in `state_dict`."""
         notes = {name: callback.note_of_beginning() for name, callback in self._with_state()}
         return {name: note for name, note in notes.items() if note is not None}
 
@@ -266,7 +264,7 @@ class CallbackList(Callback):
         logs = {} if logs is None else logs
         called = self._called
         if phase == "train" and batch == self._save_at:
-            # What puts its reading off has to know of this execution before another callback saves.
+            # Callbacks with deferred reads must know of this execution before another callback saves.
             first = [callback for callback in called if _overrides(callback, "flush")]
             for callback in first:
                 callback.on_execution_end(phase, batch, logs)
@@ -279,7 +277,7 @@ class CallbackList(Callback):
         return any(answers)
 
     def _flushed(self, callbacks: Iterable[Callback]) -> list[Callback]:
-        """Flushes all callbacks; returns those of `callbacks` that may act: no savers of non-finite weights."""
+        """Flushes all callbacks; returns the `callbacks` that may act, without savers if the weights are non-finite."""
         is_non_finite = self.flush()
         return [callback for callback in callbacks if not (is_non_finite and callback.saves)]
 
@@ -297,8 +295,8 @@ class CallbackList(Callback):
         for callback in self._called:
             callback.on_save_point(point)
 
-    # How each hook is called, by position or by keyword, is what Keras does: a user's lambda may name its arguments as
-    # it likes where they are given by position.
+    # Positional and keyword arguments are as in Keras, because a user's lambda may choose the names of positional
+    # arguments.
 
     def _call(self, hook: str, logs: Any) -> None:
         logs = {} if logs is None else logs
@@ -317,7 +315,7 @@ class CallbackList(Callback):
 
 
 def _overrides(callback: Callback, hook: str) -> bool:
-    """Returns whether a callback has a hook of its own, on the class or on the instance, that this loop has to call."""
+    """Returns whether a callback has its own hook, on the class or on the instance, that this loop has to call."""
     return hook in _own_hooks(callback)
 
 

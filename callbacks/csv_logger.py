@@ -1,4 +1,4 @@
-"""Writing the logs of every epoch to a CSV file."""
+"""A CSV file with the logs of every epoch."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ LOGGER = logging.getLogger(__name__)
 
 
 class CSVLogger(Callback):
-    """Writes one row for each epoch: its number, from 0, and its logs, in the order of their names.
+    """Writes a CSV row for each epoch: the epoch's index, from 0, and its logs, sorted by name.
 
-    The first epoch's logs decide the columns. If it had no validation, each column gets a "val_" twin. A value that an
-    epoch does not have is written as "NA". Rows are on disk when the epoch ends. Of several processes the first
-    writes.
+    The first epoch's logs set the columns. Without a validation in the first epoch, each column gets a "val_" twin.
+    Missing values are written as "NA". Rows are on disk at the end of the epoch. With several processes, the first
+    process writes.
 
-    A run that resumes goes on with its file: rows of epochs that it will repeat are cut off, so that the file ends up
-    as if there had been no interruption. So does a run with `BackupAndRestore` that was killed before its first
-    checkpoint and begins again. With `append=True` rows that are cut off are kept in `filename + ".cut"`, and a warning
-    is logged: another run may have added them meanwhile.
+    A resumed run continues its file: rows of epochs that will be repeated are cut off, so that the file ends as if
+    there had been no interruption. The same holds for a run with `BackupAndRestore` that was killed before its first
+    checkpoint and starts again. With `append=True`, the rows are moved to `filename + ".cut"` and a warning is logged,
+    because another run may have added them.
 
     Args:
-      filename: the path of the file. Folders that do not exist are made.
-      separator: the string between two values.
-      append: True adds to a file that exists, without a second header; False replaces it, with the first row.
+      filename: Path of the file. Missing folders are created.
+      separator: String between two values.
+      append: True to add to an existing file, without a second header; False to replace it at the first row.
 
     Attributes:
-      keys: the names of the columns after the first; None before the first row.
+      keys: Names of the columns after the first; None before the first row.
 
     Raises:
-      OSError: from `fit`, if the file cannot be written.
+      OSError: From `fit`, if the file cannot be written.
 
     Example:
 
@@ -76,7 +76,7 @@ class CSVLogger(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._close()  # an exception may have ended the last fit
         os.makedirs(os.path.dirname(self.filename) or ".", exist_ok=True)
-        # Not emptied yet: a resumed run, whose state comes after this, goes on with its rows.
+        # Not truncated yet: a resumed run, whose state is loaded later, continues its rows.
         self.csv_file = open(self.filename, "a", newline="", encoding="utf-8")  # noqa: SIM115  Open for the whole fit.
         self.writer = self.keys = None
         self._replaces = not self.append
@@ -150,7 +150,7 @@ class CSVLogger(Callback):
 
 
 def _cell(value: Any) -> Any:
-    """Returns what stands in a cell: a list as "[1, 2]" in quotes, a number or a text as it is."""
+    """Returns the content of a cell: a list as "[1, 2]" in quotes, a number or a text unchanged."""
     if isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "ndim", 1) > 0:
         return f'"[{", ".join(map(str, value))}]"'
     return value

@@ -1,4 +1,4 @@
-"""Ending a training that has stopped improving."""
+"""Early stopping of a training that no longer improves."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from trainer.core.types import Verbose
 
 
 class EarlyStopping(MonitorCallback):
-    """Ends `fit` once a log has not improved for some epochs.
+    """Ends `fit` when a log has not improved for a number of epochs.
 
     Args:
-      monitor: the name of the log.
-      min_delta: the change from which on a better value counts as an improvement.
-      patience: how many epochs without an improvement end the training. The first epoch never does.
-      verbose: 1 prints what the callback does, 0 does not.
+      monitor: Name of the log.
+      min_delta: Minimum change that counts as an improvement.
+      patience: Number of epochs without an improvement after which training ends. The first epoch never ends it.
+      verbose: 1 to print messages, 0 for no messages.
       mode: "min", "max" or "auto" (see `MonitorCallback`).
-      baseline: a value to improve on too: only an epoch better than this and than all before it ends a wait.
-      restore_best_weights: whether `fit` ends with the weights of the best epoch, baseline or not, instead of the last.
-      start_from_epoch: the first epoch, from 0, that is looked at.
+      baseline: Additional value to improve on: the wait restarts only after an epoch that is better than the baseline
+        and than all earlier epochs.
+      restore_best_weights: Whether `fit` ends with the weights of the best epoch, regardless of the baseline, instead
+        of the last weights.
+      start_from_epoch: Index of the first monitored epoch, from 0.
 
     Attributes:
-      best: the best monitored value.
-      best_epoch: the epoch, from 0, that it is from.
-      best_weights: the weights at the end of that epoch; None without `restore_best_weights`.
-      wait: the number of epochs since the last improvement.
-      stopped_epoch: the epoch that ended the training; 0 if none did.
+      best: Best monitored value.
+      best_epoch: Index of the best epoch, from 0.
+      best_weights: Weights at the end of the best epoch; None without `restore_best_weights`.
+      wait: Number of epochs since the last improvement.
+      stopped_epoch: Index of the epoch that ended the training; 0 if none.
 
     Raises:
-      ValueError: from `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the direction is not known.
+      ValueError: From `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the direction is unknown.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""The record of what every epoch's logs were."""
+"""Record of the logs of every epoch."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class History(Callback):
-    """Records the logs of every epoch; every `fit` has a history and returns it.
+    """Records the logs of every epoch. Every `fit` has a history and returns it.
 
-    Where there is no other callback, the logs of an epoch are fetched when the next epoch ends or training does, or
-    `history` is read: the device has the next epoch's steps by then.
+    Without other callbacks, the logs of an epoch are fetched at the end of the next epoch or of the training, or when
+    `history` is read. The device then already has the steps of the next epoch.
 
-    Its text is a table with a line for each epoch, and so it is shown in notebooks.
+    The `repr`, also in notebooks, is a table with a row for each epoch.
 
     Attributes:
-      history: for each log, the list of its values as python floats. A log that not every epoch has (a validation with
+      history: Values of each log, as a list of Python floats. A log that some epochs lack (a validation with
         `validation_freq=2`) has a shorter list.
-      epoch: the numbers of the recorded epochs, from 0; emptied when `fit` begins.
-      timing: where the time of the last `fit` went, once it has ended: the seconds that the host waited for "data",
-        for a "compile" and for the "device", those spent in "callbacks", on a "checkpoint" and by the loop itself
-        ("host"), their sum "total", and "rows_per_sec", the training rows per second without compilation.
+      epoch: Indices of the recorded epochs, from 0; cleared when `fit` begins.
+      timing: Time of the last complete `fit`: the seconds that the host waited for "data", for a "compile" and for the
+        "device", the seconds in "callbacks", on a "checkpoint" and in the loop itself ("host"), their sum "total", and
+        "rows_per_sec", the training rows per second without compilation.
 
     Example:
 
@@ -66,11 +66,11 @@ class History(Callback):
         self._unread: tuple[int, Mapping[str, Any]] | None = None
 
     def epochs_of(self, log: str) -> list[int]:
-        """Returns the numbers, from 0, of the epochs that the values of a log are of.
+        """Returns the indices, from 0, of the epochs that have a value of a log.
 
         Raises:
-          TypeError: if the name is no text.
-          KeyError: if there is no such log; the known ones are listed.
+          TypeError: If the name is not a string.
+          KeyError: If there is no such log; the message lists the known logs.
 
         >>> history = History()
         >>> history.on_epoch_end(0, {"loss": 0.5})
@@ -89,17 +89,18 @@ class History(Callback):
             list(self.epoch) if len(self.epoch) == len(values) else list(range(len(values))))
 
     def plot(self, *metrics: str) -> Figure:
-        """Returns a figure of matplotlib with an axis for each metric: its training and its validation over the epochs.
+        """Returns a matplotlib figure with an axis for each metric: training and validation over the epochs.
 
         A notebook shows it, and `history.plot().savefig("curves.png")` writes it.
 
         Args:
-          *metrics: which metrics, such as "loss"; none for all. "val_loss" is drawn with "loss", and no name here.
+          *metrics: Names of metrics, such as "loss"; none for all metrics. "val_loss" is drawn with "loss" and is not a
+            valid name here.
 
         Raises:
-          ImportError: if matplotlib is not installed.
-          TypeError: for a metric that is no text.
-          ValueError: for a metric that the history does not have, or a history without numbers.
+          ImportError: If matplotlib is not installed.
+          TypeError: If a metric is not a string.
+          ValueError: If the history lacks a metric, or has no numbers.
         """
         return curves(self.history, {log: self.epochs_of(log) for log in self.history}, metrics or None)
 
@@ -146,5 +147,5 @@ class History(Callback):
 
 
 def _python_number(value: Any) -> Any:
-    """Returns an array of one number as a python number, and anything else as it is."""
+    """Returns an array of one number as a Python number, and anything else unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value

@@ -1,4 +1,4 @@
-"""Callbacks made of plain functions."""
+"""Callbacks from plain functions."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from trainer.core.arguments import require_functions
 
 
 class LambdaCallback(Callback):
-    """A callback whose hooks are the functions it is given.
+    """A callback whose hooks are the given functions.
 
     Args:
-      on_epoch_begin: called with `(epoch, logs)`.
-      on_epoch_end: called with `(epoch, logs)`.
-      on_train_begin: called with `(logs)`.
-      on_train_end: called with `(logs)`.
-      on_train_batch_begin: called with `(batch, logs=logs)`.
-      on_train_batch_end: called with `(batch, logs=logs)`.
-      **kwargs: any other hook of `Callback`, by its name; names that do not begin with "on_" become attributes.
+      on_epoch_begin: Called with `(epoch, logs)`.
+      on_epoch_end: Called with `(epoch, logs)`.
+      on_train_begin: Called with `(logs)`.
+      on_train_end: Called with `(logs)`.
+      on_train_batch_begin: Called with `(batch, logs=logs)`.
+      on_train_batch_end: Called with `(batch, logs=logs)`.
+      **kwargs: Other hooks of `Callback`, by name; names that do not begin with "on_" become attributes.
 
     Raises:
-      TypeError: if a keyword looks like a hook and there is none of that name, or a hook is no function.
+      TypeError: If a keyword begins with "on_" but is not a hook, or a hook is not callable.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Setting the learning rate of every epoch by a function."""
+"""Learning rates from a function of the epoch."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from trainer.core.types import Verbose
 
 
 class LearningRateScheduler(Callback):
-    """Sets the learning rate before every epoch, and puts it as `learning_rate` into the epoch's logs.
+    """Sets the learning rate before every epoch, and adds it to the epoch's logs as `learning_rate`.
 
-    Of several named optimizers each is set, and put into the logs as `learning_rate_generator` and so on.
+    With several named optimizers, each rate is set, and logged as `learning_rate_generator` and so on.
 
     Args:
-      schedule: called as `schedule(epoch, learning_rate)`, or as `schedule(epoch)` if it takes one argument, with the
-        number of the epoch, from 0, and the learning rate so far, a float; returns the new rate, a float or an array
-        of one floating-point number (so optax schedules of the epoch can be given as they are).
-      verbose: 1 prints each learning rate that is set, 0 does not.
+      schedule: Function called as `schedule(epoch, learning_rate)`, or as `schedule(epoch)` if it takes one argument,
+        with the index of the epoch, from 0, and the current learning rate, a float. It returns the new rate, a float or
+        an array of one floating-point number (so optax schedules of the epoch work unchanged).
+      verbose: 1 to print each new learning rate, 0 for no messages.
 
     Raises:
-      TypeError: if `schedule` cannot be called.
-      ValueError: from `fit`, if `schedule` returns anything else, or if the learning rate of an optax transformation is
-        not known.
+      TypeError: If `schedule` is not callable.
+      ValueError: From `fit`, if `schedule` returns anything else, or if the learning rate of an optax transformation is
+        unknown.
 
     Example:
 
@@ -74,13 +74,13 @@ def named_optimizers(model: Any) -> dict[str, Any]:
 
 
 def learning_rate_logs(model: Any) -> dict[str, float]:
-    """Returns the learning rate of each optimizer of a model, by the name that it has in logs."""
+    """Returns the learning rate of each optimizer of a model, by log name."""
     return {f"learning_rate_{name}" if name else "learning_rate": float(optimizer.learning_rate)
             for name, optimizer in named_optimizers(model).items()}
 
 
 def _takes_two_arguments(schedule: Callable[..., Any]) -> bool:
-    # By its signature, not by trying: a TypeError that the schedule itself raises must reach the user.
+    # Inspects the signature instead of trying a call: a TypeError of the schedule itself must reach the user.
     try:
         signature = inspect.signature(schedule)
     except ValueError:  # some functions written in C have none

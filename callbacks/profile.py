@@ -1,4 +1,4 @@
-"""Profiling some batches of a training."""
+"""Profiles of train batches."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from trainer.core.types import Phase
 class Profile(TrainBatchCallback):
     """Records a profile of some train batches with JAX's profiler; `tensorboard --logdir=LOG_DIR` shows it.
 
-    Batches stay fused, within the profile as well: it is of the training as it is. Only before its first batch and
-    after its last one executions are cut, and the device is waited for, so that the profile has these batches and no
-    others. The first batches of a `fit` compile: choose later batches. What lies between two epochs, such as a
-    validation, is in the profile if its batches are of both.
+    Batches stay fused, also within the profile, so that it shows the real training. Executions end, and the host waits
+    for the device, only before the first batch and after the last batch, so that the profile has exactly these batches.
+    The first batches of a `fit` compile: choose later batches. Events between two epochs, such as a validation, are in
+    the profile if it has batches of both epochs.
 
-    A profile that is not complete when `fit` ends, or when an exception ends it, is written then, at the latest when
-    the callback is used again. Of several processes only the first records. If the profiler fails, for example
-    because another profile is being recorded, there is a warning, and the training goes on.
+    A profile that is incomplete when `fit` ends, also by an exception, is written then, or at the latest at the next
+    use of the callback. With several processes, the first process records. If the profiler fails, for example during
+    another profile, the callback warns and training continues.
 
     Args:
-      log_dir: the directory to write to; made if it does not exist.
-      steps: the numbers of the first and the last train batch, counted from 1 over the epochs of this `fit`; a run that
-        resumes counts from 1 again.
+      log_dir: Directory of the profile; created if missing.
+      steps: Numbers of the first and the last train batch, counted from 1 over the epochs of this `fit`; a resumed run
+        counts from 1 again.
 
     Raises:
-      ValueError: if `steps` are not two such numbers.
+      ValueError: If `steps` is not such a pair.
 
     Example:
 
@@ -108,7 +108,7 @@ class Profile(TrainBatchCallback):
         jax.block_until_ready(self.model.current_run.state)
 
     def _is_last_of_epoch(self, batch: int) -> bool:
-        # The next epoch's beginning then starts the trace: not before the validation.
+        # The beginning of the next epoch then starts the trace, after the validation.
         return (self.params or {}).get("steps") == batch + 1
 
     def _start(self) -> None:

@@ -1,4 +1,4 @@
-"""Lowering the learning rate of a training that has stopped improving."""
+"""Reduction of the learning rate of a training that no longer improves."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from trainer.core.types import Verbose
 
 
 class ReduceLROnPlateau(MonitorCallback):
-    """Multiplies the learning rate by a factor once a log has not improved for some epochs.
+    """Multiplies the learning rate by a factor when a log has not improved for a number of epochs.
 
-    Puts `learning_rate`, as it was during the epoch, into the epoch's logs. Of several named optimizers each
-    learning rate is multiplied, and put into the logs as `learning_rate_generator` and so on.
+    Adds `learning_rate`, the rate during the epoch, to the epoch's logs. With several named optimizers, each rate is
+    multiplied, and logged as `learning_rate_generator` and so on.
 
     Args:
-      monitor: the name of the log.
-      factor: what the learning rate is multiplied by; below 1.
-      patience: how many epochs without an improvement lower the learning rate.
-      verbose: 1 prints what the callback does, 0 does not.
+      monitor: Name of the log.
+      factor: Factor of the learning rate; below 1.
+      patience: Number of epochs without an improvement after which the learning rate is reduced.
+      verbose: 1 to print messages, 0 for no messages.
       mode: "min", "max" or "auto" (see `MonitorCallback`).
-      min_delta: the change from which on a better value counts as an improvement.
-      cooldown: for how many epochs after a reduction no waiting begins.
-      min_lr: the learning rate is not lowered below this.
+      min_delta: Minimum change that counts as an improvement.
+      cooldown: Number of epochs after a reduction during which no waiting begins.
+      min_lr: Lower bound of the learning rate.
 
     Attributes:
-      best: the best monitored value.
-      wait: the number of epochs since the last improvement, reduction or cooldown.
-      cooldown_counter: the number of epochs of cooldown that are left.
+      best: Best monitored value.
+      wait: Number of epochs since the last improvement, reduction or cooldown.
+      cooldown_counter: Number of remaining epochs of cooldown.
 
     Raises:
-      ValueError: if `factor` is not above 0 and below 1; from `fit`, if no log has the name `monitor`, if `mode` is
-        "auto" and the direction is not known, or if the learning rate of an optax transformation is not.
+      ValueError: If `factor` is not above 0 and below 1; from `fit`, if no log has the name `monitor`, if `mode` is
+        "auto" and the direction is unknown, or if the learning rate of an optax transformation is unknown.
 
     Example:
 
@@ -78,7 +78,7 @@ class ReduceLROnPlateau(MonitorCallback):
         self.cooldown_counter = 0
 
     def in_cooldown(self) -> bool:
-        """Returns whether a reduction was so recent that no waiting begins."""
+        """Returns whether a cooldown is active, during which no waiting begins."""
         return self.cooldown_counter > 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -108,7 +108,7 @@ class ReduceLROnPlateau(MonitorCallback):
     def _reduce_learning_rates(self, epoch: int) -> None:
         for name, optimizer in named_optimizers(self.model).items():
             old = float(optimizer.learning_rate)
-            # A learning rate that was set to `min_lr` comes back rounded to float32, which must not count as above it.
+            # A rate set to `min_lr` is read back rounded to float32, which must not count as above `min_lr`.
             if old <= np.float32(self.min_lr):
                 continue
             new = max(old * self.factor, self.min_lr)

@@ -18,22 +18,22 @@ TIMEOUT_SECS = 3.0
 
 
 class RemoteMonitor(Callback):
-    """Posts the number of each epoch, from 0, and its logs to a server, as a JSON object.
+    """Posts the index of each epoch, from 0, and its logs to a server, as a JSON object.
 
-    A server that cannot be reached, does not answer within three seconds or answers with an error costs a warning and
-    never the training. NaN and infinity, for which JSON has no numbers, are sent as null. Of several processes the
+    If the server is unreachable, does not answer within three seconds or answers with an error, the callback warns and
+    training continues. NaN and infinity, which JSON cannot represent, are sent as null. With several processes, the
     first process posts.
 
     Args:
-      root: the server's address, with "http://" or "https://".
-      path: what follows it in the address.
-      field: the name of the form's field that holds the JSON text.
-      headers: more HTTP headers.
-      send_as_json: True posts the JSON itself, as "application/json", and no form.
+      root: Address of the server, with "http://" or "https://".
+      path: Path after `root` in the address.
+      field: Name of the form field that holds the JSON text.
+      headers: Additional HTTP headers.
+      send_as_json: True to post the JSON itself, as "application/json", without a form.
 
     Raises:
-      TypeError: for arguments of a wrong type.
-      ValueError: if `root` is no such address.
+      TypeError: For arguments of a wrong type.
+      ValueError: If `root` is not such an address.
 
     Example:
 
@@ -58,7 +58,7 @@ class RemoteMonitor(Callback):
         arguments.require_bool(send_as_json=send_as_json)
         if headers is not None and not isinstance(headers, Mapping):
             raise wrong_type("headers", headers, "a dict of HTTP headers")
-        # The standard library would also read files.
+        # The standard library would also read local files.
         if not root.lower().startswith(("http://", "https://")):
             raise ValueError(f"`root` must begin with 'http://' or 'https://'. Received: {root!r}.")
         self.root = root
@@ -94,7 +94,7 @@ class RemoteMonitor(Callback):
 
 
 def _as_json(value: Any) -> Any:
-    """Returns what `json` takes: an array of one value is that value, others are lists."""
+    """Returns JSON-serializable data: an array of one value as that value, others as lists."""
     if hasattr(value, "dtype"):
         array = np.asarray(value)
         value = array.item() if array.size == 1 else array.tolist()

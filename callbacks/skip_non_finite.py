@@ -1,4 +1,4 @@
-"""Leaving out updates whose gradients are not finite."""
+"""Skipping updates with non-finite gradients."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from trainer.core import arguments
 
 
 class SkipNonFinite(LateLogsCallback):
-    """Leaves out the updates of batches whose gradients have a NaN or an infinite number in them.
+    """Skips the updates of batches whose gradients have NaN or infinite values.
 
-    Parameters, the optimizer's state and the model state then stay as they were, on all replicas, and only the
-    step number goes on. The log "skipped_steps" counts these updates in an epoch, and "skipped_in_a_row" has the most
-    in a row, also of those before the epoch. The losses and metrics of such batches are in the epoch's like others.
+    Such an update leaves the parameters, the optimizer state and the model state unchanged on all replicas; only the
+    step number increases. The log "skipped_steps" counts the skipped updates of an epoch, and "skipped_in_a_row" is the
+    longest streak, including a streak from earlier epochs. The losses and metrics of such batches still count.
 
-    It sets the model's `skip_non_finite`, which the argument of that name of `compile` does too, and which stays set
-    afterwards. The step decides for itself: nothing waits, and steps stay fused.
+    The callback sets the model's `skip_non_finite`, as the argument of that name of `compile` does; it stays set
+    afterwards. The check runs inside the step: nothing waits, and steps stay fused.
 
     Args:
-      max_consecutive: end the training once so many updates in a row were left out: what keeps being NaN will not get
-        better. This is seen one execution late at most. None goes on.
-      raise_error: False sets `model.stop_training` then, so that `fit` ends as usual; True raises.
+      max_consecutive: Number of consecutive skipped updates that ends the training, noticed at most one execution late.
+        None never ends it.
+      raise_error: False to set `model.stop_training` then, so that `fit` ends as usual; True to raise.
 
     Raises:
-      ValueError: if `max_consecutive` is not a positive integer.
-      RuntimeError: from `fit`, with `raise_error=True`.
+      ValueError: If `max_consecutive` is not a positive integer.
+      RuntimeError: From `fit`, with `raise_error=True`.
 
     Example:
 

@@ -9,18 +9,18 @@ from trainer.core.arguments import require_bool
 
 
 class SwapEMAWeights(Callback):
-    """Has the moving averages of the weights taken for the weights: at the end of `fit`, and of each epoch if asked.
+    """Replaces the weights by their moving averages at the end of `fit`, and optionally after each epoch.
 
-    `compile(ema_decay=...)` keeps the averages, and `evaluate`, `predict` and every validation compute with them, with
-    this callback or without. Nothing is swapped, so nothing can be swapped twice: the weights that are trained stay
-    where they are, and a run that is resumed goes on with them.
+    `compile(ema_decay=...)` keeps the averages. `evaluate`, `predict` and every validation use them, with or without
+    this callback. Nothing is swapped, so nothing can be swapped twice: the trained weights stay in place, and a resumed
+    run continues with them.
 
     Args:
-      swap_on_epoch: whether `get_weights` and `save_weights` give the averages from the end of an epoch until the next
-        one begins. Callbacks that stand behind this callback, such as `ModelCheckpoint`, then save them.
+      swap_on_epoch: Whether `get_weights` and `save_weights` return the averages from the end of an epoch to the
+        beginning of the next. Later callbacks in the list, such as `ModelCheckpoint`, then save the averages.
 
     Raises:
-      ValueError: from `fit`, `evaluate` and `predict`, if no averages are kept.
+      ValueError: From `fit`, `evaluate` and `predict`, if the model keeps no averages.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Ending a training whose loss is no number any more."""
+"""Ending a training whose loss is NaN or infinite."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SHOWN_WEIGHTS = 5
 
 
 def warn_of_non_finite_logs(model: Any, logs: Logs) -> None:
-    """Warns of a training at whose end a loss or a metric is NaN or infinite.
+    """Warns if the last logs of a training have NaN or infinite values.
 
-    Where the model left out updates for that, the batches of these updates are still in the training's own logs, and
-    only those of the validation count.
+    The training logs include batches whose updates were skipped. If the model skipped updates, only the validation logs
+    are checked.
 
     Args:
-      model: what was trained.
-      logs: those of its last epoch.
+      model: Trained model.
+      logs: Logs of the last epoch.
     """
     skips = getattr(model, "skip_non_finite", False)
     non_finite = {name: f"{name}={value}" for name, value in logs.items()
@@ -51,26 +51,25 @@ def _is_numeric(value: Any) -> bool:
 
 
 def _for_other_loops(hook: Any) -> Any:
-    """Marks a batch hook that the trainer's loop need not call: it does not keep batches from being fused."""
+    """Marks a batch hook that the trainer's loop need not call, so that batches stay fused."""
     hook.is_for_other_loops = True
     return hook
 
 
 class TerminateOnNaN(LateLogsCallback):
-    """Ends `fit` after a batch whose loss is NaN or infinite, and names the weights that are not finite.
+    """Ends `fit` after a batch whose loss is NaN or infinite, and names the non-finite weights.
 
-    The loss of an execution is looked at once the next execution has begun, so that the device need not wait: `fit`
-    ends at most one execution late. It is looked at sooner where the epoch ends or something is saved, before any
-    callback acts on that, in whatever order they are listed: `ModelCheckpoint` and `BackupAndRestore` save nothing from
-    that batch on, so that the last good file stays. Of batches that ran as one execution the message says which they
-    are.
+    The loss of an execution is checked after the next execution has begun, so that the device does not wait: `fit` ends
+    at most one execution late. The check is earlier at the end of an epoch and before a save, before any callback acts
+    on them, in any order of the list: `ModelCheckpoint` and `BackupAndRestore` save nothing from that batch on, so that
+    the last good file stays. If several batches ran as one execution, the message names them.
 
     Args:
-      raise_error: False sets `model.stop_training`, so that `fit` ends as usual; True raises, so that `on_train_end` is
-        not called and no callback takes the non-finite weights for a result.
+      raise_error: False to set `model.stop_training`, so that `fit` ends as usual; True to raise, so that
+        `on_train_end` is not called and no callback uses the non-finite weights as a result.
 
     Raises:
-      RuntimeError: from `fit`, with `raise_error=True`.
+      RuntimeError: From `fit`, with `raise_error=True`.
 
     Example:
 
@@ -78,7 +77,7 @@ class TerminateOnNaN(LateLogsCallback):
     Traceback (most recent call last):
     RuntimeError: NaN or Inf loss encountered at batch 3. Loss value: nan. Terminating training immediately.
 
-    Source: Keras 3's callback of this name, which looks at every batch before the next batch begins. There, without
+    Source: Keras 3's callback of this name, which checks every batch before the next batch begins. There, without
     `raise_error`, the non-finite weights are saved at the end of the epoch.
     """
 
@@ -116,7 +115,7 @@ class TerminateOnNaN(LateLogsCallback):
             f" It is one of the batches {first} to {last}, which ran as one execution.")
 
     def _which_weights(self) -> str:
-        """Returns a sentence on the weights that are not finite; nothing for a model that does not show its weights."""
+        """Returns a sentence on the non-finite weights; empty for a model that does not expose its weights."""
         state = getattr(run_of(self.model), "state", None)
         if state is None:
             return ""

@@ -1,6 +1,6 @@
-"""How fast a training is: rows and floating-point operations a second, and the share of what the devices could do.
+"""Throughput of a training: rows and floating-point operations per second, and the share of the devices' peak.
 
-Owns what counts as training time, and what devices can do at most.
+Owns the definition of training time, and the peaks of devices.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from trainer.callbacks.base.callback import Logs, adds_logs
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.core.arguments import require_positive
 
-# Operations a second with dense matrices of 16 bits: bfloat16, or float16 on V100 and T4, which have no bfloat16. By
-# JAX's `device_kind`. NVIDIA's data sheets give twice as much for H100 and L4, which is with structured sparsity.
+# Peak operations per second of dense 16-bit matrices, by JAX's `device_kind`: bfloat16, or float16 on V100 and T4,
+# which have no bfloat16. NVIDIA's data sheets list twice as much for H100 and L4, with structured sparsity.
 _PEAK_FLOPS_PER_SEC = {
     # https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet
     "NVIDIA H100 80GB HBM3": 989.5e12,
@@ -35,7 +35,7 @@ _PEAK_FLOPS_PER_SEC = {
     # https://resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet
     "NVIDIA L4": 121e12,
     # https://cloud.google.com/tpu/docs/v4, and likewise v5e, v5p and v6e: "peak compute per chip (bf16)". The kinds
-    # are those of jax/_src/tpu_info.py.
+    # come from jax/_src/tpu_info.py.
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
     "TPU v5e": 197e12,
@@ -47,29 +47,30 @@ _PEAK_FLOPS_PER_SEC = {
 
 
 class Throughput(TrainBatchCallback):
-    """Adds to the logs of each epoch how fast it trained.
+    """Adds the throughput of each epoch to its logs.
 
-    These are:
+    The logs are:
 
-    - `rows_per_sec`: training rows a second, over all devices.
-    - `model_flops_per_sec`: floating-point operations a second, over all devices; absent if XLA does not tell how many
-      a step has, as of an eager one. XLA counts the operations of the step's program: what `remat` computes again
-      counts again, the body of a loop counts once, and so do the layers of a scan and the parts of `microbatches`.
-    - `utilization`: the share of the devices' peak that this is; absent where the peak is not known.
+    - `rows_per_sec`: Training rows per second, over all devices.
+    - `model_flops_per_sec`: Floating-point operations per second, over all devices; absent if XLA does not report the
+      operations of a step, for example of an eager step. XLA counts the operations of the step's program: operations
+      that `remat` repeats count again; the body of a loop, the layers of a scan and the parts of `microbatches` count
+      once.
+    - `utilization`: Share of the devices' peak; absent if the peak is unknown.
 
-    The time is that from the beginning of the epoch to the end of its last step on the device. It contains the wait for
-    data and the callbacks between batches, which may keep the device waiting. It does not contain compiling, nor
-    validations, also those in mid-epoch, nor what other callbacks do at the end of an epoch: so the first epoch has
-    numbers like the others. Nothing waits for this callback but the end of an epoch.
+    The time is measured from the beginning of the epoch to the end of its last step on the device. It includes the wait
+    for data and the callbacks between batches, which may delay the device. It excludes compilation, validations, also
+    in mid-epoch, and other callbacks at the end of an epoch, so the first epoch is comparable to the others. Only the
+    end of an epoch waits for this callback.
 
     Args:
-      peak_flops_per_sec: floating-point operations a second that one device can do at most. None looks the device up
-        in a table of common accelerators, which has the peak of dense bfloat16 matrices (float16 on older GPUs). For
-        a model that computes in float32, pass the peak of that.
+      peak_flops_per_sec: Peak floating-point operations per second of a device. None uses a table of common
+        accelerators, with the peak of dense bfloat16 matrices (float16 on older GPUs). For a model that computes in
+        float32, pass the float32 peak.
 
     Raises:
-      TypeError: if the peak is not a number.
-      ValueError: if it is not positive.
+      TypeError: If the peak is not a number.
+      ValueError: If the peak is not positive.
 
     Example:
 
@@ -81,8 +82,8 @@ class Throughput(TrainBatchCallback):
     >>> history["rows_per_sec"][0] > 0, 0 < history["utilization"][0] < 1
     (True, True)
 
-    Source: of the utilization, Chowdhery et al., "PaLM", https://arxiv.org/abs/2204.02311, appendix B, but with the
-    operations of the program instead of those that the model needs.
+    Source: for the utilization, Chowdhery et al., "PaLM", https://arxiv.org/abs/2204.02311, appendix B, but with the
+    operations of the program instead of the operations that the model needs.
     """
 
     def __init__(self, peak_flops_per_sec: float | None = None):
@@ -116,7 +117,7 @@ class Throughput(TrainBatchCallback):
             self._end_steps()
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        # What was since the last step is not training.
+        # The time since the last step is not training time.
         if self._end_secs is not None:
             now = self._secs()
             self._begin_secs, self._end_secs = self._begin_secs + now - self._end_secs, now
@@ -131,7 +132,7 @@ class Throughput(TrainBatchCallback):
         logs["rows_per_sec"] = rows / secs
         flops = getattr(self.model.current_run, "train_step_flops", lambda: None)()
         if flops:
-            # By rows, so that a smaller last batch counts for what it is.
+            # By rows, so that a smaller last batch counts in proportion.
             logs["model_flops_per_sec"] = flops / self._rows_of_batch * rows / secs
             devices = self._devices()
             peak = self.peak_flops_per_sec or _PEAK_FLOPS_PER_SEC.get(devices[0].device_kind)
@@ -139,21 +140,21 @@ class Throughput(TrainBatchCallback):
                 logs["utilization"] = logs["model_flops_per_sec"] / (peak * len(devices))
 
     def _end_steps(self) -> None:
-        """Waits for the steps that are running: after the last of them began, nothing else is training."""
+        """Waits for the running steps, after which no training is in progress."""
         begin = self._secs()
         dict(self._train_logs or {})
         waited = self._secs() - begin
-        # Of a validation by a callback that comes before this one, the last execution is not known here yet.
+        # For a validation by an earlier callback, the last execution is not known here yet.
         is_last_known = self.model.current_run.timing.rows == self._rows
         self._end_secs = waited + (self._execution_secs if is_last_known else begin)
 
     def _secs(self) -> float:
-        """Returns the seconds of the run so far, without compiling and without other runs inside of it."""
+        """Returns the seconds of the run so far, without compilation and without other runs inside of it."""
         timing = self.model.current_run.timing
         report = timing.report()
         return report["total"] - report["compile"] - timing.inner_secs
 
     def _devices(self) -> list[Any]:
-        """Returns the devices that the weights are on."""
+        """Returns the devices of the weights."""
         leaves = jax.tree.leaves(self.model.current_run.state.params)
         return list(leaves[0].sharding.device_set) if leaves else jax.local_devices()[:1]

@@ -1,4 +1,4 @@
-"""Validating in the middle of epochs."""
+"""Validation in the middle of epochs."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from trainer.core.types import Data, Phase, Verbose
 
 
 class ValidateEvery(TrainBatchCallback):
-    """Validates after every so many train batches, or minutes, wherever in an epoch that is.
+    """Validates after a number of train batches or minutes, at any point of an epoch.
 
-    The training goes on as if nothing had happened: its weights, its logs and the logs of the epoch are the same with
-    and without this callback. The validation of `fit` at the end of epochs is not replaced.
+    Training is unaffected: the weights and the logs of the epoch are the same with and without this callback. `fit`
+    still validates at the end of epochs.
 
     Args:
-      steps: validate after every so many train batches, counted over the epochs of a `fit`. Batches stay fused in
-        between.
-      minutes: validate once so many minutes have passed since `fit` began or the last validation ended, after the
-        execution that is running then. Either this or `steps` is given.
-      validation_data: a tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or batches that can be iterated again, or
-        a dict of such sets by name, as `evaluate` takes them; None for the `validation_data` of `fit`. A `Dataset`
-        of arrays may stay on the devices from one validation to the next; other data are sent there each time.
-      verbose: 1 prints a line for each validation, 0 does not.
+      steps: Number of train batches between validations, counted over the epochs of a `fit`. Batches in between stay
+        fused.
+      minutes: Minutes between the beginning of `fit` or the end of the last validation and the next validation, which
+        follows the running execution. Give either `minutes` or `steps`.
+      validation_data: A tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or batches that can be iterated again, or
+        a dict of such sets by name, as in `evaluate`; None for the `validation_data` of `fit`. A `Dataset` of arrays
+        may stay on the devices between validations; other data are sent each time.
+      verbose: 1 to print a line for each validation, 0 for no messages.
 
     Attributes:
-      history: "step", the numbers of the train batches, from 1, after which it was validated; and for each log of the
-        validations, such as "val_loss", the list of its values. Emptied when `fit` begins.
-      last_logs: the logs of the last validation, with the prefix "val_"; empty before the first validation.
+      history: "step", the numbers of the train batches, from 1, before each validation; and for each log of the
+        validations, such as "val_loss", the list of its values. Cleared when `fit` begins.
+      last_logs: Logs of the last validation, with the prefix "val_"; empty before the first validation.
 
-    A run that resumes validates after the same batches as an uninterrupted run; with `minutes`, at about the
-    same time of training.
+    A resumed run validates after the same batches as an uninterrupted run; with `minutes`, at about the same training
+    time.
 
     Raises:
-      ValueError: unless just one of `steps` and `minutes` is given, and positive; for validation data that can be read
-        only once; from `fit`, if there are neither `validation_data` here nor there, or for `minutes` in a run of
-        several processes, whose clocks would not agree.
-      TypeError: if `steps` is no integer, or `minutes` no number.
+      ValueError: Unless exactly one of `steps` and `minutes` is given, and positive; for validation data that can be
+        read only once; from `fit`, if neither this callback nor `fit` has `validation_data`, or for `minutes` in a run
+        of several processes, whose clocks differ.
+      TypeError: If `steps` is not an integer, or `minutes` is not a number.
 
     Example:
 
@@ -95,7 +95,7 @@ class ValidateEvery(TrainBatchCallback):
 
     @property
     def _secs_waited(self) -> float | None:
-        """The seconds since the last validation; None where they decide nothing: equal runs have equal states."""
+        """Seconds since the last validation; None where they decide nothing, so that equal runs have equal states."""
         return None if self.minutes is None else time.perf_counter() - self._wait_begin
 
     @_secs_waited.setter
@@ -107,7 +107,7 @@ class ValidateEvery(TrainBatchCallback):
         if self.minutes is not None and jax.process_count() > 1:
             raise ValueError("`ValidateEvery(minutes=...)` cannot be used in a run of several processes: all of them "
                              "must validate after the same batch, and their clocks differ. Use `steps`.")
-        # A custom training loop need not tell whether it can validate.
+        # A custom training loop may not report whether it can validate.
         if self.validation_data is None and not getattr(run_of(self.model), "has_validation_data", True):
             raise ValueError("`ValidateEvery` has nothing to validate on. Pass `validation_data`, to it or to `fit`.")
         self._reset()

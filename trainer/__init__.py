@@ -2,7 +2,7 @@
 
 import os as _os
 
-# A file of Coqui's `trainer` and `coqui-tts-trainer`, which install a package of this name.
+# A file of Coqui's `trainer` and `coqui-tts-trainer`, which install a package with this name.
 _FOREIGN = "trainer_utils.py"
 if _os.path.exists(_os.path.join(_os.path.dirname(__file__), _FOREIGN)):
     raise ImportError(

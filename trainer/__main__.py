@@ -1,4 +1,4 @@
-"""`python -m trainer COMMAND`: plans, checks and looks at trainings; see `tools/command_line`."""
+"""Command line `python -m trainer COMMAND`: plans, checks and inspects trainings; see `tools/command_line`."""
 
 import sys
 

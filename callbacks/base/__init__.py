@@ -1,1 +1,1 @@
-"""What callbacks are made of: the hooks, logs that are read late, lazy logs, monitors, and the `Run` they act on."""
+"""Bases of callbacks: the hooks, logs that are read late, lazy logs, monitors, and the `Run` they act on."""

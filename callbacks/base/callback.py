@@ -1,6 +1,6 @@
-"""The base class of callbacks: which hooks there are and when each is called.
+"""The base class of callbacks: the hooks and the time of each call.
 
-Owns the hooks' names, arguments and meaning. Knows nothing of the loop that calls them.
+Owns the names, arguments and meaning of the hooks. Knows nothing of the loop that calls them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ Logs: TypeAlias = dict[str, Any]
 def adds_logs(*keys: str) -> Callable[[Any], Any]:
     """Marks an `on_epoch_end` that adds these keys, and no others, to the logs.
 
-    What a monitor can find in the logs is known before training only if it is known what the callbacks before it add;
-    an `on_epoch_end` without this mark may add anything. The mark belongs to the function, so that a subclass that
-    overrides the hook does not inherit it.
+    The loop checks a monitor before training if it knows the logs that earlier callbacks add. An `on_epoch_end` without
+    this mark may add any log. The mark belongs to the function: a subclass that overrides the hook does not inherit it.
 
     Args:
-      *keys: the names that the hook adds; none, for a hook that only reads.
+      *keys: names of the added logs; empty for a hook that only reads.
 
     Example:
 
@@ -44,41 +43,41 @@ def adds_logs(*keys: str) -> Callable[[Any], Any]:
 
 
 class Callback:
-    """Something that acts at the given points of `fit`, `evaluate` and `predict`.
+    """Base class of callbacks, which act at given points of `fit`, `evaluate` and `predict`.
 
-    Subclass it and override the hooks of interest; `super().__init__()` may be left out. In `fit` the hooks are called
-    in this order::
+    Override the hooks of interest; `super().__init__()` may be left out. `fit` calls the hooks in this order::
 
         on_train_begin
           on_epoch_begin
             on_train_batch_begin, on_train_batch_end      each batch
-            on_execution_end                              each group of batches that ran as one execution
-            on_save_point                                 likewise
+                  on_execution_end                              each group of batches that ran as one execution
+                  on_save_point                                 after each execution
             on_test_begin ... on_test_end                 if this epoch is followed by a validation
           on_epoch_end
           on_save_point
         on_train_end
 
-    `evaluate` calls the `test` hooks, and `predict` the `predict` hooks. Epochs count from 0, and so do the batches of
-    each epoch. `logs` is a dict, and never None, when a trainer calls a hook. Its values may still be on the device:
-    reading the first log waits for the device (see `LazyLogs`), so a hook that is called often should read seldom.
-    Overriding a batch hook makes the loop call it for every batch, which costs time; a hook that need not see every
-    batch is better put into `on_execution_end`.
+    `evaluate` calls the `test` hooks, and `predict` the `predict` hooks. Epochs count from 0, and batches count from 0
+    in each epoch. A trainer passes `logs` as a dict, never None. Its values may still be on the device: reading the
+    first log waits for the device (see `LazyLogs`), so frequent hooks should read rarely. If a callback overrides a
+    batch hook, the loop calls it for every batch, which costs time. Prefer `on_execution_end` for hooks that do not
+    need every batch.
 
     Attributes:
-      model: the model that is being trained, evaluated or used (see `Run`).
-      params: a dict with "verbose", "epochs" and "steps" (None if unknown).
-      state_attributes: names of the attributes that a checkpoint must keep for a run to resume exactly (see
-        `state_dict` for what they can be).
-      runs_on: where there are several processes, "all" if the hooks are called in each, or "chief" if in the first
-        process alone, as is right for what writes files or prints. All processes must be given the same callbacks, as
-        they decide which batches run at once. A callback for the chief cannot use what all processes have to do
-        together: `evaluate`, weights that are split over processes, `next_sync_step`.
-      saves: whether what is trained is saved by `on_epoch_end`, or by `on_execution_end` at a sync point, a batch that
-        `next_sync_step` named. There neither is called if another callback finds the weights non-finite (see `flush`).
-      stops_consistently: whether the callback sets `model.stop_training`, if it does, at the same batch in every
-        process. If not, the processes ask each other after each execution, which costs a wait for the device.
-      run_folder: a folder that is the run's own, in which `fit` keeps a `run.json` (see `RunRecord`); None for none.
+      model: Model in training, evaluation or prediction (see `Run`).
+      params: Dict with "verbose", "epochs" and "steps" (None if unknown).
+      state_attributes: Names of the attributes that a checkpoint saves, so that a run resumes exactly (see
+        `state_dict` for the allowed values).
+      runs_on: With several processes, "all" to call the hooks in each process, or "chief" to call them in the first
+        process only, for callbacks that write files or print. All processes must be given the same callbacks, because
+        callbacks decide which batches run together. A "chief" callback cannot use operations that need all processes:
+        `evaluate`, weights that are split over processes, `next_sync_step`.
+      saves: Whether the callback saves the trained weights in `on_epoch_end`, or in `on_execution_end` at a sync point
+        (a batch named by `next_sync_step`). Neither is called there if another callback finds the weights non-finite
+        (see `flush`).
+      stops_consistently: Whether the callback sets `model.stop_training` at the same batch in every process, if it
+        sets it. Otherwise the processes synchronize after each execution, which waits for the device.
+      run_folder: Folder that belongs to the run, where `fit` keeps a `run.json` (see `RunRecord`); None for no folder.
 
     Example:
 
@@ -120,20 +119,20 @@ class Callback:
         return self._model
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what `load_state_dict` needs to continue from here.
+        """Returns the state that `load_state_dict` needs to continue from here.
 
-        That is, as a checkpoint can hold it: None, numbers, text, bytes and arrays, in lists, tuples and dicts, which
+        The values are checkpointable: None, numbers, text, bytes and arrays, in lists, tuples and dicts. The containers
         are copies; the arrays are not.
         """
         return {name: copied_containers(getattr(self, name)) for name in self.state_attributes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state that `state_dict` returned.
+        """Continues from a state returned by `state_dict`.
 
-        Called after `on_train_begin` and, in the middle of an epoch, its `on_epoch_begin`, which start afresh.
+        Called after `on_train_begin` and, in mid-epoch, after `on_epoch_begin`. These hooks reset the callback.
 
         Raises:
-          ValueError: if the names in `state` are not those that this callback keeps.
+          ValueError: If the names in `state` differ from the names that this callback saves.
         """
         if set(state) != set(self.state_attributes):
             raise ValueError(f"`state` is not of {type(self).__name__}: it has {sorted(state)}. Expected: "
@@ -142,26 +141,26 @@ class Callback:
             setattr(self, name, copied_containers(state[name]))
 
     def note_of_beginning(self) -> Any:
-        """Returns what `begin_anew` needs, as JSON can hold it; None if that is nothing.
+        """Returns the note that `begin_anew` needs, as JSON-serializable data, or None.
 
-        Called behind `on_train_begin` of a run that saves its state, and has none yet.
+        Called after `on_train_begin` in a run that saves its state and has no saved state yet.
         """
         return None
 
     def begin_anew(self, note: Any) -> None:
-        """Undoes what a run has left outside of the program that was killed before its state was saved.
+        """Undoes the side effects of a run that was killed before its first save.
 
-        Called behind `on_train_begin` of the run that takes its place. Keras has no such hook.
+        Called after `on_train_begin` of the replacement run. Keras has no such hook.
 
         Args:
-          note: what `note_of_beginning` returned in the run that was killed.
+          note: Return value of `note_of_beginning` in the killed run.
         """
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Called when `fit` begins."""
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Called when `fit` ends, with the logs of the last epoch; not if it ends by an exception."""
+        """Called when `fit` ends, with the logs of the last epoch; not called if an exception ends `fit`."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Called before the first batch of an epoch of `fit`."""
@@ -171,9 +170,9 @@ class Callback:
         """Called after an epoch of `fit` and its validation.
 
         Args:
-          epoch: the number of the epoch, from 0.
-          logs: the epoch's loss and metrics, and the validation's with the prefix "val_". What a hook assigns here is
-            seen by the callbacks after it, `History` among them.
+          epoch: Index of the epoch, from 0.
+          logs: Loss and metrics of the epoch, and of the validation with the prefix "val_". Later callbacks, including
+            `History`, see the values that a hook assigns here.
         """
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
@@ -185,10 +184,10 @@ class Callback:
         self.on_batch_end(batch, logs=logs)
 
     def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Called by `on_train_batch_begin`: another name for it."""
+        """Alias of `on_train_batch_begin`, which calls it."""
 
     def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Called by `on_train_batch_end`: another name for it."""
+        """Alias of `on_train_batch_end`, which calls it."""
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """Called when `evaluate` or a validation begins."""
@@ -215,57 +214,55 @@ class Callback:
         """Called after a batch of `predict`, with its outputs as `logs["outputs"]`."""
 
     def next_sync_step(self, phase: Phase, batch: int) -> int | None:
-        """Returns the number of the batch, `batch` or a later batch, that the next execution must not go beyond.
+        """Returns the index of the batch, `batch` or later, at which the next execution must end at the latest.
 
-        `on_execution_end` is then called right after that batch. None, the default, leaves it to the loop how many
-        batches it runs at once.
+        The loop calls `on_execution_end` right after that batch. None, the default, sets no limit.
 
         Args:
           phase: "train" or "test".
-          batch: the number of the first batch of the execution, counted from 0 in the epoch.
+          batch: Index of the first batch of the execution, from 0 in the epoch.
         """
         return None
 
     def flush(self) -> bool:
-        """Called before the run or the model is saved, and before every `on_epoch_end`: do now what was put off.
+        """Performs deferred work. Called before the run or the model is saved, and before every `on_epoch_end`.
 
         Keras has no such hook. It may be called at any time in `fit`, and several times in a row.
 
         Returns:
-          Whether the weights are non-finite, so that nothing more of this `fit` is to be saved; the same in all
-          processes.
+          Whether the weights are non-finite, so that `fit` saves nothing more; the same value in all processes.
         """
         return False
 
     def release(self) -> None:
-        """Called once a run is over, however it ended: give back what is the process's, such as `sys.stdout`.
+        """Returns process-wide resources, such as `sys.stdout`. Called when a run ends, also by an exception.
 
         Keras has no such hook.
         """
 
     def on_save_point(self, point: SavePoint) -> None:
-        """Called in `fit` wherever all of the run can be saved, after all other hooks of that moment.
+        """Called in `fit` whenever the whole run can be saved, after all other hooks of that moment.
 
         Keras has no such hook.
 
         Args:
-          point: the moment, with which to save and to restore (see `SavePoint`).
+          point: Save point, which saves and restores the run (see `SavePoint`).
         """
 
     def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
-        """Called after each execution, which ran one batch or several fused ones; Keras has no such hook.
+        """Called after each execution, which ran one batch or several fused batches. Keras has no such hook.
 
-        Unlike a batch hook it does not keep the loop from fusing batches.
+        Unlike a batch hook, it allows the loop to fuse batches.
 
         Args:
           phase: "train", "test" or "predict".
-          batch: the number of the last batch that ran.
-          logs: the phase's loss and metrics so far; of "predict", the batch's outputs as "outputs".
+          batch: Index of the last batch of the execution.
+          logs: Loss and metrics of the phase so far; for "predict", the outputs of the batch as "outputs".
         """
 
 
 def copied_containers(value: Any) -> Any:
-    """Returns `value` with its lists, tuples and dicts copied and everything else shared."""
+    """Returns a copy of `value` that copies lists, tuples and dicts and shares everything else."""
     if type(value) is dict:
         return {key: copied_containers(item) for key, item in value.items()}
     if type(value) in (list, tuple):

@@ -1,4 +1,4 @@
-"""Where the trainer's messages go: to standard output, or to `logging`."""
+"""Destination of the trainer's messages: standard output or `logging`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _is_enabled = True
 
 
 def enable_interactive_logging() -> None:
-    """Lets progress and the messages of callbacks go to standard output, as they do from the start.
+    """Sends progress and the messages of callbacks to standard output, the default.
 
     Source: https://keras.io/api/utils/config_utils/#enable_interactive_logging-function.
     """
@@ -19,10 +19,10 @@ def enable_interactive_logging() -> None:
 
 
 def disable_interactive_logging() -> None:
-    """Lets progress and the messages of callbacks go to the logger "trainer" of `logging`, at the level INFO.
+    """Sends progress and the messages of callbacks to the logger "trainer" of `logging`, at the level INFO.
 
-    No bar is drawn; there is a record for each epoch, and in long epochs more. Python shows no records of this level
-    before `logging.basicConfig(level=logging.INFO)` or the like is called.
+    No bar is drawn. Each epoch logs a record, and long epochs log more. Python shows no INFO records unless logging
+    is configured, for example by `logging.basicConfig(level=logging.INFO)`.
 
     Source: https://keras.io/api/utils/config_utils/#disable_interactive_logging-function.
     """
@@ -40,7 +40,7 @@ def is_interactive_logging_enabled() -> bool:
 
 
 def print_message(message: str) -> None:
-    """Prints a message, or gives it to `logging`."""
+    """Prints a message, or logs it if interactive logging is disabled."""
     if _is_enabled:
         print(message, flush=True)
     else:

@@ -1,6 +1,6 @@
-"""Callbacks that were written for Keras: objects of `keras.callbacks.Callback`, and of subclasses in other packages.
+"""Support for Keras's callbacks: instances of `keras.callbacks.Callback` and of its subclasses.
 
-Owns how they are recognised, without importing Keras, and what a run keeps of them.
+Owns their detection, without an import of Keras, and the state that a run saves for them.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _PLAIN = (bool, int, float, str, bytes, np.ndarray, np.number)
 
 
 def as_callback(value: Any) -> Any:
-    """Returns an object of Keras's `Callback` as a `Callback`; anything else as it is."""
+    """Returns a `Callback` for an instance of Keras's `Callback`; returns anything else unchanged."""
     base = _base_of(value)
     return value if base is None or isinstance(value, Callback) else KerasCallback(value, base)
 
 
 def _base_of(value: Any) -> type | None:
-    """Returns Keras's `Callback`, if `value` is an object of it or of a subclass."""
+    """Returns Keras's `Callback` class if `value` is an instance of it."""
     return next((cls for cls in type(value).__mro__
                  if cls.__name__ == "Callback" and cls.__module__.partition(".")[0] in _PACKAGES), None)
 
 
 class KerasCallback(Callback):
-    """Calls a callback that was written for Keras.
+    """Adapter for a callback that was written for Keras.
 
-    It is called by the hooks that it overrides, with the same arguments as in Keras; its `model` is the trainer's.
-    Where a run is saved, its attributes are saved that are None, numbers, text or arrays, or lists, tuples and dicts of
-    these: others are as the script has made them.
+    Calls the hooks that the callback overrides, with the same arguments as Keras. The callback's `model` is the
+    trainer's model. A saved run includes the callback's attributes that are None, numbers, text or arrays, or lists,
+    tuples and dicts of them. Other attributes keep the values that the script sets.
 
     Args:
-      callback: the object.
+      callback: Keras callback.
       base: Keras's `Callback`, whose own hooks are not called.
     """
 
@@ -65,7 +65,7 @@ class KerasCallback(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "monitor_op" not in state and getattr(self.callback, "monitor_op", self) is None:
-            # Keras finds out at the first log which way is better, and changes the sign of `min_delta` then.
+            # At the first log, Keras determines the better direction and changes the sign of `min_delta`.
             self.callback._set_monitor_op()
         vars(self.callback).update(state)
 

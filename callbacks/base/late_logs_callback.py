@@ -1,4 +1,4 @@
-"""What callbacks share that look at the logs of every execution without making the device wait."""
+"""Base of callbacks that read the logs of every execution without making the device wait."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 
 
 class LateLogsCallback(TrainBatchCallback):
-    """Base of the callbacks that read the logs of each execution of `fit` when the next execution has begun.
+    """Base of callbacks that read the logs of each execution of `fit` after the next execution has begun.
 
-    The device then has work while the host waits for the logs. What was not read is read before any callback acts on
+    The device thus has work while the host waits for the logs. The remaining logs are read before any callback acts on
     the end of an epoch, and before the run or the model is saved (see `Callback.flush`).
 
-    A subclass overrides `_read_logs`. A subclass that overrides `on_train_begin` or `flush` calls that of this class.
+    Subclasses override `_read_logs`. A subclass that overrides `on_train_begin` or `flush` calls the base method.
 
     Example:
 
@@ -62,7 +62,4 @@ class LateLogsCallback(TrainBatchCallback):
         return False
 
     def _read_logs(self, first: int, last: int, logs: Any) -> None:
-        """Called once for each execution, of the epoch's batches from `first` to `last`, counted from 0.
-
-        `logs` are the epoch's so far, as of that execution.
-        """
+        """Reads the epoch's logs so far, once for each execution of batches `first` to `last`, counted from 0."""

@@ -1,6 +1,6 @@
 """Logs whose values stay on the device until a value is read.
 
-Owns `LazyLogs`, a dict and a JAX pytree. It knows nothing of devices: what fetching means is the loop's business.
+Owns `LazyLogs`, a dict and a JAX pytree. Knows nothing of devices: the loop provides the fetch function.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ _PENDING = object()  # stands in the dict for a value that has not been fetched
 
 
 class LazyLogs(dict):
-    """A dict with known keys, whose values are fetched, all at once, when the first value is read.
+    """A dict with known keys, which fetches all values when the first value is read.
 
-    Asking for keys (`in`, `len`, `keys()`, iteration) and assigning values fetch nothing. Values assigned before the
-    fetch are kept, and keys deleted before it stay away. Copies, and the results of `|` and of `jax.tree.map`, are
+    Access to keys (`in`, `len`, `keys()`, iteration) and assignment fetch nothing. The fetch keeps values that were
+    assigned before it, and does not restore deleted keys. Copies, and the results of `|` and of `jax.tree.map`, are
     plain dicts.
 
     Args:
-      keys: the names of the logs.
-      fetch: called at most once, without arguments; returns the value of each of `keys`. It is let go of afterwards,
-        and with it whatever device memory it refers to.
-      begin: called at most once, before `fetch`; begins what `fetch` then waits for. None where nothing can be begun.
+      keys: Names of the logs.
+      fetch: Function without arguments that returns the value of each of `keys`; called at most once. It is released
+        afterwards, together with the device memory that it references.
+      begin: Function that starts the work that `fetch` waits for; called at most once, before `fetch`. None if there
+        is no such work.
 
     Raises:
-      ValueError: at the first read, if `fetch` returns other keys than were announced.
+      ValueError: At the first read, if the keys returned by `fetch` differ from `keys`.
 
     Example:
 
@@ -42,8 +43,8 @@ class LazyLogs(dict):
     0.5
     """
 
-    # The keys are in the underlying dict from the start, so that whatever C code asks of it (its length, its keys) is
-    # right; only the ways to reach a value are overridden.
+    # The underlying dict has the keys from the start, so that C code sees the right length and keys. Only the methods
+    # that reach a value are overridden.
     __slots__ = ("_announced", "_begin", "_fetch")
 
     def __init__(
@@ -55,7 +56,7 @@ class LazyLogs(dict):
         self._begin = begin
 
     def begin_fetch(self) -> None:
-        """Has the values computed and sent now, so that a later read does not wait for what begins in between."""
+        """Starts the computation and the transfer of the values, so that a later read does not wait for later work."""
         begin, self._begin = self._begin, None
         if begin is not None and self._fetch is not None:
             begin()
@@ -96,8 +97,8 @@ class LazyLogs(dict):
         return dict(self.items())
 
     def __iter__(self) -> Iterator[str]:
-        # Overridden, though it does what dict does: `dict(logs)` and `**logs` copy the storage of a dict with the
-        # inherited __iter__ and would find the pending marks there; otherwise they go through keys() and __getitem__.
+        # The override is needed although it equals dict's: `dict(logs)` and `**logs` copy the storage of a dict with
+        # the inherited __iter__, including the pending marks. Otherwise they use keys() and __getitem__.
         return super().__iter__()
 
     def __eq__(self, other):
@@ -113,12 +114,12 @@ class LazyLogs(dict):
         return repr(self.copy())
 
     def __reduce__(self):
-        # What copy.copy, copy.deepcopy and queues between processes use.
+        # Used by copy.copy, copy.deepcopy and queues between processes.
         return dict, (self.copy(),)
 
 
 def begin_fetch(logs: Mapping[str, Any]) -> None:
-    """Has lazy logs computed and sent now (see `LazyLogs.begin_fetch`); plain dicts are there already."""
+    """Starts the fetch of lazy logs (see `LazyLogs.begin_fetch`); does nothing for plain dicts."""
     if isinstance(logs, LazyLogs):
         logs.begin_fetch()
 
@@ -141,5 +142,5 @@ jax.tree_util.register_pytree_with_keys(LazyLogs, _flatten_with_keys, _unflatten
 
 
 def _plain(other: Any) -> Any:
-    """Returns `other`, with its values fetched where they are lazy."""
+    """Returns `other` with lazy values fetched."""
     return other.copy() if isinstance(other, LazyLogs) else other

@@ -1,4 +1,4 @@
-"""The numbers that logs and optimizers have, by names, for what records them."""
+"""Numbers of logs and optimizers by name, for callbacks that record them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of logs with their names; several of one log are numbered.
+    """Yields the numbers of logs with their names, numbered if a log has several.
 
     >>> list(scalars({"loss": 0.5, "recall": np.array([1.0, 0.0])}))
     [('loss', 0.5), ('recall_0', 1.0), ('recall_1', 0.0)]
@@ -24,7 +24,7 @@ def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
-    """Returns the optimizers of a run's model by name: a single optimizer has the name ""."""
+    """Returns the optimizers of a run's model by name; a single optimizer has the name ""."""
     optimizer = model.optimizer
     if isinstance(optimizer, Mapping):
         return dict(optimizer)
@@ -32,7 +32,7 @@ def optimizers_of(model: Any) -> dict[str, Any]:
 
 
 def learning_rates(model: Any) -> dict[str, float]:
-    """Returns the learning rates of a run's model that are known. Reading them waits for the steps that are running."""
+    """Returns the known learning rates of a run's model. Reading them waits for the running steps."""
     rates = {}
     for name, optimizer in optimizers_of(model).items():
         with contextlib.suppress(ValueError):  # there is none, or several

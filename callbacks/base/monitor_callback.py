@@ -1,4 +1,4 @@
-"""What callbacks share that watch one log and compare its values."""
+"""Base of callbacks that watch a log and compare its values."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Mode: TypeAlias = Literal["auto", "min", "max"]
 
 
 class MonitorCallback(Callback):
-    """Base of the callbacks that ask each epoch whether a log has improved.
+    """Base of callbacks that check each epoch whether a log has improved.
 
     Args:
-      monitor: the name of the log, such as "val_loss".
-      mode: "min" if less is better, "max" if more is; "auto" takes the direction of the metric of that name, and "min"
-        for a loss. Any other value warns and counts as "auto".
-      baseline: the first value of `best`. With None, the first monitored value counts as an improvement.
-      min_delta: the change from which on a better value counts as an improvement; its sign is ignored.
+      monitor: Name of the log, such as "val_loss".
+      mode: "min" if less is better, "max" if more is better. "auto" uses the direction of the metric of that name, and
+        "min" for a loss. Any other value warns and counts as "auto".
+      baseline: Initial value of `best`. With None, the first monitored value counts as an improvement.
+      min_delta: Minimum change that counts as an improvement; its sign is ignored.
 
     Attributes:
-      monitor_op: `numpy.less` or `numpy.greater`; None until the first epoch has ended.
-      best: the best value so far.
+      monitor_op: `numpy.less` or `numpy.greater`; None before the end of the first epoch.
+      best: Best value so far.
 
     Raises:
-      ValueError: from `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the direction is not known.
+      ValueError: From `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the direction is unknown.
 
     Example:
 
@@ -70,16 +70,16 @@ class MonitorCallback(Callback):
         self.monitor_op: Any = None
 
     def check_monitor(self, available: Iterable[str]) -> None:
-        """Rejects a monitor that no log has. A loop calls it as soon as it knows the logs' names.
+        """Rejects an unknown monitor. The loop calls this method as soon as it knows the names of the logs.
 
-        Where it was not called, the first logs are checked; they must then have the monitor, so a loop that does not
-        validate in every epoch has to call it.
+        Without this call, the first logs are checked and must contain the monitor. A loop that does not validate in
+        every epoch therefore has to call it.
 
         Args:
-          available: the names that the logs of some epoch will have.
+          available: Names of all logs that any epoch will have.
 
         Raises:
-          ValueError: if `monitor` is not among them; the message lists the names like it.
+          ValueError: If `monitor` is not available; the message lists similar names.
         """
         available = sorted(set(available))
         if self.monitor not in available:
@@ -90,11 +90,10 @@ class MonitorCallback(Callback):
         self._monitor_checked = True
 
     def get_monitor_value(self, logs: Mapping[str, Any] | None) -> Any:
-        """Returns the monitored value, or None in an epoch that does not have it (such as an epoch without a
-        validation).
+        """Returns the monitored value, or None if the epoch has none (such as an epoch without a validation).
 
         Raises:
-          ValueError: if these are the first logs, `check_monitor` was not called, and the monitor is missing.
+          ValueError: If these are the first logs, `check_monitor` was not called, and the monitor is missing.
         """
         logs = logs or {}
         if not self._monitor_checked:
@@ -105,7 +104,7 @@ class MonitorCallback(Callback):
         self._monitor_checked = False  # the next fit may have other logs
 
     def _set_monitor_op(self) -> None:
-        """Sets `monitor_op`; with mode "auto" this needs the model's metrics, which a first batch may have to build."""
+        """Sets `monitor_op`; mode "auto" needs the model's metrics, which the first batch may build."""
         directions = {"min": np.less, "max": np.greater}
         direction = self.mode if self.mode != "auto" else self._known_direction(self.monitor.removeprefix("val_"))
         if direction is None:
@@ -129,14 +128,14 @@ class MonitorCallback(Callback):
 
 
 def _in_float32(value: Any) -> Any:
-    # Keras compares so, and it is what logs are: of more digits, those that `min_delta` has in binary would decide
+    # Keras compares in float32, the dtype of logs. With more digits, the binary form of `min_delta` would decide
     # whether 0.51 is better than 0.5 by 0.01.
     with np.errstate(over="ignore"):
         return np.float32(value) if isinstance(value, (float, np.floating)) else value
 
 
 def advice(monitor: str, available: list[str], verb: str = "monitor") -> str:
-    """Returns the sentence of an error that says which log to take instead, by what is done with it."""
+    """Returns the sentence of an error message that suggests another log."""
     near = difflib.get_close_matches(monitor, available, n=3, cutoff=0.6)
     if monitor.startswith("val_") and not any(name.startswith("val_") for name in available):
         return f"Nothing is validated: pass `validation_data`, or {verb} one of: " + ", ".join(available) + "."

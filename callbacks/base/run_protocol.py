@@ -1,7 +1,7 @@
-"""What a callback may use of the model that it is given.
+"""The part of the model that a callback may use.
 
-Owns the `Run` protocol: the whole surface between callbacks and trainer. Callbacks import nothing from the trainer, so
-that they can be tested with a fake model, and used in a custom training loop with any object that has these members.
+Owns the `Run` protocol, the whole interface between callbacks and trainer. Callbacks import nothing from the trainer,
+so they can be tested with a fake model, and used in a custom training loop with any object that has these members.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class RunOptimizer(Protocol):
-    """The part of an optimizer that callbacks read and set."""
+    """Part of an optimizer that callbacks read and set."""
 
     learning_rate: SupportsFloat
     """The factor of the next step; assigning a float takes effect from the next batch on."""
@@ -23,7 +23,7 @@ class RunOptimizer(Protocol):
 
 
 class RunState(Protocol):
-    """The part of a training state that callbacks read: its trees, whose paths name the weights."""
+    """Part of a training state that callbacks read: its trees, whose paths name the weights."""
 
     @property
     def params(self) -> Any: ...
@@ -32,7 +32,7 @@ class RunState(Protocol):
 
 
 class RunTiming(Protocol):
-    """Where the time of a run goes."""
+    """Time spent by a run."""
 
     rows: int
     """Training rows so far."""
@@ -41,13 +41,13 @@ class RunTiming(Protocol):
     """The seconds of other runs inside of this run, such as an `evaluate` that a callback calls."""
 
     def report(self) -> Mapping[str, float]:
-        """Returns the seconds so far by what they went to, as in `History.timing`."""
+        """Returns the seconds so far by activity, as in `History.timing`."""
 
 
 class SavePoint(Protocol):
-    """A moment of `fit` at which all of it can be saved: every callback has been told of what happened so far.
+    """A moment of `fit` at which the whole run can be saved, as every callback has seen all events so far.
 
-    All of a `fit` are the same object, whose attributes tell where the run is.
+    Each `fit` has a single instance, whose attributes describe the position of the run.
     """
 
     kind: str
@@ -68,66 +68,66 @@ class SavePoint(Protocol):
     """Whether `fit` ends here because of `max_steps` or `max_time`: what is saved at this point can go on."""
 
     def save(self, folder: str, keep: int, wait: bool = False) -> bool:
-        """Begins to write a checkpoint of the run to a folder of them, in which the newest `keep` stay.
+        """Starts to write a checkpoint of the run to a folder of checkpoints, and keeps the newest `keep`.
 
-        During a validation that is the run as it was before it: a resumed run repeats the whole validation.
+        During a validation, the checkpoint holds the run before the validation: a resumed run repeats all of it.
 
         Args:
-          folder: where the checkpoints are; made if it is not there.
-          keep: how many checkpoints to leave there.
-          wait: whether to return only once it is written.
+          folder: Folder of the checkpoints; created if missing.
+          keep: Number of checkpoints to keep.
+          wait: Whether to return only after the checkpoint is written.
 
         Returns:
-          Whether there is anything to write: not if a callback finds the weights non-finite (see `Callback.flush`).
+          Whether a checkpoint is written; False if a callback finds the weights non-finite (see `Callback.flush`).
 
         Raises:
-          OSError: if it, or the last that was begun, cannot be written.
-          RuntimeError: after an exception, if the run is no longer what it was at the save point before.
+          OSError: If this checkpoint or the previous checkpoint cannot be written.
+          RuntimeError: After an exception, if the run has changed since the previous save point.
         """
 
     def restore(self, folder: str) -> str | None:
-        """Brings the run, which is at its start, to where the newest whole checkpoint in `folder` was written.
+        """Restores the run, which is at its start, from the newest complete checkpoint in `folder`.
 
         Returns:
-          A sentence on where the run goes on; None if there is no checkpoint.
+          A sentence that describes where the run continues; None if there is no checkpoint.
 
         Raises:
-          ValueError: if no checkpoint is whole, or it is of another model, other data or other callbacks.
+          ValueError: If no checkpoint is complete, or it is from another model, other data or other callbacks.
         """
 
     def start_from(self, folder: str) -> None:
-        """Begins the run with the training state, and the count of batches, of the newest whole checkpoint in `folder`.
+        """Starts the run with the training state and the batch count of the newest complete checkpoint in `folder`.
 
-        Nothing else is taken from it: the data, the history and the callbacks begin.
+        The data, the history and the callbacks start afresh.
 
         Raises:
-          ValueError: if no checkpoint is whole, or it is of another model.
+          ValueError: If no checkpoint is complete, or it is from another model.
         """
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is written; raises what `save` does."""
+        """Waits until the last checkpoint is written; raises the errors of `save`."""
 
     def delete(self, folder: str) -> None:
         """Deletes the checkpoints in a folder."""
 
     def is_preempted(self, boundary: int) -> bool:
-        """Returns whether all of several processes are to save here, as one of them has received SIGTERM.
+        """Returns whether all processes must save here, because a process has received SIGTERM.
 
         Args:
-          boundary: the number of the moment, the same in all processes and greater each time.
+          boundary: Number of the moment; the same in all processes, and increasing from call to call.
         """
 
 
 class RunDetails(Protocol):
-    """What callbacks, and no other users, read and do: `model.current_run`."""
+    """Run-time details for callbacks only: `model.current_run`."""
 
     @property
     def state(self) -> RunState:
-        """The state, to be read at once and not kept: the next train step may reuse its buffers."""
+        """State of the run. Read it at once and do not keep it: the next train step may reuse its buffers."""
 
     @property
     def timing(self) -> RunTiming:
-        """The clock of the run."""
+        """Clock of the run."""
 
     @property
     def has_validation_data(self) -> bool:
@@ -135,56 +135,56 @@ class RunDetails(Protocol):
 
     @property
     def metric_directions(self) -> Mapping[str, str]:
-        """Whether more ("max") or less ("min") is better, by log name without "val_"."""
+        """Better direction, "max" or "min", by log name without "val_"."""
 
     @property
     def validation_sets(self) -> Sequence[str]:
-        """The names of the sets that `fit` validates on, with which their logs begin, such as "val_clean_loss".
+        """Names of the validation sets of `fit`, which begin their logs, such as "val_clean_loss".
 
-        Empty where data to validate on have no name. A run may lack this property.
+        Empty if the validation data have no name. A run may lack this property.
         """
 
     @property
     def keeps_averages(self) -> bool:
-        """Whether moving averages of the weights are kept, with which `evaluate` and `predict` compute."""
+        """Whether the run keeps moving averages of the weights, which `evaluate` and `predict` use."""
 
     @property
     def shows_averages(self) -> bool:
-        """Set to True to have `get_weights` and `save_weights` give the averages; training goes on with the weights."""
+        """Whether `get_weights` and `save_weights` return the averages; training continues with the weights."""
 
     @shows_averages.setter
     def shows_averages(self, value: bool) -> None: ...
 
     def adopt_averages(self) -> None:
-        """Makes the moving averages the weights."""
+        """Replaces the weights by their moving averages."""
 
     def begin_save(self, filepath: Any) -> None:
-        """Begins to write what `save` writes to a folder, as it is now; training may go on.
+        """Starts to save the current model to a folder, in the format of `save`; training may continue.
 
-        Waits for the save before, and raises what went wrong in it. A run may lack this method and the next.
+        Waits for the previous save and raises its error. A run may lack this method and `wait_for_save`.
 
         Raises:
-          OSError: if it, or the last that was begun, cannot be written.
+          OSError: If this save or the previous save cannot be written.
         """
 
     def wait_for_save(self) -> None:
-        """Returns once what was begun is written; raises what `begin_save` does."""
+        """Waits until the save is written; raises the errors of `begin_save`."""
 
     def description(self) -> Mapping[str, Any]:
-        """Returns what a `fit` that begins was started with, as plain data by name.
+        """Returns the settings of a starting `fit`, as plain data by name.
 
-        These are "model", "seed", "strategy", "replicas", what "compile" and "fit" were given, and fingerprints of the
-        "data". A run may lack this method.
+        The names are "model", "seed", "strategy", "replicas", "compile" and "fit" (their arguments), and "data"
+        (fingerprints). A run may lack this method.
         """
 
     def train_step_flops(self) -> float | None:
-        """Returns how many floating-point operations a train step has over all devices, as XLA counts them.
+        """Returns the number of floating-point operations of a train step over all devices, as counted by XLA.
 
-        None if that is not known. A run may lack this method.
+        None if unknown. A run may lack this method.
         """
 
     def train_step_text(self) -> str | None:
-        """Returns the text of the compiled train step; None if it was not compiled. A run may lack this method."""
+        """Returns the text of the compiled train step; None if it is not compiled. A run may lack this method."""
 
 
 class Run(Protocol):
@@ -224,36 +224,36 @@ class Run(Protocol):
 
     @property
     def current_run(self) -> RunDetails:
-        """The run itself. A custom training loop may have a model without; see `run_of`."""
+        """Details of the run. The model of a custom training loop may lack this attribute; see `run_of`."""
 
     skip_non_finite: bool
     """Whether updates with gradients that are not finite are left out."""
 
     def get_weights(self) -> list[np.ndarray]:
-        """Returns copies of all weights: the leaves of the parameters, then those of the model state."""
+        """Returns copies of all weights: first the leaves of the parameters, then the leaves of the model state."""
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Replaces all weights, given in the order of `get_weights`."""
 
     def save_weights(self, filepath: Any) -> None:
-        """Writes the weights to a safetensors file, replacing what is there; by one process."""
+        """Writes the weights to a safetensors file from one process, and replaces an existing file."""
 
     def save(self, filepath: Any) -> None:
-        """Writes the training state, replacing what is there: to one file if the name has a suffix, else a folder."""
+        """Writes the training state, to one file if the name has a suffix, else to a folder; replaces existing data."""
 
     def evaluate(
         self, x: Any, y: Any = None, *, verbose: Any = "auto", sample_weight: Any = None, callbacks: Any = None
     ) -> dict[str, Any]:
-        """Returns the loss and the metrics over some data."""
+        """Returns the loss and the metrics over the given data."""
 
     def validate(self) -> dict[str, Any]:
-        """Returns the logs, without "val_", over the `validation_data` of the `fit` that is running.
+        """Returns the logs, without "val_", over the `validation_data` of the running `fit`.
 
         Raises:
-          ValueError: if it has none.
+          ValueError: If `fit` has no validation data.
         """
 
 
 def run_of(model: Any) -> RunDetails | None:
-    """Returns the run of a model; None for a model of a custom training loop that has none."""
+    """Returns the run of a model; None for the model of a custom training loop that has none."""
     return getattr(model, "current_run", None)

@@ -1,6 +1,6 @@
-"""What callbacks share that act at certain train batches of a `fit`.
+"""Base of callbacks that act at certain train batches of a `fit`.
 
-Owns the counting of batches over the epochs. What happens at a batch is the subclasses' business.
+Owns the count of batches over the epochs. Subclasses act at the batches.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from trainer.core.types import Phase
 
 
 class TrainBatchCallback(Callback):
-    """Base of the callbacks that count the train batches of a `fit`, over its epochs and from 1.
+    """Base of callbacks that count the train batches of a `fit`, over its epochs and from 1.
 
-    Batches of an epoch that ran before this callback was there, as those before a resumed run, do not count, unless a
-    subclass keeps the counters: it then has `TrainBatchCallback.counters` in its `state_attributes`.
+    The count excludes batches that ran before the callback was present, such as the batches before a resumed run. A
+    subclass that keeps the counters has `TrainBatchCallback.counters` in its `state_attributes`.
 
-    A subclass overrides `_after_batches`, and may cut executions with `next_sync_step`. A subclass that overrides
-    `next_sync_step`, `on_train_begin` or `on_epoch_begin` calls that of this class first.
+    Subclasses override `_after_batches`, and may limit executions with `next_sync_step`. A subclass that overrides
+    `next_sync_step`, `on_train_begin` or `on_epoch_begin` calls the base method first.
 
     Example:
 
@@ -58,7 +58,7 @@ class TrainBatchCallback(Callback):
             self._after_batches(first, batch, logs)
 
     def _after_batches(self, first: int, last: int, logs: Any) -> None:
-        """Called after an execution of the epoch's batches from `first` to `last`, counted from 0."""
+        """Called after an execution of the epoch's batches `first` to `last`, counted from 0."""
 
     def _number(self, batch: int) -> int:
         """Returns the number in this `fit`, from 1, of a batch of this epoch."""

@@ -1,4 +1,4 @@
 """Callbacks that save the run or the model.
 
-Own when to save, under which name, and what to delete again. How it is written is the business of run and model.
+Own the time and the name of each save, and the deletion of old saves. The run and the model write the data.
 """

@@ -1,4 +1,4 @@
-"""Going on where an interrupted run stopped."""
+"""Checkpoints of a run, which resume it after an interruption."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ PREEMPTED_EXIT_CODE = 143  # what a shell reports of a process that SIGTERM ende
 
 
 class BackupAndRestore(Callback):
-    """Saves a run as it goes, and lets the same command go on after an interruption as if there had been none.
+    """Saves checkpoints of a run, so that the same command resumes it after an interruption.
 
     A checkpoint holds the weights, the optimizer, the position in the data, the metrics of the epoch so far, the
-    history and the state of every callback. When `fit` begins and the folder has a checkpoint, the run goes on from the
-    newest that is whole; data that are no arrays, `Dataset` or Grain's are read from their beginning up to there. On
-    CPUs it then has the bits of an undisturbed run. On GPUs kernels may add in another order in each run, unless the
-    model was compiled with `compile(deterministic=True)`: docs/resume.md has what is exact on which platform. Nothing
-    is saved once `TerminateOnNaN` has found the loss to be no number, not even the end.
+    history and the state of every callback. If the folder has a checkpoint when `fit` begins, the run continues from
+    the newest complete checkpoint. Data other than arrays, `Dataset` or Grain's are read again from their beginning up
+    to that position. On CPUs the results equal an uninterrupted run bit for bit. On GPUs kernels may sum in a different
+    order in each run, unless the model was compiled with `compile(deterministic=True)`; docs/resume.md lists the
+    guarantees by platform. After `TerminateOnNaN` has found a NaN loss, nothing is saved, not even at the end.
 
     Args:
-      backup_dir: the folder, for this run alone.
-      save_freq: when to save: "epoch" after each epoch, a number of batches, counted over the epochs, or a
+      backup_dir: Folder for this run alone.
+      save_freq: "epoch" to save after each epoch, a number of batches, counted over the epochs, or a
         `datetime.timedelta`.
-      double_checkpoint: whether the checkpoint before the newest stays too, for the case that the newest gets damaged.
-      delete_checkpoint: whether the checkpoints are deleted at the end of the training. If not, the end is saved,
-        whatever `save_freq` is.
-      save_on_error: whether the run is also saved where an exception ends it, as it was after the last batch that all
-        callbacks were told of. Ctrl-C then ends it at the next boundary of batches, and at once if it comes again. A
-        step that fails on the device, or a callback that fails after a batch, leaves nothing but what was saved
-        before, which a warning says. For one process only.
-      preemption_signal: a signal on which the run saves at the next boundary of batches and ends the process with the
-        exit code 143; None for none. Several processes agree on the boundary, and on SIGTERM only: one of them may have
-        received it.
+      double_checkpoint: Whether to keep the checkpoint before the newest too, in case the newest gets damaged.
+      delete_checkpoint: Whether to delete the checkpoints at the end of the training. If False, the end is saved,
+        regardless of `save_freq`.
+      save_on_error: Whether to save the run also when an exception ends it, in its state after the last batch that all
+        callbacks have seen. Ctrl-C then ends the run at the next boundary of batches; a second Ctrl-C ends it at once.
+        If a step fails on the device, or a callback fails after a batch, only earlier checkpoints remain, and a warning
+        says so. For a single process only.
+      preemption_signal: Signal on which the run saves at the next boundary of batches and ends the process with exit
+        code 143; None for no signal. Several processes agree on the boundary, and support SIGTERM only, which may reach
+        a single process.
 
     Raises:
-      ValueError: for an empty `backup_dir` or an unknown `save_freq`; from `fit`, if the folder has checkpoints of
-        which none is whole, or of another run.
-      OSError: from `fit`, if a checkpoint cannot be written. What was written before stays.
+      ValueError: For an empty `backup_dir` or an unknown `save_freq`; from `fit`, if the folder has checkpoints but no
+        complete checkpoint, or checkpoints of another run.
+      OSError: From `fit`, if a checkpoint cannot be written. Earlier checkpoints remain.
 
     Example:
 
@@ -89,7 +89,7 @@ class BackupAndRestore(Callback):
 
     @property
     def run_folder(self) -> str | None:  # type: ignore[override]
-        """The folder of the checkpoints."""
+        """Folder of the checkpoints."""
         return self.backup_dir
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -144,7 +144,7 @@ class BackupAndRestore(Callback):
             self._point.delete(self._folder)
 
     def _resumed(self, point: SavePoint) -> str | None:
-        """Brings the run to where it goes on; returns a sentence on it, or None if it begins."""
+        """Restores the run; returns a sentence that describes its position, or None if the run begins."""
         return point.restore(self._folder)
 
     @property
@@ -195,14 +195,14 @@ class BackupAndRestore(Callback):
     def _is_preempted_everywhere(self) -> bool:
         if jax.process_count() == 1 or self.preemption_signal is None:
             return self._is_preempted
-        # JAX has a handler of its own, and finds a boundary that no process has passed.
+        # JAX has its own handler, and finds a boundary that no process has passed.
         self._boundaries += 1
         return self._point.is_preempted(self._boundaries)
 
     def _listen(self) -> None:
         if jax.process_count() > 1:
             return
-        # Python calls handlers in the main thread only, and only there may they be set.
+        # Python calls handlers in the main thread only, and only the main thread may set them.
         if threading.current_thread() is not threading.main_thread():
             return
         numbers: set[int] = set() if self.preemption_signal is None else {self.preemption_signal}
@@ -226,7 +226,7 @@ class BackupAndRestore(Callback):
             self._is_interrupted = True
             LOGGER.warning("Ctrl-C: the run ends after these batches, and is saved; again, it ends at once.")
         else:
-            # `fit` ended by an exception, or this is urgent: the signal means what it meant before.
+            # An exception has ended `fit`, or the signal is urgent: it gets its previous meaning.
             outer = self._outer_handlers.get(number, signal.SIG_DFL)
             self._stop_listening()
             if callable(outer):

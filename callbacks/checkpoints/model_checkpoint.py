@@ -1,6 +1,6 @@
-"""Saving the model as it trains: every so often, the best, or the newest.
+"""Saves of the model during training: periodic, best, or newest.
 
-Owns when to save, under which name, and which files to delete again. How a model is written is the model's business.
+Owns the time and the name of each save, and the deletion of old files. The model writes the data.
 """
 
 from __future__ import annotations
@@ -27,39 +27,37 @@ from trainer.core.types import Verbose
 
 
 class ModelCheckpoint(PeriodicSaves):
-    """Saves the model, or its weights, after epochs or every so many batches.
+    """Saves the model, or its weights, after epochs or after a number of batches.
 
-    Of several processes all call the model's methods; the first makes folders and deletes files. What is written is
-    in place before anything is deleted. Nothing is written once `TerminateOnNaN` has found the loss to be no number.
-    `best`, the counts and the list of files resume with the run; as in Keras, they go on in another `fit` with the same
-    instance.
+    All processes call the model's methods; the first process makes folders and deletes files. New files are complete
+    before old files are deleted. After `TerminateOnNaN` has found a NaN loss, nothing is written. `best`, the counts
+    and the list of files resume with the run; as in Keras, another `fit` with the same instance continues them.
 
     Args:
-      filepath: the path to save to. `{epoch}` and `{batch}`, counted from 1, and the names of logs are replaced, such
-        as in "weights-{epoch:02d}-{val_loss:.2f}.safetensors". Folders that do not exist are made.
-      monitor: the name of the log that says which model is best; None for none.
-      verbose: 1 prints what the callback does, 0 does not.
-      save_best_only: whether to save only if the monitored value is better than any before. An epoch without it, such
-        as an epoch without a validation, does not save. If no log ever has it, each save warns and is made all the
-        same.
-      save_weights_only: True writes the weights, to a safetensors file. False writes the whole training state, to one
+      filepath: Path of the file. `{epoch}` and `{batch}`, counted from 1, and the names of logs are replaced, as in
+        "weights-{epoch:02d}-{val_loss:.2f}.safetensors". Missing folders are created.
+      monitor: Name of the log that ranks the models; None for no ranking.
+      verbose: 1 to print messages, 0 for no messages.
+      save_best_only: Whether to save only if the monitored value improves. An epoch without this value, such as an
+        epoch without a validation, is not saved. If no log ever has the value, each save warns and is written.
+      save_weights_only: True to write the weights to a safetensors file. False to write the whole training state, to a
         file if `filepath` has a suffix, else to a folder.
       mode: "min", "max" or "auto" (see `MonitorCallback`).
-      save_freq: "epoch" saves after each epoch; an integer after so many batches, counted over the epochs. Executions
-        end at these batches; all others stay fused.
-      initial_value_threshold: the value that the first save must improve on, with `save_best_only`.
-      max_to_keep: how many of the files that this callback wrote to keep: the best, by the monitored value, or the
-        newest if no log has the monitor. What would not be kept is not written. None keeps all.
+      save_freq: "epoch" to save after each epoch, or a number of batches, counted over the epochs. Executions end at
+        these batches; all other batches stay fused.
+      initial_value_threshold: Value that the first save must improve on, with `save_best_only`.
+      max_to_keep: Number of files of this callback to keep: the best by the monitored value, or the newest if no log
+        has the monitor. A file that would not be kept is not written. None keeps all files.
 
     Attributes:
-      best: the best monitored value so far, with `save_best_only`.
+      best: Best monitored value so far, with `save_best_only`.
 
     Raises:
-      ValueError: if `save_freq` or `max_to_keep` cannot be used, `save_best_only` is given without a monitor, or
+      ValueError: If `save_freq` or `max_to_keep` is invalid, `save_best_only` is given without a monitor, or
         `filepath` has the suffix of another format, such as ".keras"; from `fit`, if `mode` is "auto" and the direction
-        is not known.
-      KeyError: from `fit`, if `filepath` names something that is no log; before training where the logs are known.
-      OSError: from `fit`, if a file cannot be written.
+        is unknown.
+      KeyError: From `fit`, if `filepath` names an unknown log; before training if the logs are known by then.
+      OSError: From `fit`, if a file cannot be written.
 
     Example:
 
@@ -110,7 +108,7 @@ class ModelCheckpoint(PeriodicSaves):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        # The state is read from a file: nothing outside of the callback's own folder is deleted because of it.
+        # The state comes from a file, so files outside of the callback's own folder are never deleted because of it.
         foreign = [entry[0] for entry in self._kept if not self._is_own(entry[0])]
         if foreign:
             warnings.warn(f"`ModelCheckpoint` resumes with files that do not lie in the folder {self._own_folder!r} of "
@@ -119,7 +117,7 @@ class ModelCheckpoint(PeriodicSaves):
 
     @property
     def _own_folder(self) -> str:
-        """The folder of all files that this callback writes: that of `filepath` up to the first name in it."""
+        """Folder of all files of this callback: the folder of `filepath` up to the first replaced name."""
         return os.path.realpath(os.path.dirname(self.filepath.partition("{")[0]))
 
     def _is_own(self, path: str) -> bool:
@@ -129,10 +127,10 @@ class ModelCheckpoint(PeriodicSaves):
         return is_name and os.path.commonpath([self._own_folder, folder]) == self._own_folder
 
     def check_monitor(self, available: Iterable[str]) -> None:
-        """Notes whether a log has the monitor: without it files are written all the same, as in Keras.
+        """Records whether a log has the monitor: without it files are still written, as in Keras.
 
         Raises:
-          KeyError: if `filepath` names something that is not in the logs.
+          KeyError: If `filepath` names an unknown log.
         """
         available = set(available)
         self._monitor_comes = self.monitor in available
@@ -200,7 +198,7 @@ class ModelCheckpoint(PeriodicSaves):
         if batch is not None and "batch" not in logs:
             numbers["batch"] = batch + 1
         try:
-            # Unlike format, this reads only what is named: reading a log waits for the device.
+            # Unlike format, this reads only the named logs: reading a log waits for the device.
             return self.filepath.format_map(collections.ChainMap(numbers, logs))
         except KeyError as error:
             raise self._format_error(error.args[0]) from error
@@ -229,16 +227,16 @@ class ModelCheckpoint(PeriodicSaves):
                 delete(worst[0], "ModelCheckpoint")
 
     def _rank(self, entry: list[Any]) -> tuple[float, ...]:
-        """Returns what is less for a file that is to go sooner: without a value, and then the older."""
+        """Returns a sort key, lowest for the first file to delete: files without a value, then older files."""
         _, number, value = entry
         if value is None or math.isnan(value):
             return (0, number)
-        # Of equal values the first one stays, as with `save_best_only`.
+        # Of equal values the first stays, as with `save_best_only`.
         return (1, value if self.monitor_op is np.greater else -value, -number)
 
 
 class _SampleValues(dict):
-    """What a format string is tried with: a number for every name."""
+    """Trial values for a format string: a number for every name."""
 
     def __missing__(self, name: str) -> float:
         return 0.5
@@ -254,6 +252,6 @@ def _check_format(filepath: str) -> None:
 
 
 def _fields(filepath: str) -> set[str]:
-    """Returns the names in a format string, without attributes and indices of them."""
+    """Returns the names in a format string, without their attributes and indices."""
     fields = [field for _, field, _, _ in string.Formatter().parse(filepath) if field is not None]
     return {field.partition(".")[0].partition("[")[0] for field in fields}

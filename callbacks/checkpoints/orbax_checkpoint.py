@@ -1,7 +1,6 @@
-"""Checkpoints of the model as it trains, written while it trains on: Keras's `OrbaxCheckpoint`.
+"""Checkpoints of the model that are written during training: Keras's `OrbaxCheckpoint`.
 
-Owns when to save, under which number, and which checkpoints to delete again. How one is written, and that it is whole
-or not there, is the run's business.
+Owns the time and the number of each save, and the deletion of old checkpoints. The run writes a checkpoint atomically.
 """
 
 from __future__ import annotations
@@ -23,40 +22,40 @@ from trainer.core.types import Verbose
 
 
 class OrbaxCheckpoint(PeriodicSaves):
-    """Saves the model to numbered checkpoints in a folder, of which the newest stay; training goes on meanwhile.
+    """Saves the model to numbered checkpoints in a folder and keeps the newest, while training continues.
 
-    A checkpoint is what `Model.save` writes to a folder, checked bit for bit when it is read, and not Orbax's own
-    format. `trainer.load("run/7", model)` loads one, `trainer.load("run", model)` that of the largest number. Its name
-    is the epoch's number from 0, or with a `save_freq` the number of batches so far, from the optimizer's `iterations`
-    on. What the callback did not write it deletes in no case; a checkpoint of the same number is replaced.
+    A checkpoint has the format of `Model.save` to a folder, which is verified bit for bit when it is read, not Orbax's
+    own format. `trainer.load("run/7", model)` loads a checkpoint, and `trainer.load("run", model)` loads the checkpoint
+    with the largest number. A checkpoint's name is the index of the epoch, from 0, or with a `save_freq` the number of
+    batches so far, counted from the optimizer's `iterations`. The callback deletes only its own checkpoints, and
+    replaces a checkpoint of the same number.
 
-    Nothing is written once `TerminateOnNaN` has found the loss to be no number. `best` and the counts resume with the
-    run. To go on where a run was interrupted, data and callbacks included, use `BackupAndRestore`.
+    After `TerminateOnNaN` has found a NaN loss, nothing is written. `best` and the counts resume with the run. To
+    resume an interrupted run, including data and callbacks, use `BackupAndRestore`.
 
     Args:
-      directory: the folder; made if it is not there.
-      monitor: the name of the log that says which model is best, for `save_best_only`.
-      verbose: 1 prints what the callback does, 0 does not.
-      save_best_only: whether to save only if the monitored value is better than any before. Where it is missing,
-        nothing is saved, with a warning if no log ever has it.
+      directory: Folder of the checkpoints; created if missing.
+      monitor: Name of the log that ranks the models, for `save_best_only`.
+      verbose: 1 to print messages, 0 for no messages.
+      save_best_only: Whether to save only if the monitored value improves. Nothing is saved without this value, with a
+        warning if no log ever has it.
       mode: "min", "max" or "auto" (see `MonitorCallback`).
-      save_freq: "epoch" saves after each epoch; an integer after so many batches, counted over the epochs. Executions
-        end at these batches; all others stay fused.
-      initial_value_threshold: the value that the first save must improve on, with `save_best_only`.
-      max_to_keep: how many of the newest checkpoints to keep; None keeps all. One more is there while another is
-        being written.
-      save_on_background: whether a thread writes the checkpoint while the training goes on. The arrays are copied where
-        they are, and a save waits for the one before. False waits for each.
-      save_weights_only: True writes the weights alone, to safetensors files such as "run/7.safetensors", which
-        `Model.load_weights` reads; the training waits for these.
+      save_freq: "epoch" to save after each epoch, or a number of batches, counted over the epochs. Executions end at
+        these batches; all other batches stay fused.
+      initial_value_threshold: Value that the first save must improve on, with `save_best_only`.
+      max_to_keep: Number of newest checkpoints to keep; None keeps all. During a save there is one more checkpoint.
+      save_on_background: Whether a thread writes the checkpoint while training continues. The arrays are copied on
+        their devices, and each save waits for the previous save. False waits for each save.
+      save_weights_only: True to write only the weights, to safetensors files such as "run/7.safetensors", which
+        `Model.load_weights` reads; training waits for these saves.
 
     Attributes:
-      best: the best monitored value so far, with `save_best_only`.
+      best: Best monitored value so far, with `save_best_only`.
 
     Raises:
-      ValueError: for values that cannot be used; from `fit`, if `mode` is "auto" and the direction is not known.
-      TypeError: for arguments of a wrong type.
-      OSError: from `fit` or `wait_until_finished`, if a checkpoint cannot be written.
+      ValueError: For invalid values; from `fit`, if `mode` is "auto" and the direction is unknown.
+      TypeError: For arguments of a wrong type.
+      OSError: From `fit` or `wait_until_finished`, if a checkpoint cannot be written.
 
     Example:
 
@@ -108,7 +107,7 @@ class OrbaxCheckpoint(PeriodicSaves):
         self._kept = [arguments.as_count("_kept", number, 0) for number in self._kept]  # they name what is deleted
 
     def check_monitor(self, available: Iterable[str]) -> None:
-        """Notes whether a log has the monitor: without it nothing is saved, or all without `save_best_only`."""
+        """Records whether a log has the monitor: without it nothing is saved, or all without `save_best_only`."""
         self._monitor_comes = self.monitor in set(available)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
@@ -125,10 +124,10 @@ class OrbaxCheckpoint(PeriodicSaves):
             warnings.warn(f"A checkpoint could not be written: {error}", UserWarning, stacklevel=2)
 
     def wait_until_finished(self) -> None:
-        """Returns once the last checkpoint is written; deletes those that are not to stay.
+        """Waits until the last checkpoint is written, then deletes old checkpoints.
 
         Raises:
-          OSError: if it cannot be written.
+          OSError: If the checkpoint cannot be written.
         """
         self._wait()
         self._prune()
@@ -159,7 +158,7 @@ class OrbaxCheckpoint(PeriodicSaves):
         self._kept = [*(other for other in self._kept if other != number), number]
 
     def _save(self, path: str) -> None:
-        # A custom training loop may have a model that cannot save in the background.
+        # The model of a custom training loop may be unable to save in the background.
         begin_save = getattr(run_of(self.model), "begin_save", None)
         if self.save_weights_only:
             if jax.process_index() == 0:

@@ -1,6 +1,6 @@
-"""Saving after epochs or every so many batches.
+"""Base of callbacks that save after epochs or after a number of batches.
 
-Owns the counts of batches. What is saved, and whether, belongs to the callbacks that do it.
+Owns the counts of batches. Subclasses decide whether to save, and save.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from trainer.core.types import Phase, Verbose
 
 
 class PeriodicSaves(MonitorCallback, abc.ABC):
-    """Calls `_save_if_due` after each epoch or every so many batches; executions end at these.
+    """Calls `_save_if_due` after each epoch or after a number of batches, at which executions end.
 
     Args:
-      monitor, mode, baseline: as in `MonitorCallback`.
+      monitor, mode, baseline: Arguments of `MonitorCallback`.
       save_freq: "epoch", or a number of batches, counted over the epochs.
-      verbose: whether `_say` prints.
+      verbose: Whether `_say` prints.
 
     Raises:
-      ValueError: for another `save_freq`; and as `MonitorCallback`.
+      ValueError: For another `save_freq`, or from `MonitorCallback`.
     """
 
     counters = ("best", "_current_epoch", "_last_batch_seen", "_batches_seen_since_last_saving")
@@ -75,7 +75,7 @@ class PeriodicSaves(MonitorCallback, abc.ABC):
 
     @abc.abstractmethod
     def _save_if_due(self, epoch: int, batch: int | None, logs: Mapping[str, Any]) -> None:
-        """Saves, unless the logs say that it is not worth it."""
+        """Saves, unless the logs do not justify it."""
 
     def _say(self, epoch: int, text: str) -> None:
         if self.verbose > 0:
@@ -83,7 +83,7 @@ class PeriodicSaves(MonitorCallback, abc.ABC):
 
 
 def delete(path: str, owner: str) -> None:
-    """Deletes a file or a folder, or warns in the name of a callback that it cannot."""
+    """Deletes a file or a folder; warns in the name of a callback on failure."""
     try:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

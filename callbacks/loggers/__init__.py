@@ -1,7 +1,7 @@
-"""Loggers: where the numbers of a training go besides the terminal, and the callback that sends them there.
+"""Loggers of training metrics, and the callback that sends metrics to them.
 
-Owns the `Logger` protocol, a file of JSON lines, and adapters of packages that track experiments. A package is imported
-when its logger is made. What a run is, in numbers and texts, comes from the model.
+Owns the `Logger` protocol, a file of JSON lines, and adapters of packages that track experiments. A logger imports its
+package when it is created. The model describes the run in numbers and texts.
 """
 
 from trainer.core.public_names import attach_stub

@@ -1,4 +1,4 @@
-"""All that is logged, in a file with a JSON object on each line."""
+"""A log file with a JSON object on each line."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from trainer.core import arguments
 
 
 class JSONLines:
-    """Writes a JSON object on a line of its own for each call: parameters, metrics and artifacts.
+    """Writes a JSON object on its own line for each call: parameters, metrics and artifacts.
 
-    Metrics are `{"step": 3, "loss": 0.5}`; parameters `{"params": {...}}`, the first line; an artifact
-    `{"artifact": name, "path": path}`, which stays where it is. NaN and infinity, for which JSON has no numbers, are
-    null. Each line is on disk at once.
+    Metrics are written as `{"step": 3, "loss": 0.5}`; parameters as `{"params": {...}}`, the first line; an artifact as
+    `{"artifact": name, "path": path}`, without a copy of its file. NaN and infinity, which JSON cannot represent, are
+    written as null. Each line is on disk at once.
 
-    A new run starts the file again: what another `fit` has written there goes, unless `append=True`. A run that resumes
-    keeps what was there when it was saved, and no more.
+    A new run replaces the file, including lines of an earlier `fit`, unless `append=True`. A resumed run keeps exactly
+    the lines that the file had when the run was saved.
 
     Args:
-      path: the file, such as "runs/first/log.jsonl"; its folder is made if it does not exist. Where a link lies, the
-        file that it leads to is written.
-      append: True keeps the lines of a file that exists, and adds those of this run, which begin with its parameters;
-        False replaces them. Lines of a run that is started again before its first checkpoint are kept, too.
+      path: Path of the file, such as "runs/first/log.jsonl"; its folder is created if missing. A link is followed to
+        its target.
+      append: True to keep the lines of an existing file and add the lines of this run, starting with its parameters;
+        False to replace them. Lines of a run that restarts before its first checkpoint are kept too.
 
     Raises:
-      IsADirectoryError: if there is a folder at the path.
-      ValueError: if there is something else than a file.
-      OSError: from the methods, if the file cannot be written.
+      IsADirectoryError: If the path is a folder.
+      ValueError: If the path is something other than a regular file.
+      OSError: From the methods, if the file cannot be written.
 
     Example:
 
@@ -55,34 +55,34 @@ class JSONLines:
 
     @property
     def folder(self) -> str:
-        """The folder of the file."""
+        """Folder of the file."""
         return os.path.dirname(self.path) or os.curdir
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Writes a line."""
+        """Writes a line with the metrics."""
         self._write({"step": step, **metrics})
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Writes a line, unless a run that resumes has it already."""
+        """Writes a line with the parameters, unless a resumed run has it already."""
         if not self._has_params:
             self._write({"params": dict(params)})
             self._has_params = True
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        """Writes where the artifact lies."""
+        """Writes a line with the path of the artifact."""
         path = os.fspath(path)
         self._write({"artifact": name or os.path.basename(path), "path": os.path.abspath(path)})
 
     def finish(self, failed: bool = False) -> None:
-        """Lets the next run begin."""
+        """Ends the run, so that the next run can begin."""
         self._end, self._is_begun, self._has_params = None, False, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how long the file is, in bytes."""
+        """Returns the length of the file in bytes."""
         return {"end": self._end_now()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on after so many bytes; the rest go with the next line."""
+        """Continues after the saved length; the next line cuts off the rest."""
         self._end, self._is_begun, self._has_params = state["end"], False, state["end"] > 0
 
     def _end_now(self) -> int:
@@ -105,7 +105,7 @@ class JSONLines:
 
 
 def _as_file_path(value: Any) -> str:
-    """Returns the path of a file that exists or not, as text."""
+    """Returns the path of an existing or new file as a string."""
     path = arguments.as_path("path", value)
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, "`path` must be the path of a file, and is that of a folder. Give the "
@@ -117,7 +117,7 @@ def _as_file_path(value: Any) -> str:
 
 
 def _make_ready(path: str) -> None:
-    """Makes the folder of a file, and raises OSError if the file could not be written."""
+    """Creates the folder of a file, and raises OSError if the file is not writable."""
     _as_file_path(path)
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
@@ -133,7 +133,7 @@ def _make_ready(path: str) -> None:
 
 
 def _end_line(file: BinaryIO) -> None:
-    """Ends the last line of a file, which the end of a process may have cut."""
+    """Ends the last line of a file, which a killed process may have cut."""
     size = file.seek(0, os.SEEK_END)
     if size:
         file.seek(size - 1)

@@ -1,4 +1,4 @@
-"""Sending logs and parameters of a training to loggers."""
+"""A callback that sends logs and parameters of a training to loggers."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from trainer.core.types import Phase
 
 
 class LogTo(LateLogsCallback):
-    """Sends the logs of each epoch to loggers, and those of batches if that is asked for.
+    """Sends the logs of each epoch, and optionally of batches, to loggers.
 
-    Each epoch they get `loss`, `val_loss` and so on, with `learning_rate` if it is known. The step is the number of the
-    epoch, from 0. With a number as `log_every`, they also get `batch_loss` and so on, the epoch's means so far, after
-    every so many batches. The step is then the number of the batch in this `fit`, from 1, of epochs too, which tell
-    their number as `epoch`. Each value of a log of several, such as one per class, is sent: `recall_0`, `recall_1`.
+    Each epoch sends `loss`, `val_loss` and so on, and `learning_rate` if known. The step is the index of the epoch,
+    from 0. With a number as `log_every`, every `log_every` batches send `batch_loss` and so on, the means of the epoch
+    so far. The step is then the number of the batch in this `fit`, from 1, for epochs too, which add their index as
+    `epoch`. A log with several values, such as one per class, is sent by value: `recall_0`, `recall_1`.
 
-    Before the first logs come the parameters: what `compile` and `fit` were given, the seed and the strategy.
+    The parameters are sent before the first logs: the arguments of `compile` and `fit`, the seed and the strategy.
 
-    No step waits for this callback: logs of batches are read when the next execution has begun. Of several processes
-    the first one sends. A run that resumes goes on with the loggers' runs and files (see `ResumableLogger`). Loggers
-    receive the end also where an exception ends the training.
+    No step waits for this callback: logs of batches are read when the next execution has begun. With several processes,
+    the first process sends. A resumed run continues the loggers' runs and files (see `ResumableLogger`). Loggers are
+    finished also when an exception ends the training.
 
-    What a logger raises before it has taken anything ends the training, as its settings are wrong. Later, when a server
-    may have gone, it is a warning, once.
+    An error of a logger before its first successful call ends the training, because its settings are wrong. A later
+    error, for example of a lost server, only warns, once.
 
     Args:
       *loggers: `JSONLines`, `TensorBoardFiles`, `MLflow` and `WandB` of `trainer.callbacks.loggers`, or any `Logger`.
-      log_every: "epoch", or the number of batches. No more batches than that are then executed at once.
-      params: more parameters, such as those of the module, or others in place of those above.
+      log_every: "epoch", or a number of batches, which also limits the batches of an execution.
+      params: Additional parameters, such as the parameters of the module; they override the parameters above.
 
     Raises:
-      TypeError: if something is no logger, or an argument is of a wrong type.
-      ValueError: without a logger, or if two of them write the same file.
+      TypeError: If an element is not a logger, or an argument has a wrong type.
+      ValueError: Without a logger, or if two loggers write the same file.
 
     Example:
 
@@ -81,7 +81,7 @@ class LogTo(LateLogsCallback):
 
     @property
     def run_folder(self) -> str | None:  # type: ignore[override]
-        """The folder of the first logger that writes to one."""
+        """Folder of the first logger that writes to a folder."""
         return next((folder for logger in self.loggers if (folder := getattr(logger, "folder", None))), None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class LogTo(LateLogsCallback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         super().on_train_begin(logs)
         self._reset()
-        # Not sent yet: a run that resumes does so after this.
+        # Not sent yet: a resumed run loads its state after this hook.
         describe = getattr(run_of(self.model), "description", None)
         self._all_params = {**params_of(describe() if describe else {}), **self.params_given}
 

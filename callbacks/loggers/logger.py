@@ -1,4 +1,4 @@
-"""What a logger is: anything that takes metrics, parameters and files of a run."""
+"""The protocol of loggers, which take the metrics, parameters and files of a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class Logger(Protocol):
-    """Takes what `LogTo` sends: subclass nothing, and define these four methods.
+    """Protocol of the destinations of `LogTo`: define these four methods, without a base class.
 
-    They are called in the first process alone, one at a time: first `log_params`, then any of the others, at last
-    `finish`. A logger that is used by a second `fit` begins again.
+    They are called in the first process only, one at a time: first `log_params`, then any other method, finally
+    `finish`. A second `fit` with the same logger begins again.
 
     Example:
 
@@ -30,24 +30,24 @@ class Logger(Protocol):
     """
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Takes numbers by name, at a place on the axis of steps; a step may come more than once."""
+        """Takes numbers by name, at a step; a step may occur more than once."""
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Takes what the run was started with: texts, numbers, bools and None by name."""
+        """Takes the settings of the run: texts, numbers, bools and None by name."""
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        """Takes a file, under its own name or another."""
+        """Takes a file, under its own name or another name."""
 
     def finish(self, failed: bool = False) -> None:
-        """Sees to it that all is written, and ends the run; `failed` if it ended by an exception."""
+        """Writes all pending data and ends the run; `failed` is True after an exception."""
 
 
 @runtime_checkable
 class ResumableLogger(Logger, Protocol):
-    """A logger that goes on where an interrupted run was saved."""
+    """A logger that continues where an interrupted run was saved."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what `load_state_dict` needs, as a checkpoint can hold it (see `Callback.state_dict`)."""
+        """Returns the state that `load_state_dict` needs, with checkpointable values (see `Callback.state_dict`)."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state of `state_dict`, before anything else is called: what came after it comes again."""
+        """Restores a state of `state_dict`, before any other call: later values are logged again."""

@@ -1,4 +1,4 @@
-"""Metrics and parameters in event files, which TensorBoard shows."""
+"""Metrics and parameters in event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from trainer.core import arguments
 
 
 class TensorBoardFiles:
-    """Writes metrics as scalars and the parameters as a table: one run, with the metrics' own names as tags.
+    """Writes metrics as scalars and the parameters as a table: a single run, whose tags are the names of the metrics.
 
-    The callback `TensorBoard` is the one with Keras's tags, histograms, profiles and the rest.
+    The callback `TensorBoard` writes Keras's tags, histograms, profiles and more.
 
-    A run that resumes adds a file. From its first step on, TensorBoard leaves out what the files before it have.
+    A resumed run adds a file. TensorBoard ignores the data of earlier files from the first step of the new file on.
 
     Args:
-      log_dir: the directory, which is made if it does not exist. Artifacts stay where they are.
+      log_dir: Directory of the files, created if missing. Artifacts are not copied.
 
     Raises:
-      ImportError: if tensorboardX is not installed.
-      OSError: from the methods, if a file cannot be written.
+      ImportError: If tensorboardX is not installed.
+      OSError: From the methods, if a file cannot be written.
 
     Example:
 
@@ -47,7 +47,7 @@ class TensorBoardFiles:
 
     @property
     def folder(self) -> str:
-        """The directory."""
+        """Directory of the files."""
         return self.log_dir
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
@@ -65,7 +65,7 @@ class TensorBoardFiles:
             self._opened().add_text("params", f"| parameter | value |\n|---|---|\n{rows}", step=0)
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        """Does nothing: the artifact stays where it is."""
+        """Does nothing: artifacts are not copied."""
 
     def finish(self, failed: bool = False) -> None:
         """Closes the file."""
@@ -74,11 +74,11 @@ class TensorBoardFiles:
         self._file, self._last_step, self._is_resumed = None, None, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the last step that was logged; None if there is none."""
+        """Returns the last logged step, or None."""
         return {"last_step": self._last_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on after that step."""
+        """Continues after the saved step."""
         self._last_step, self._is_resumed = state["last_step"], True
 
     def _opened(self) -> Any:

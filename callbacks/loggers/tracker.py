@@ -1,7 +1,7 @@
-"""What the loggers of packages that track experiments share: one run, which is opened when it is first used.
+"""Base of loggers for packages that track experiments: a single run, opened at its first use.
 
-Owns whose a run is, how it goes on after an interruption, and which values it has already. What a package calls a run,
-and how it takes values, is its subclass's business.
+Owns the ownership of a run, its continuation after an interruption, and the skipping of values that it already has.
+Subclasses open the package's run and send the values.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 class Tracker(abc.ABC):
     """Base of loggers that send to a run of another package.
 
-    A run that was given, or that the program has open already, is the user's: it stays open. Any other is made at the
-    first call, and ended by `finish`; the next `fit` then makes another.
+    A given run, or the active run of the program, belongs to the user and stays open. Otherwise the first call creates
+    a run, which `finish` ends; the next `fit` creates another run.
 
-    A `fit` that resumes goes on with the run that it had. Values that were logged after it was saved, and would come
-    again, are left out where the package can tell what a run has.
+    A resumed `fit` continues its run. Values that were logged after the save would be repeated; they are skipped if the
+    package can report the logged values.
 
-    A subclass defines the methods that begin with an underscore.
+    Subclasses define the methods that begin with an underscore.
 
     Args:
-      run: the package's run to use; None for one of the logger's own.
+      run: The package's run to use; None to create a run.
     """
 
     def __init__(self, run: Any = None):
@@ -37,7 +37,7 @@ class Tracker(abc.ABC):
 
     @property
     def run(self) -> Any:
-        """The package's own object, which is made if there is none yet."""
+        """The package's run object, created if missing."""
         if self._run is None:
             self._run = self._running() if self._given is None else self._given
             self._is_own = self._run is None
@@ -49,14 +49,14 @@ class Tracker(abc.ABC):
         return self._run
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Sends metrics, but for those that the run has already."""
+        """Sends metrics that the run does not have yet."""
         run = self.run
         new = {name: value for name, value in metrics.items() if step > self._last_steps.get(name, -1)}
         if new:
             self._send_metrics(run, new, step)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Sends parameters, unless a run that goes on has them already."""
+        """Sends parameters, unless a resumed run has them already."""
         run = self.run
         if not self._is_resumed:
             self._send_params(run, params)
@@ -67,34 +67,34 @@ class Tracker(abc.ABC):
         self._send_artifact(self.run, path, name or os.path.basename(path))
 
     def finish(self, failed: bool = False) -> None:
-        """Ends the run, if it is the logger's own."""
+        """Ends the run, if the logger has created it."""
         run, is_own = self._run, self._is_own
         self._run, self._is_own, self._id, self._is_resumed, self._last_steps = None, False, None, False, {}
         if run is not None and is_own:
             self._close(run, failed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the name that the package has for the run; None before there is one."""
+        """Returns the package's identifier of the run; None before the run exists."""
         return {"run": self._id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on with the run of that name."""
+        """Continues the run with the saved identifier."""
         self._id, self._is_resumed = state["run"], state["run"] is not None
 
     @abc.abstractmethod
     def _open(self, name: str | None) -> Any:
-        """Returns a run of the logger's own: a new one, or the one that the package knows by `name`."""
+        """Returns a new run, or the run that the package knows by `name`."""
 
     @abc.abstractmethod
     def _id_of(self, run: Any) -> str:
-        """Returns the name by which the package finds a run again."""
+        """Returns the identifier by which the package finds a run again."""
 
     def _running(self) -> Any:
-        """Returns the run that the program has open and that is to be used; None if there is none."""
+        """Returns the active run of the program to use; None if there is none."""
         return None
 
     def _logged(self, run: Any) -> Mapping[str, int]:
-        """Returns the last step of each metric that a run has, as far as the package tells."""
+        """Returns the last step of each metric of a run, as far as the package reports it."""
         return {}
 
     @abc.abstractmethod
@@ -111,6 +111,6 @@ class Tracker(abc.ABC):
 
 
 def missing_package(logger: str, package: str) -> ImportError:
-    """Returns the error for a package that cannot be imported, and is in the extra of the same name."""
+    """Returns the error for a package that cannot be imported, and belongs to the extra of the same name."""
     return ImportError(f"`{logger}` needs {package}, which cannot be imported. Install it with "
                        f"`pip install 'trainer-jax[{package}]'`.")

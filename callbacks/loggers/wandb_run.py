@@ -1,4 +1,4 @@
-"""Metrics, parameters and files in a run of Weights & Biases."""
+"""Metrics, parameters and files in a Weights & Biases run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from trainer.callbacks.loggers.tracker import Tracker, missing_package
 class WandB(Tracker):
     """Sends to a run of Weights & Biases.
 
-    Without arguments, that is the run that `wandb.init()` has begun, if there is one. See `Tracker` for what becomes of
-    a run. A run that goes on has the same id; the server leaves out steps that it has.
+    Without arguments, it uses the active run of `wandb.init()`, if any. `Tracker` describes the life of a run. A
+    resumed run keeps its id; the server ignores steps that it already has.
 
     Args:
-      project: the name of the project.
-      run: what `wandb.init` has returned, to be used and left open; no other argument is given with it.
-      **settings: more arguments of `wandb.init`, such as `name`, `group`, `tags` or `mode="offline"`.
+      project: Name of the project.
+      run: Return value of `wandb.init`, which stays open; excludes the other arguments.
+      **settings: Other arguments of `wandb.init`, such as `name`, `group`, `tags` or `mode="offline"`.
 
     Raises:
-      ImportError: if wandb is not installed.
-      ValueError: if `run` is given with arguments for another run.
+      ImportError: If wandb is not installed.
+      ValueError: If `run` is given together with arguments for another run.
 
     Example:
 
@@ -54,7 +54,7 @@ class WandB(Tracker):
         return run.id
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Sends metrics, but for steps that the run has already."""
+        """Sends metrics of steps that the run does not have yet."""
         if not self._is_resumed or step >= self.run.starting_step:
             self._send_metrics(self.run, metrics, step)
 

@@ -1,1 +1,1 @@
-"""The progress bar, and how it is worded."""
+"""The progress bar and its texts."""

@@ -1,4 +1,4 @@
-"""Where progress can be drawn: a terminal, a notebook, or nowhere."""
+"""Display of the progress line: a terminal, a notebook, or none."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def open_line(console: Console | None = None, bar_width: int = BAR_WIDTH) -> TerminalLine | NotebookLine | None:
-    """Returns a line to draw; None where only whole lines should be printed.
+    """Returns a line to draw; None if only whole lines should be printed.
 
     Args:
-      console: the rich console to draw it in; by default a notebook's cell, or standard output, if it is a terminal.
-      bar_width: how many characters its bar has.
+      console: Rich console of the line; by default the notebook's cell, or standard output if it is a terminal.
+      bar_width: Number of characters of the bar.
     """
     if not is_interactive_logging_enabled():
         return None

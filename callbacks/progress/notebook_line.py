@@ -1,4 +1,4 @@
-"""One line in the output of a notebook's cell that is drawn over and over."""
+"""A line in the output of a notebook's cell that is redrawn in place."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from trainer.callbacks.progress.terminal_line import BAR_WIDTH
 
-# Colors of text and background are the notebook's, light or dark.
+# Text and background have the notebook's colors, light or dark.
 _LINE = "display:flex;flex-wrap:wrap;align-items:center;gap:0 1.2em;font:13px/1.6 ui-monospace,Menlo,Consolas,monospace"
 _TRACK = ("display:inline-block;width:12em;height:0.55em;background:rgba(128,128,128,0.28);border-radius:3px;"
           "overflow:hidden")
 
 
 class NotebookLine:
-    """Draws what `TerminalLine` draws, as an output of a cell that is replaced; a browser wraps long lines.
+    """Draws the content of `TerminalLine` as a replaceable output of a cell; the browser wraps long lines.
 
     Args:
-      bar_width: how many characters the bar has.
+      bar_width: Number of characters of the bar.
     """
 
     def __init__(self, bar_width: int = BAR_WIDTH) -> None:
@@ -41,7 +41,7 @@ class NotebookLine:
 
 
 def as_html(title: str, step: int, steps: int | None, logs: Sequence[str], timings: Sequence[str] = ()) -> str:
-    """Returns the line as HTML: the bar in a color, and lines that break between logs only.
+    """Returns the line as HTML: a colored bar, and lines that break only between logs.
 
     >>> as_html("Epoch 1/3", 5, 10, ["loss: 0.5"])[-66:]
     '<b>5/10</b><span style="white-space:nowrap">loss: 0.5</span></div>'

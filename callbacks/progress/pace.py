@@ -1,4 +1,4 @@
-"""How long a phase has taken, and how long a step of it takes."""
+"""Elapsed time of a phase, and time per step."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 
 
 class Pace:
-    """Counts the steps of an epoch, of an evaluation or of a prediction, against the clock.
+    """Measures the steps of an epoch, an evaluation or a prediction.
 
-    The first execution, which may have to compile, is left out of a step's duration once as many steps have followed.
+    The time per step excludes the first execution, which may compile, once as many steps have followed.
 
     Attributes:
-      step: how many steps have been taken.
+      step: Number of steps so far.
 
     Example:
 
@@ -27,17 +27,17 @@ class Pace:
         self._first_step, self._first_end = 0, self._begin
 
     def reach(self, step: int) -> None:
-        """Notes that an execution has taken the count of steps to `step`."""
+        """Records that an execution has reached the step count `step`."""
         if self.step == 0:
             self._first_step, self._first_end = step, time.perf_counter()
         self.step = step
 
     def elapsed_secs(self) -> float:
-        """Returns the seconds since the beginning."""
+        """Returns the seconds since the start."""
         return time.perf_counter() - self._begin
 
     def secs_per_step(self) -> float:
-        """Returns the mean duration of a step so far. At least one step must have been taken."""
+        """Returns the mean seconds per step so far. Needs at least one step."""
         if self.step >= 2 * self._first_step:
             return (time.perf_counter() - self._first_end) / (self.step - self._first_step)
         return self.elapsed_secs() / self.step

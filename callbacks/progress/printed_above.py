@@ -1,4 +1,4 @@
-"""Prints and log records of other code while a line of the terminal is drawn over and over: they go above it."""
+"""Prints and log records of other code, which go above a redrawn line of the terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainer.callbacks.progress.terminal_line import TerminalLine
 
 
 class PrintedAbove:
-    """Stands for `sys.stdout`, and for `sys.stderr` if it is a terminal too, until `end` is called.
+    """Replaces `sys.stdout`, and `sys.stderr` if it is a terminal too, until `end` is called.
 
-    So it does for handlers of `logging` that write to one of them.
+    Also redirects `logging` handlers that write to either stream.
 
     Args:
-      line: what is drawn.
+      line: Line that is drawn.
     """
 
     def __init__(self, line: TerminalLine):
@@ -31,7 +31,7 @@ class PrintedAbove:
             _redirect_handlers(stream, own)
 
     def end(self) -> None:
-        """Gives the streams back, unless other code has replaced them since."""
+        """Restores the streams, unless other code has replaced them since."""
         for name, (stream, own) in self._replaced.items():
             if getattr(sys, name) is own:
                 setattr(sys, name, stream)

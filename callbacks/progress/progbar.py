@@ -1,4 +1,4 @@
-"""A progress bar for loops of users' own, with Keras's words."""
+"""A progress bar for custom loops, with Keras's texts."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ _LINE_SECS = 30  # between whole lines, where nothing can be drawn
 
 
 class Progbar:
-    """Shows how far a loop has come, and the averages of its values.
+    """Displays the progress of a loop, and the averages of its values.
 
-    In a terminal and in a notebook a bar is drawn over and over. Elsewhere there is a line every 30 seconds, and one at
-    the end.
+    Terminals and notebooks redraw a bar. Elsewhere a line is printed every 30 seconds and at the end.
 
     Args:
-      target: how many steps there will be; None if that is unknown.
-      width: how many characters the bar has.
-      verbose: 1 for a bar, 2 for one line at the end, 0 for nothing.
-      interval: the least seconds between two states of the bar that are drawn.
-      stateful_metrics: the names of values that are shown as they are given last; others are averaged over steps.
-      stateless_metrics: the names of values that are averaged; all others are then shown as they are.
-      unit_name: what a step is called.
+      target: Total number of steps; None if unknown.
+      width: Number of characters of the bar.
+      verbose: 1 for a bar, 2 for one line at the end, 0 for no output.
+      interval: Minimum seconds between two updates of the bar.
+      stateful_metrics: Names of values that are displayed as last given; others are averaged over steps.
+      stateless_metrics: Names of values that are averaged; all others are then displayed as last given.
+      unit_name: Name of a step.
 
     Raises:
-      TypeError: for an argument of another type.
-      ValueError: for both `stateful_metrics` and `stateless_metrics`, and numbers out of range.
+      TypeError: For an argument of a wrong type.
+      ValueError: For both `stateful_metrics` and `stateless_metrics`, or numbers out of range.
 
     Example:
 
@@ -73,13 +72,13 @@ class Progbar:
 
     def update(self, current: int, values: Iterable[tuple[str, Any]] | None = None,
                finalize: bool | None = None) -> None:
-        """Shows that so many steps have been taken.
+        """Displays the progress after a number of steps.
 
         Args:
-          current: how many steps, in all.
-          values: pairs of a name and its value over the steps since the last update. Those of the last update of all
-            are shown as they are, as in Keras: they are the epoch's.
-          finalize: whether this is the last update; by default, whether `current` has reached `target`.
+          current: Total number of steps so far.
+          values: Pairs of a name and its value over the steps since the last update. The final update's values are
+            displayed unchanged, as in Keras: they are the values of the epoch.
+          finalize: Whether this is the final update; by default, whether `current` has reached `target`.
         """
         if finalize is None:
             finalize = self.target is not None and current >= self.target
@@ -102,7 +101,7 @@ class Progbar:
             self._print(now, secs_per_step)
 
     def add(self, n: int, values: Iterable[tuple[str, Any]] | None = None) -> None:
-        """Shows that `n` more steps have been taken; see `update`."""
+        """Displays the progress after `n` more steps; see `update`."""
         self.update(self._current + n, values)
 
     def _is_averaged(self, name: str) -> bool:

@@ -1,7 +1,7 @@
-"""The progress that fit, evaluate and predict print.
+"""The progress output of fit, evaluate and predict.
 
-Owns what is printed and when. Reading a log waits for the device, so it reads them a few times a second at most.
-How a line is drawn is in `terminal_line.py` and `notebook_line.py`, and where in `line.py`.
+Owns the content and the time of the output. Reading a log waits for the device, so logs are read a few times a second
+at most. `terminal_line.py` and `notebook_line.py` draw the line, and `line.py` chooses between them.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _LINE_SECS = 30  # between whole lines; an execution that takes as long still le
 
 
 class ProgbarLogger(Callback):
-    """Prints the progress and the logs of every epoch, of `evaluate`, and of `predict`.
+    """Prints the progress and the logs of every epoch, of `evaluate` and of `predict`.
 
-    In a terminal and in a notebook, with `verbose=1`, a bar is drawn while batches run, with the steps, the logs of a
-    moment ago and the remaining time; its last state stays. A narrow terminal shows fewer timings, then no bar, and
-    always all logs. What other code prints meanwhile goes above it. How long compiling took is shown with the epoch
-    that it delayed, and a line at the end of `fit` says where the time went. With `verbose=2`, and wherever the output
-    is no terminal (a pipe, the log of a job, CI), there is one line for each epoch, in standard output, and in a long
-    epoch more, less than a minute apart; these go to `logging` after `trainer.utils.disable_interactive_logging()`. The
-    progress of a validation inside `fit` is shown with the epoch's.
+    With `verbose=1`, terminals and notebooks show a bar while batches run, with the steps, recent logs and the
+    remaining time; its final state stays. A narrow terminal shows fewer timings, then no bar, but always all logs.
+    Output of other code goes above the bar. The compilation time is shown with the epoch that it delayed, and a line at
+    the end of `fit` summarizes the time. With `verbose=2`, or if the output is not a terminal (a pipe, a job's log,
+    CI), each epoch prints a line to standard output, and a long epoch prints more, less than a minute apart. These
+    lines go to `logging` after `trainer.utils.disable_interactive_logging()`. The progress of a validation inside `fit`
+    is shown with the epoch.
 
-    It listens to `on_execution_end` and to no batch hook.
+    The callback overrides `on_execution_end` and no batch hook.
 
     Args:
-      console: the rich console to draw the bar in; by default a console for standard output.
+      console: Rich console of the bar; by default a console for standard output.
 
     Example:
 
@@ -83,10 +83,10 @@ class ProgbarLogger(Callback):
         self._logs_shown_at = float("-inf")
 
     def set_params(self, params: Mapping[str, Any]) -> None:
-        """Sets the verbosity, the number of epochs and the number of steps in an epoch, and starts afresh.
+        """Sets the verbosity, the number of epochs and the number of steps in an epoch, and resets the display.
 
         Raises:
-          ValueError: if "verbose" is none of 0, 1, 2 and "auto" (1).
+          ValueError: If "verbose" is none of 0, 1, 2 and "auto" (1).
         """
         super().set_params(params)
         self._verbose = check_verbose(params.get("verbose", 1))
@@ -98,7 +98,7 @@ class ProgbarLogger(Callback):
         self.release()
 
     def release(self) -> None:
-        """Gives `sys.stdout` back, and leaves a bar that an exception has interrupted on a line of its own."""
+        """Restores `sys.stdout`, and ends the line of a bar that an exception has interrupted."""
         if isinstance(self._line, TerminalLine):
             self._line.end()
         if self._printed_above is not None:
@@ -165,7 +165,7 @@ class ProgbarLogger(Callback):
         late_logs, self._late_logs = self._late_logs, None
         if time.perf_counter() - self._logs_shown_at < _REDRAW_SECS:
             return
-        # They are shown when the next execution has begun, so that the device has work while the host waits for them.
+        # Logs are drawn when the next execution has begun, so that the device has work while the host waits for them.
         self._late_logs = {} if phase == "predict" else logs or {}
         begin_fetch(self._late_logs)
         if late_logs is not None:
@@ -192,7 +192,7 @@ class ProgbarLogger(Callback):
         self._line = self._new_line() if self._verbose == 1 else None
         if self._line is not None:
             self._draw(self._line, [], [] if self._has_executed else ["compiling..."])
-            # The first logs of a run are to be seen at once.
+            # The first logs of a run are drawn at once.
             self._logs_shown_at = time.perf_counter() if self._has_executed else float("-inf")
 
     def _end(self, logs: Mapping[str, Any]) -> None:
@@ -236,7 +236,7 @@ class ProgbarLogger(Callback):
         return ["ETA " + remaining_text(self._pace.secs_per_step() * max(self._steps - self._pace.step, 0))]
 
     def _new_line(self) -> TerminalLine | NotebookLine | None:
-        """Returns a line to draw; None where only whole lines should be printed."""
+        """Returns a line to draw; None if only whole lines should be printed."""
         line = open_line(self._console)
         if isinstance(line, TerminalLine) and self._console is None:
             self._printed_above = PrintedAbove(line)

@@ -1,4 +1,4 @@
-"""How progress is worded: durations and logs as short texts, in Keras's style."""
+"""Texts of the progress: durations and logs, in Keras's style."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def step_duration_text(secs: float, unit: str = "step") -> str:
-    """Returns the duration of a step, or of what else is counted.
+    """Returns the text of the duration of a step, or of another unit.
 
     >>> step_duration_text(2.4), step_duration_text(0.0123), step_duration_text(5e-6)
     ('2s/step', '12ms/step', '5us/step')
@@ -22,7 +22,7 @@ def step_duration_text(secs: float, unit: str = "step") -> str:
 
 
 def remaining_text(secs: float) -> str:
-    """Returns a remaining time.
+    """Returns the text of a remaining time.
 
     >>> remaining_text(7.9), remaining_text(65), remaining_text(3700)
     ('7s', '1:05', '1:01:40')
@@ -35,7 +35,7 @@ def remaining_text(secs: float) -> str:
 
 
 def timing_text(timing: Mapping[str, float]) -> str:
-    """Returns where the time of a run went, what took no tenth of a second left out.
+    """Returns the text of a run's timing, without activities of less than a tenth of a second.
 
     >>> timing_text({"data": 0.0, "compile": 1.52, "device": 8.3, "host": 0.1, "total": 9.9, "rows_per_sec": 7140.0})
     'Trained in 9.9s at 7,140 rows/s: compile 1.5s, device 8.3s, host 0.1s'

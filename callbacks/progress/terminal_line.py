@@ -1,7 +1,7 @@
-"""One line of a terminal that is drawn over and over.
+"""A line of a terminal that is redrawn in place.
 
-Owns the control codes and the bar's form. It keeps no thread and hides no cursor, so that an exception leaves nothing
-to restore. rich's `Live` and `Progress` hide the cursor until they are stopped; so only rich's console is used.
+Owns the control codes and the form of the bar. It has no thread and hides no cursor, so an exception leaves nothing to
+restore. rich's `Live` and `Progress` hide the cursor until they stop; therefore only rich's console is used.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ BAR_WIDTH = 20
 
 
 class TerminalLine:
-    """Draws a title, a bar and texts at the end of what a rich console shows.
+    """Draws a title, a bar and texts at the end of a rich console's output.
 
-    Where the terminal is narrow, timings are left out first, the last one first, then the bar; logs never are, but
-    begin another line. Of more lines than the terminal has, the last are left out until the final state.
+    A narrow terminal drops the timings first, from the last to the first, then the bar. Logs are never dropped, but
+    wrap to another line. Lines beyond the terminal's height are hidden until the final state.
 
     Args:
-      console: the console; it must be a terminal.
-      bar_width: how many characters the bar has.
+      console: Console of the line; must be a terminal.
+      bar_width: Number of characters of the bar.
 
     Example:
 
@@ -46,15 +46,15 @@ class TerminalLine:
 
     def draw(self, title: str, step: int, steps: int | None, logs: Sequence[str], timings: Sequence[str] = (),
              final: bool = False) -> None:
-        """Replaces what was drawn before.
+        """Replaces the previous state of the line.
 
         Args:
-          title: what comes first.
-          step: how many steps have been taken.
-          steps: how many there are; None if that is unknown, and then there is no bar.
-          logs: what follows, with dashes between.
-          timings: what follows that.
-          final: whether this stays, with all timings, and the next is drawn below.
+          title: First text.
+          step: Number of steps so far.
+          steps: Total number of steps; None if unknown, which draws no bar.
+          logs: Texts after the steps, separated by dashes.
+          timings: Texts after the logs.
+          final: Whether the line stays, with all timings, and the next line is drawn below.
         """
         from rich.cells import cell_len
         from rich.text import Text
@@ -82,11 +82,11 @@ class TerminalLine:
             self._drawn = None if final else (title, step, steps, logs, timings)
 
     def above(self, write: Callable[[str], Any], text: str) -> None:
-        """Writes a text to the terminal, above what is drawn here.
+        """Writes a text to the terminal, above the drawn line.
 
         Args:
-          write: the function that writes.
-          text: whole lines.
+          write: Function that writes.
+          text: Whole lines.
         """
         with self._lock:
             with self._console:
@@ -96,14 +96,14 @@ class TerminalLine:
                 self.draw(*self._drawn)
 
     def end(self) -> None:
-        """Leaves what is drawn where it is; what comes next begins a new line."""
+        """Keeps the drawn line; later output begins a new line."""
         with self._lock:
             if self._rows:
                 self._console.print()
             self._rows, self._drawn = 0, None
 
     def _fitting(self, lines: list[str]) -> list[str]:
-        """Returns as many lines as the terminal has rows for: what has scrolled away cannot be drawn over."""
+        """Returns as many lines as the terminal has rows, because scrolled lines cannot be redrawn."""
         rows = self._console.height - 1
         if sum(map(self._height, lines)) <= rows:
             return lines
@@ -134,13 +134,13 @@ class TerminalLine:
 
 
 def _wrapped(line: str, texts: Sequence[str], width: int, length: Callable[[str], int] = len) -> list[str]:
-    """Returns a line and texts with dashes between, in as many lines as it takes to cut no text.
+    """Returns a line and texts, separated by dashes, wrapped into lines that cut no text.
 
     Args:
-      line: the first line.
-      texts: what follows.
-      width: how long a line may be.
-      length: of a text.
+      line: First line.
+      texts: Texts after the first line.
+      width: Maximum length of a line.
+      length: Function that returns the length of a text.
 
     >>> _wrapped("Epoch 1/3", ["loss: 0.5", "accuracy: 0.7"], 24)
     ['Epoch 1/3 - loss: 0.5', '  accuracy: 0.7']

@@ -1,6 +1,6 @@
-"""`run.json`, which tells what a run was started with, where it ran and how it went; and how a history looks.
+"""`run.json`, which records the settings, the environment and the course of a run; and tables and curves of histories.
 
-Owns that file, and the tables and curves of histories. What there is to tell of a model and its data, the model tells.
+Owns that file, tables and curves. The model describes itself and its data.
 """
 
 from trainer.callbacks.record.run_record import RunRecord

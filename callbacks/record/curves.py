@@ -1,4 +1,4 @@
-"""Curves of a history: an axis for each metric, with its training and its validation."""
+"""Curves of a history: an axis for each metric, with its training and validation."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MAX_MARKED = 30  # points of a curve that get a mark each
 
 def curves(history: Mapping[str, Sequence[Any]], epochs: Mapping[str, Sequence[int]],
            metrics: Sequence[str] | None = None) -> Figure:
-    """Returns a figure of matplotlib, which `figure.savefig("curves.png")` writes, and notebooks show.
+    """Returns a matplotlib figure, which `figure.savefig("curves.png")` writes, and notebooks show.
 
     Args:
-      history: the values of each log; logs of other than numbers are left out.
-      epochs: the epochs of these values, from 0.
-      metrics: which metrics, without "val_"; None for all.
+      history: Values of each log; non-numeric logs are skipped.
+      epochs: Epochs of these values, from 0.
+      metrics: Names of metrics, without "val_"; None for all.
 
     Raises:
-      ImportError: if matplotlib is not installed.
-      TypeError: for a metric that is no text.
-      ValueError: for a metric that the history does not have, or a history without numbers.
+      ImportError: If matplotlib is not installed.
+      TypeError: If a metric is not a string.
+      ValueError: If the history lacks a metric, or has no numbers.
     """
     for metric in metrics or ():
         if not isinstance(metric, str):
@@ -69,7 +69,7 @@ def curves(history: Mapping[str, Sequence[Any]], epochs: Mapping[str, Sequence[i
 
 
 def metric_names(history: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Returns the names of the metrics that are numbers, without "val_", the loss first.
+    """Returns the names of the numeric metrics, without "val_", the loss first.
 
     >>> metric_names({"accuracy": [1.0], "loss": [0.5], "val_loss": [0.5], "note": ["text"]})
     ['loss', 'accuracy']
@@ -102,6 +102,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _activate_notebook() -> None:
-    """Has a notebook show figures, as the import of pyplot does there."""
+    """Enables figures in a notebook, as the import of pyplot does there."""
     if "ipykernel" in sys.modules:
         import matplotlib.pyplot  # noqa: F401

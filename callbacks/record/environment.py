@@ -1,6 +1,6 @@
-"""Where a run runs: versions, devices, the command, and the commit of the script.
+"""Environment of a run: versions, devices, the command, and the commit of the script.
 
-Owns what can be known of that without a model. Nothing here raises: what is not known is left out, or None.
+Needs no model. Nothing here raises: unknown values are left out, or None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GIT_TIMEOUT_SECS = 2.0
 
 
 def environment() -> dict[str, Any]:
-    """Returns versions, the devices, the command, the machine and the commit of the script's folder, as plain data.
+    """Returns versions, devices, the command, the machine and the commit of the script's folder, as plain data.
 
     >>> sorted(environment())
     ['command', 'devices', 'git', 'machine', 'versions']
@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def devices() -> dict[str, Any]:
-    """Returns the kind and the number of all devices, of those of this process, and how many processes there are."""
+    """Returns the kind and the number of all devices, the number of local devices, and the number of processes."""
     try:
         kinds = sorted({device.device_kind for device in jax.devices()})
         return {"platform": jax.devices()[0].platform, "kind": ", ".join(kinds), "count": len(jax.devices()),
@@ -52,7 +52,7 @@ def devices() -> dict[str, Any]:
 
 
 def peak_memory() -> dict[str, int]:
-    """Returns the most bytes that this program has used of each of its devices, where they tell."""
+    """Returns the peak memory of this program on each of its devices in bytes, if the device reports it."""
     peaks = {}
     for device in jax.local_devices():
         try:
@@ -65,14 +65,14 @@ def peak_memory() -> dict[str, int]:
 
 
 def script_folder() -> str:
-    """Returns the folder of the script that runs, or else the working folder."""
+    """Returns the folder of the running script, or the working folder."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     return os.path.dirname(os.path.abspath(path)) if path else os.getcwd()
 
 
 @functools.lru_cache
 def git_state(folder: str) -> dict[str, Any] | None:
-    """Returns the folder's commit, and whether files that Git follows have changed since; None outside of Git."""
+    """Returns the commit of a folder, and whether tracked files have changed since; None outside of Git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None

@@ -1,4 +1,4 @@
-"""What a model tells of a run (see `RunDetails.description`), as parameters that loggers take."""
+"""Description of a run (see `RunDetails.description`) as parameters for loggers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SECTIONS = ("compile", "fit")
 
 
 def params_of(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns texts, numbers, bools and None by names without levels.
+    """Returns texts, numbers, bools and None by flat names.
 
     >>> params_of({"seed": 0, "compile": {"optimizer": "SGD()", "loss": {"a": "mse"}}, "fit": {"epochs": 3}})
     {'optimizer': 'SGD()', 'loss.a': 'mse', 'epochs': 3, 'seed': 0}

@@ -1,4 +1,4 @@
-"""Keeping `run.json`."""
+"""The record of a run, `run.json`."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ LOGGER = logging.getLogger(__name__)
 
 
 class RunRecord(Callback):
-    """Keeps a file `run.json` in a folder: what the run was started with, where it ran, and how it went.
+    """Keeps a file `run.json` in a folder, with the settings, the environment and the course of the run.
 
-    These are the versions of the trainer, JAX and the packages around it, the command and the commit of the script's
-    folder, the devices and the strategy, the seed, what `compile` and `fit` were given, a fingerprint of the data,
-    where the time went, and the history. The file is there after the first step, and written again after epochs, though
-    not more than every five seconds, and at the end. `trainer.report(folder)` makes a page of it.
+    The file has the versions of the trainer, JAX and related packages, the command and the commit of the script's
+    folder, the devices and the strategy, the seed, the arguments of `compile` and `fit`, a fingerprint of the data, the
+    timing and the history. It is written after the first step, after epochs, at most every five seconds, and at the
+    end. `trainer.report(folder)` turns it into a page.
 
-    `fit` keeps such a file by itself in the folder of `BackupAndRestore`, of `TensorBoard` and of `LogTo` (see
-    `Callback.run_folder`). What goes wrong here is logged, and ends no training. Of several processes the first one
-    writes.
+    `fit` keeps this file by itself in the folder of `BackupAndRestore`, of `TensorBoard` and of `LogTo` (see
+    `Callback.run_folder`). Errors of this callback are logged and end no training. With several processes, the first
+    process writes.
 
     Args:
-      folder: the folder, which is made if it does not exist.
+      folder: Folder of the file, created if missing.
 
     Example:
 
@@ -67,7 +67,7 @@ class RunRecord(Callback):
 
     @property
     def path(self) -> str:
-        """The path of the file."""
+        """Path of the file."""
         return os.path.join(self.folder, FILE_NAME)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -79,7 +79,7 @@ class RunRecord(Callback):
 
     def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
         if self._record is not None and not self._is_written and phase == "train":
-            # Not before: a run that resumes may yet be refused, and its folder is then that of another run.
+            # Not earlier: a resumed run may still be refused, and the folder then belongs to another run.
             with _unharmed("be written"):
                 is_resumed = bool(getattr(self.model.history, "epoch", ()))
                 self._record |= {**environment(), "earlier": _earlier(self.path) if is_resumed else []}
@@ -136,7 +136,7 @@ def _now() -> str:
 
 
 def _epochs_of(history: Any) -> dict[str, list[int]]:
-    """Returns the epochs of the logs that not every epoch has."""
+    """Returns the epochs of the logs that some epochs lack."""
     every = list(getattr(history, "epoch", ()))
     found = {log: history.epochs_of(log) for log in getattr(history, "history", {})}
     return {log: epochs for log, epochs in found.items() if epochs != every}
@@ -148,7 +148,7 @@ def _call(run: Any, method: str) -> Any:
 
 
 def _earlier(path: str) -> list[Any]:
-    """Returns what the file of a run that was interrupted says of its times, and of the times before it."""
+    """Returns the times of an interrupted run from its file, after the times of the runs before it."""
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
@@ -161,7 +161,7 @@ def _earlier(path: str) -> list[Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Returns what JSON can hold: arrays are numbers or lists, NaN and infinity null, and other objects texts."""
+    """Returns JSON-serializable data: arrays as numbers or lists, NaN and infinity as null, other objects as texts."""
     if hasattr(value, "dtype"):
         value = np.asarray(value).tolist()
     if isinstance(value, Mapping):

@@ -11,11 +11,11 @@ _FIRST_ROWS = 3  # of a longer table, whose other rows are its last
 
 
 def table_rows(history: Mapping[str, Sequence[Any]], epochs: Mapping[str, Sequence[int]]) -> list[list[str]]:
-    """Returns the cells of a table with a line for each epoch, after a line with the names.
+    """Returns the cells of a table: a row of names, then a row for each epoch.
 
     Args:
-      history: the values of each log.
-      epochs: the epochs of these values, from 0. They are shown as progress bars do, from 1.
+      history: Values of each log.
+      epochs: Epochs of these values, from 0. They are displayed from 1, as in progress bars.
 
     >>> table_rows({"loss": [0.5, 0.25], "val_loss": [0.75]}, {"loss": [0, 1], "val_loss": [1]})
     [['epoch', 'loss', 'val_loss'], ['1', '0.5', ''], ['2', '0.25', '0.75']]
@@ -32,7 +32,7 @@ def table_rows(history: Mapping[str, Sequence[Any]], epochs: Mapping[str, Sequen
 
 
 def as_text(rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table as lines whose cells stand in columns.
+    """Returns a table as text with aligned columns.
 
     >>> print(as_text([["epoch", "loss"], ["1", "0.5"]]))
     epoch  loss

@@ -1,6 +1,6 @@
 """Embeddings for TensorBoard's projector: their vectors as TSV files, and the file that lists them.
 
-Owns those files. Knows nothing of training, nor of how parameters are found.
+Owns those files. Knows nothing of training or of the parameter tree.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ CONFIG_NAME = "projector_config.pbtxt"  # where the projector looks
 
 
 def metadata_by_embedding(embeddings: list[str], metadata: str | Mapping[str, str] | None) -> dict[str, str]:
-    """Returns the metadata file of each embedding that has such a file.
+    """Returns the metadata file of each embedding that has a metadata file.
 
     Args:
-      embeddings: the names of all embeddings.
-      metadata: one file for all, or files by name.
+      embeddings: Names of all embeddings.
+      metadata: A file for all embeddings, or files by name.
 
     Raises:
-      ValueError: if `metadata` names something that is not an embedding.
+      ValueError: If `metadata` has an unknown embedding.
 
     >>> metadata_by_embedding(["words", "tags"], {"words": "words.tsv"})
     {'words': 'words.tsv'}
@@ -40,9 +40,9 @@ def write_embeddings(log_dir: str, embeddings: Mapping[str, np.ndarray], metadat
     """Writes the vectors of embeddings, in place of earlier vectors, and lists them for the projector.
 
     Args:
-      log_dir: the directory that TensorBoard is given.
-      embeddings: arrays of shape (entries, features), by name.
-      metadata: files with a line for each entry, by embedding name; their paths are relative to `log_dir`.
+      log_dir: Directory of TensorBoard.
+      embeddings: Arrays of shape (entries, features), by name.
+      metadata: Files with a line for each entry, by embedding name; their paths are relative to `log_dir`.
     """
     entries = []
     for name, vectors in embeddings.items():
@@ -52,7 +52,7 @@ def write_embeddings(log_dir: str, embeddings: Mapping[str, np.ndarray], metadat
         fields = {"tensor_name": name, "tensor_path": path}
         if name in metadata:
             fields["metadata_path"] = metadata[name]
-        # The text form of a protobuf string escapes what JSON's does.
+        # The text form of a protobuf string has the same escapes as JSON.
         lines = [f"  {field}: {json.dumps(value, ensure_ascii=False)}\n" for field, value in fields.items()]
         entries.append("embeddings {\n" + "".join(lines) + "}\n")
     with open(os.path.join(log_dir, CONFIG_NAME), "w", encoding="utf-8") as file:

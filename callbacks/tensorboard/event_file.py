@@ -1,8 +1,8 @@
-"""Event files: what TensorBoard reads.
+"""Event files for TensorBoard.
 
-Owns the form of an event: scalars, histograms, images and texts as TensorFlow 2 writes them, so that whatever reads
-Keras's files reads these. Knows nothing of training. Importing it needs tensorboardX, which writes the records; Pillow
-encodes images.
+Owns the form of an event: scalars, histograms, images and texts as TensorFlow 2 writes them, so that readers of Keras's
+files can read them. Knows nothing of training. The import needs tensorboardX, which writes the records; Pillow encodes
+images.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ FLUSH_SECS = 30.0
 
 _DT_FLOAT, _DT_DOUBLE, _DT_STRING = 1, 2, 7  # TensorFlow's numbers for dtypes
 
-# Two files of one second would have one name otherwise, and the later would replace the earlier.
+# Without this, two files of the same second would have the same name, and the later would replace the earlier.
 _file_numbers = itertools.count()
 
 
 class EventFile:
-    """A new event file in a directory, which TensorBoard shows as one run.
+    """A new event file in a directory, which TensorBoard shows as a run.
 
-    Events reach the disk after `flush`, or `FLUSH_SECS` after the last time. An object without references closes its
-    file, and so does the end of the program.
+    Events reach the disk after `flush`, or `FLUSH_SECS` after the last time. The file is closed when the object is
+    deleted, and at the end of the program.
 
     Args:
-      directory: the path of the directory, which is made if it does not exist.
+      directory: Path of the directory, created if missing.
 
     Raises:
-      OSError: if the file cannot be written.
+      OSError: If the file cannot be written.
 
     Example:
 
@@ -80,40 +80,40 @@ class EventFile:
         self._add(tag, step, "scalars", TensorProto(dtype=_DT_FLOAT, tensor_shape=_shape(()), float_val=[value]))
 
     def add_histogram(self, tag: str, values: np.ndarray, step: int) -> None:
-        """Adds how the finite values among some numbers are distributed over `BUCKETS` intervals of equal width."""
+        """Adds a histogram of the finite values, with `BUCKETS` intervals of equal width."""
         buckets = histogram_buckets(values)
         self._add(tag, step, "histograms", TensorProto(
             dtype=_DT_DOUBLE, tensor_shape=_shape(buckets.shape), tensor_content=buckets.astype("<f8").tobytes()))
 
     def add_images(self, tag: str, images: np.ndarray, step: int) -> None:
-        """Adds the first `MAX_IMAGES` of several images.
+        """Adds the first `MAX_IMAGES` images.
 
         Args:
-          tag: the name.
-          images: numbers of shape (images, height, width, channels), with 1, 3 or 4 channels. 0 is dark and 1 is
-            bright; what lies outside is cut off.
-          step: the position on the time axis.
+          tag: Name of the images.
+          images: Numbers of shape (images, height, width, channels), with 1, 3 or 4 channels. 0 is dark and 1 is
+            bright; other values are clipped.
+          step: Position on the time axis.
         """
         pixels = np.clip(np.nan_to_num(images[:MAX_IMAGES].astype(np.float32)) * 255.5, 0, 255).astype(np.uint8)
         strings = [str(images.shape[2]).encode(), str(images.shape[1]).encode(), *map(png, pixels)]
         self._add(tag, step, "images", _strings(strings, (len(strings),)))
 
     def add_text(self, tag: str, text: str, step: int) -> None:
-        """Adds a text, which TensorBoard takes as Markdown."""
+        """Adds a text, which TensorBoard renders as Markdown."""
         self._add(tag, step, "text", _strings([text.encode()], ()))
 
     def add_restart(self, step: int) -> None:
-        """Has TensorBoard leave out what earlier files of the directory have at that step and later."""
+        """Makes TensorBoard ignore the data of the directory's earlier files from that step on."""
         self._writer.write_event(
             Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def flush(self) -> None:
-        """Sees to it that all events are on the disk."""
+        """Writes all events to the disk."""
         self._writer.flush()
         self._flush_due = time.monotonic() + FLUSH_SECS
 
     def close(self) -> None:
-        """Writes what is left and closes the file, if it is not closed."""
+        """Writes the remaining events and closes the file; does nothing if it is closed."""
         self._finalizer()
 
     def _add(self, tag: str, step: int, plugin: str, tensor: Any) -> None:
@@ -125,12 +125,12 @@ class EventFile:
 
 
 def histogram_buckets(values: np.ndarray) -> np.ndarray:
-    """Returns a row (left edge, right edge, count) for each of `BUCKETS` intervals between the least and the greatest.
+    """Returns a row (left edge, right edge, count) for each of `BUCKETS` intervals between minimum and maximum.
 
-    Equal values are all counted in the last interval, as TensorFlow does; without finite values all rows are zero.
+    Equal values are all counted in the last interval, as in TensorFlow; without finite values all rows are zero.
 
     Args:
-      values: real numbers of any shape and dtype.
+      values: Real numbers of any shape and dtype.
 
     Returns:
       A float64 array of shape `(BUCKETS, 3)`.
@@ -157,7 +157,7 @@ def png(pixels: np.ndarray) -> bytes:
     """Returns an image as a PNG file.
 
     Args:
-      pixels: uint8, of shape (height, width, channels), with 1, 3 or 4 channels: grey, RGB or RGBA.
+      pixels: uint8 array of shape (height, width, channels), with 1, 3 or 4 channels: grey, RGB or RGBA.
     """
     from PIL import Image  # for `write_images` alone
 

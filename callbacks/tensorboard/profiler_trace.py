@@ -1,7 +1,6 @@
-"""A trace of JAX's profiler over some train steps, as TensorBoard shows it.
+"""A trace of JAX's profiler over some train steps, for TensorBoard.
 
-Owns the starting and stopping of the profiler, of which a process has a single instance. When to do so is what
-callbacks decide.
+Owns the start and stop of the profiler, which has a single instance per process. Callbacks decide when to call them.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ import jax
 
 
 class ProfilerTrace:
-    """A trace that only the first of several processes makes, and whose failure only warns.
-
-    A training is worth more than its profile.
+    """A trace that is recorded by the first process only; failures only warn, so that training continues.
 
     Args:
-      owner: the name of the callback, for warnings.
+      owner: Name of the callback, for warnings.
 
     Attributes:
-      is_running: whether it is recording.
+      is_running: Whether it is recording.
 
     Example:
 
@@ -40,7 +37,7 @@ class ProfilerTrace:
         self._step: Any = None
 
     def start(self, directory: str) -> None:
-        """Begins to record; into `directory`, where TensorBoard looks for profiles."""
+        """Starts recording to `directory`, where TensorBoard looks for profiles."""
         if jax.process_index() == 0:
             try:
                 jax.profiler.start_trace(directory)
@@ -49,7 +46,7 @@ class ProfilerTrace:
                 warnings.warn(f"`{self._owner}` cannot start to profile: {error}", stacklevel=2)
 
     def stop(self) -> None:
-        """Ends the step, stops recording and writes what was recorded; does nothing if nothing is."""
+        """Ends the step and the recording, and writes the trace; does nothing if nothing is recorded."""
         self.end_step()
         if self.is_running:
             self.is_running = False
@@ -59,13 +56,13 @@ class ProfilerTrace:
                 warnings.warn(f"`{self._owner}` cannot write the profile: {error}", stacklevel=2)
 
     def begin_step(self, number: int) -> None:
-        """Marks what the host does from here on as the train step of a number."""
+        """Marks the start of a train step with this number."""
         if self.is_running:
             self._step = jax.profiler.StepTraceAnnotation("train", step_num=number)
             self._step.__enter__()
 
     def end_step(self) -> None:
-        """Ends the step that was begun, if any."""
+        """Ends the current step, if any."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None

@@ -1,7 +1,7 @@
-"""Writing logs, weights, the compiled step and profiles for TensorBoard.
+"""The callback that writes logs, weights, the compiled step and profiles for TensorBoard.
 
-Owns what is written when, and under which names, which are Keras's. The form of the files is in `event_file.py` and
-`embedding_projector.py`.
+Owns the content, the time and the names of the data; the names are Keras's. `event_file.py` and
+`embedding_projector.py` own the form of the files.
 """
 
 from __future__ import annotations
@@ -24,42 +24,40 @@ from trainer.core.types import Phase
 
 
 class TensorBoard(Callback):
-    """Writes what TensorBoard shows. Open it with `tensorboard --logdir=LOG_DIR`.
+    """Writes data for TensorBoard. `tensorboard --logdir=LOG_DIR` shows them.
 
-    There are two runs, "train" and "validation". Each epoch they get the scalars `epoch_loss` and so on, the training's
-    with `epoch_learning_rate`, if it is known, at the epoch's number. Each evaluation gives the validation's
-    `evaluation_loss_vs_iterations` and so on, at the number of the optimizer's updates. A log of several values, such
-    as one per class, gets a scalar for each: `epoch_recall_0`, `epoch_recall_1` and so on.
+    There are two runs, "train" and "validation". Each epoch writes the scalars `epoch_loss` and so on, and for training
+    `epoch_learning_rate`, if known, with the index of the epoch as the step. Each evaluation writes
+    `evaluation_loss_vs_iterations` and so on to "validation", with the number of the optimizer's updates as the step. A
+    log with several values, such as one per class, writes a scalar for each: `epoch_recall_0`, `epoch_recall_1` and so
+    on.
 
-    A callback of another run, or of a run that resumes, adds to what is in `log_dir`. Of several processes only the
-    first process writes. With the defaults no step waits for this callback, and fused steps stay fused.
+    Another run, or a resumed run, adds to the data in `log_dir`. With several processes, the first process writes. With
+    the default arguments no step waits for this callback, and fused steps stay fused.
 
     Args:
-      log_dir: the path of the directory to write to; made if it does not exist.
-      histogram_freq: after every so many epochs, write a histogram of each weight, such as `Dense_0/kernel/histogram`;
-        0 writes none. The names are the paths in the tree of parameters, or of the model state.
-      write_graph: whether to write the text of the compiled train step, once per `fit`, as `train_step`.
-      write_images: whether to write each weight also as an image, such as `Dense_0/kernel/image`, whenever histograms
-        are written.
-      write_steps_per_second: whether to write `epoch_steps_per_second`; and `batch_steps_per_second`, the rate since
+      log_dir: Path of the directory; created if missing.
+      histogram_freq: Number of epochs between histograms of each weight, such as `Dense_0/kernel/histogram`; 0 writes
+        none. The names are the paths in the tree of parameters, or of the model state.
+      write_graph: Whether to write the text of the compiled train step, once per `fit`, as `train_step`.
+      write_images: Whether to write each weight also as an image, such as `Dense_0/kernel/image`, together with the
+        histograms.
+      write_steps_per_second: Whether to write `epoch_steps_per_second`; and `batch_steps_per_second`, the rate since
         the last such scalar of the epoch, if `update_freq` is not "epoch".
-      update_freq: "epoch" writes logs after epochs only. An integer adds `batch_loss` and so on, at the number of the
-        batch in this `fit`, counted from 1, for every batch whose number it divides; "batch" is 1. No more batches
-        than that are then executed at once, and writing waits for the device.
-      profile_batch: the number of the batch to profile, counted from 1 as above, or the first and the last as a pair
-        or as "first,last"; 0 profiles none. Up to the end of the last batch's epoch, batches are executed one at a
-        time.
-      embeddings_freq: after every so many epochs, write the vectors of all embeddings for TensorBoard's projector; 0
-        writes none. An embedding is a two-dimensional parameter whose name is "embedding", as in Flax's `Embed`.
-      embeddings_metadata: the path, relative to `log_dir`, of a file with a line for each entry of an embedding; or a
-        dict of these by the path of the layer, such as `Embed_0`.
+      update_freq: "epoch" to write logs after epochs only. An integer adds `batch_loss` and so on for every batch whose
+        number it divides, with that number, counted from 1 in this `fit`, as the step; "batch" is 1. The integer limits
+        the batches of an execution, and writing waits for the device.
+      profile_batch: Number of the batch to profile, counted from 1 as above, or the first and the last as a pair or as
+        "first,last"; 0 profiles none. Batches are executed individually up to the end of the last batch's epoch.
+      embeddings_freq: Number of epochs between writes of all embedding vectors for TensorBoard's projector; 0 writes
+        none. An embedding is a two-dimensional parameter with the name "embedding", as in Flax's `Embed`.
+      embeddings_metadata: Path, relative to `log_dir`, of a file with a line for each entry of an embedding; or a dict
+        of such paths by the path of the layer, such as `Embed_0`.
 
     Raises:
-      ImportError: if tensorboardX is not installed.
-      ValueError: for values that cannot be used, and from `fit`, for names in `embeddings_metadata` that are not
-        embeddings.
-      OSError: from `fit`, if a file cannot be written.
-
+      ImportError: If tensorboardX is not installed.
+      ValueError: For invalid values; from `fit`, for unknown embeddings in `embeddings_metadata`.
+      OSError: From `fit`, if a file cannot be written.
     Example:
 
     >>> import pathlib, tempfile, types
@@ -94,7 +92,7 @@ class TensorBoard(Callback):
         embeddings_freq: int = 0,
         embeddings_metadata: str | Mapping[str, str] | None = None,
     ):
-        # Here and not above: the other callbacks can be had without tensorboardX.
+        # Imported here because the other callbacks work without tensorboardX.
         try:
             from trainer.callbacks.tensorboard.event_file import EventFile
         except ImportError as error:
@@ -125,7 +123,7 @@ class TensorBoard(Callback):
 
     @property
     def run_folder(self) -> str:  # type: ignore[override]
-        """The directory to write to."""
+        """Directory of the files."""
         return self.log_dir
 
     # --- the hooks -------------------------------------------------------------------------------------------------
@@ -202,11 +200,7 @@ class TensorBoard(Callback):
         return batch + -(self._batches_before_epoch + batch + 1) % self.update_freq
 
     def _set_batch_hooks(self) -> None:
-        """Has the loop call this callback for every batch only as long as that is needed.
-
-        Hooks of the instance count as overridden (see `CallbackList.wants`). These two are called by those that a
-        subclass is likely to override. All processes decide the same, because it decides how steps are fused.
-        """
+        """Makes the loop call this callback for every batch only as long as necessary, equally in all processes."""
         for hook in ("on_batch_begin", "on_batch_end"):
             self.__dict__.pop(hook, None)
         if self._global_train_batch < self._stop_batch:
@@ -234,7 +228,7 @@ class TensorBoard(Callback):
         self._set_batch_hooks()
 
     def _count(self, batch: int) -> None:
-        """Counts the batches up to this one of the epoch, those that were counted excepted."""
+        """Counts the batches of the epoch up to this batch that are not counted yet."""
         if batch > self._last_batch:
             self._global_train_batch += batch - self._last_batch
             self._last_batch = batch
@@ -253,7 +247,7 @@ class TensorBoard(Callback):
         self._files = {}
 
     def _file(self, directory: str) -> Any:
-        """Returns the event file of a run, which is made when it is needed; None if another process writes."""
+        """Returns the event file of a run, created on demand; None if another process writes."""
         if jax.process_index() != 0:
             return None
         if directory not in self._files:
@@ -278,7 +272,7 @@ class TensorBoard(Callback):
                 file.add_images(f"{name}/image", images, epoch)
 
     def _add_train_step(self) -> None:
-        # Not every object that acts as a model compiles a step.
+        # Some model-like objects compile no step.
         read_text = getattr(run_of(self.model), "train_step_text", None)
         text = None if read_text is None else read_text()
         file = None if text is None else self._file(self._train_dir)
@@ -311,11 +305,7 @@ class TensorBoard(Callback):
 
 
 def _as_images(weight: np.ndarray) -> np.ndarray | None:
-    """Returns a weight as images, of shape (images, height, width, channels); None if it has no such form.
-
-    A vector is a column, a matrix lies on its longer side, of a stack of matrices each is an image, and four axes are
-    taken as they are.
-    """
+    """Returns a weight as images, of shape (images, height, width, channels); None if its shape fits no images."""
     image = np.squeeze(weight)
     if image.ndim == 1:
         image = image[None, :, None, None]

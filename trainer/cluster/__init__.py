@@ -1,7 +1,7 @@
-"""The processes of a job: which there are, how they meet, how they agree, and how the end of a process is noticed.
+"""Processes of a job: their addresses, their meeting, their agreement, and the detection of ended processes.
 
 Owns all communication between processes that uses no devices. It must not run collectives, nor know of models, data or
-strategies. Other rooms use what is exported here, and nothing else.
+strategies. Other rooms use only the names that are exported here.
 
 The life of a connection, of which each process has one to process 0:
 
@@ -10,9 +10,10 @@ The life of a connection, of which each process has one to process 0:
     report with a diagnosis, or "stopped"   the last word of a process that fails, or whose script ends
     end of the connection                   without a last word, the process has died
 
-Process 0 alone hears all, so it alone judges: it names the cause, and all leave with its diagnosis. The others judge
-process 0. Where a script has started JAX itself, the meeting comes afterwards, at a port that a `ProcessGroup` tells.
-JAX's key-value store serves `ProcessGroup` alone: the texts that processes compare, and the decisions they agree on.
+Process 0 alone hears all processes, so it alone judges: it names the cause, and all leave with its diagnosis. The
+others judge process 0. If a script has started JAX itself, the meeting follows later, at a port that a `ProcessGroup`
+announces. JAX's key-value store serves `ProcessGroup` alone: the texts that processes compare, and the decisions they
+agree on.
 """
 
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, split_address

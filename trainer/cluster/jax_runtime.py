@@ -1,6 +1,6 @@
-"""JAX's distributed runtime: its key-value store, and where process 0 is reached.
+"""JAX's distributed runtime: its key-value store, and the address of process 0.
 
-Both are private names of JAX, in 0.10.2 and 0.12, as JAX has no public ones. Nothing over processes works without the
+Both are private names of JAX, in 0.10.2 and 0.12, because JAX has no public names for them. Multiple processes need the
 store, so it has no switch; `tests/cluster/test_workarounds.py` fails when JAX has a public name.
 """
 
@@ -17,7 +17,7 @@ def jax_store() -> Any:
 
 
 def coordinator_address() -> str:
-    """Returns where process 0 is reached; only after `jax.distributed.initialize`."""
+    """Returns the address of process 0; only after `jax.distributed.initialize`."""
     from jax._src import distributed
 
     address = distributed.global_state.coordinator_address

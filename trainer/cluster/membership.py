@@ -1,8 +1,8 @@
-"""Joining the processes of a cluster to one JAX program, once per process.
+"""Joins the processes of a cluster to a single JAX program, once per process.
 
-Owns the start of JAX's distributed runtime and the end of a process that failed. What a cluster is, and that its
-processes were started in the same way, is known before JAX is asked for anything. The connections over which they
-have found out stay, as those of the watchdogs.
+Owns the start of JAX's distributed runtime and the end of a failed process. The description of the cluster, and the
+equal start of its processes, are checked before any call of JAX. The connections of this check remain, for the
+watchdogs.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _MEETING_SECS = 30.0  # of processes that are all there
 
 
 def join_cluster(timeout_secs: float | None = None) -> None:
-    """Lets all devices of the cluster that this process belongs to become JAX's; does nothing outside of a cluster.
+    """Joins this process's cluster, so that JAX sees all its devices; does nothing outside of a cluster.
 
-    The cluster is what TF_CONFIG, Open MPI or SLURM describe, or else what JAX finds (Kubernetes, TPU).
-    From then on a watchdog looks after its processes. May be called again; later limits are ignored.
+    The cluster is described by TF_CONFIG, Open MPI or SLURM, or detected by JAX (Kubernetes, TPU). A watchdog then
+    monitors its processes. May be called again; later limits are ignored.
 
     Args:
-      timeout_secs: how long to wait for the other processes, now and while training; None for the default.
+      timeout_secs: Seconds to wait for the other processes, now and during training; None for the default.
 
     Raises:
-      ClusterError: if what describes the cluster is wrong, the processes were started with different clusters, jobs
-        or versions, or their CPU devices cannot reach each other. If it is not caught, the process's exit code is 2.
-      ClusterTimeout: if not all processes come; it names those that are missing.
-      RuntimeError: if JAX has used its devices already.
+      ClusterError: If the description of the cluster is wrong, the processes were started with different clusters, jobs
+        or versions, or their CPU devices cannot reach each other. If the error is not caught, the exit code is 2.
+      ClusterTimeout: If processes are missing; the message names them.
+      RuntimeError: If JAX has used its devices already.
     """
     timeout_secs = timeout_secs or DEFAULT_TIMEOUT_SECS
     try:
@@ -123,7 +123,7 @@ def _jax_options(description: ClusterDescription) -> dict[str, Any]:
 
 
 def _begin(watching: Watchdog, star: Star) -> None:
-    """Lets the watchdog know that JAX has started."""
+    """Tells the watchdog that JAX has started."""
     watching.started()
     set_watchdog(watching)
     if star.unconnected and _uses_gloo():
@@ -155,10 +155,10 @@ def _uses_gloo() -> bool:
 
 
 def cluster_devices(timeout_secs: float | None = None) -> list[jax.Device]:
-    """Returns all devices of the cluster that this process belongs to, which it joins; outside of a cluster, its own.
+    """Returns all devices of this process's cluster, which it joins; outside of a cluster, its own devices.
 
     Args:
-      timeout_secs: see `join_cluster`.
+      timeout_secs: See `join_cluster`.
     """
     join_cluster(timeout_secs)
     return list(jax.devices() if jax.process_count() > 1 else jax.local_devices())
@@ -180,7 +180,7 @@ def _initialize(**options: Any) -> None:
 
 
 def _check_unused() -> None:
-    """Raises if JAX has devices already. JAX has no public way to ask, but refuses to change how many it will have."""
+    """Raises if JAX has devices already, detected by its refusal to change their number for lack of a public query."""
     config: Any = jax.config  # JAX declares its attributes at run time
     count = config.jax_num_cpu_devices
     try:
@@ -198,14 +198,14 @@ def _too_late(error: RuntimeError) -> RuntimeError:
 def _exit_if_refused(
     before: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None,
 ) -> None:
-    """Ends a process by an uncaught `ClusterError` with the exit code that says not to start it again."""
+    """Ends a process with an uncaught `ClusterError` with the exit code that prevents a restart."""
     before(kind, error, trace)
     if issubclass(kind, ClusterError):
         sys.exit(REFUSED)
 
 
 def _exit_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Ends a process that failed. At a normal exit it would wait for the others, which wait for it."""
+    """Ends a failed process, because at a normal exit it would wait for the others, which wait for it."""
     watching = watchdog()
     traceback.print_exception(kind, error, trace)
     sys.stdout.flush()

@@ -1,16 +1,16 @@
-"""The boundary at which the processes of a job save because one of them is about to be preempted.
+"""The boundary at which the processes of a job save because a process is about to be preempted.
 
-JAX's coordination service finds it, once a process has received SIGTERM. No devices are used.
+JAX's coordination service finds it after a process has received SIGTERM. No devices are used.
 """
 
 from __future__ import annotations
 
 
 def reached_preemption_sync_point(boundary: int) -> bool:
-    """Returns whether all processes of the job are to save at this boundary, as one of them has received SIGTERM.
+    """Returns whether all processes of the job must save at this boundary, because a process has received SIGTERM.
 
     Args:
-      boundary: the number of a boundary of batches, which all processes reach; greater than that of the last call.
+      boundary: Number of a boundary of batches, which all processes reach; increasing from call to call.
     """
     from jax.experimental import multihost_utils  # imports much of JAX
 

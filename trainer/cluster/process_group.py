@@ -1,7 +1,7 @@
-"""The one way in which processes agree: each gives a short text, and receives the texts of all.
+"""Agreement between processes: each process sends a short text, and receives the texts of all.
 
-It uses JAX's key-value store and no devices: a collective would hang on a process that differs or does not come, and
-only the main thread may begin a collective. It must not know what is compared.
+Uses JAX's key-value store and no devices: a collective would hang on a process that differs or is missing, and only the
+main thread may begin a collective. It must not know the meaning of the texts.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _FIRST_WAIT_SECS, _LAST_WAIT_SECS = 0.0005, 0.02
 class ProcessGroup:
     """Processes that make the same calls of this group, in the same order.
 
-    `of` and `of_all` return the one group of given processes, whose calls are those of their main threads. With one
-    process all calls return at once.
+    `of` and `of_all` return a single shared group of the given processes, for calls of their main threads. With a
+    single process all calls return at once.
 
     Args:
-      members: the numbers of the processes, in ascending order.
-      name: the same in all members, and another name for each group.
+      members: Numbers of the processes, in ascending order.
+      name: Name of the group; the same in all members, and different for each group.
 
     Attributes:
-      index: the place of this process among the members.
-      count: how many members there are.
+      index: Position of this process among the members.
+      count: Number of members.
 
     >>> group = ProcessGroup.of([0])
     >>> group.all_gather("here"), group.any(False)
@@ -51,7 +51,7 @@ class ProcessGroup:
 
     @classmethod
     def of(cls, members: Sequence[int]) -> ProcessGroup:
-        """Returns the group of these processes, in ascending order; this process is among them."""
+        """Returns the group of these processes, in ascending order, which include this process."""
         return _group_of(tuple(members))
 
     @classmethod
@@ -60,20 +60,20 @@ class ProcessGroup:
         return _group_of(tuple(range(jax.process_count())))
 
     def subgroup(self) -> ProcessGroup:
-        """Returns a group of the same processes with an order of calls of its own, such as those of a thread."""
+        """Returns a group of the same processes with its own order of calls, for example for a thread."""
         return ProcessGroup(self._members, f"{self._name}/group{next(self._subgroups)}")
 
     def all_gather(self, text: str, what: str = "data") -> list[str]:
         """Returns the texts of all processes, in the order of their numbers.
 
         Args:
-          text: that of this process.
-          what: what the text is about, which the others compare with theirs.
+          text: Text of this process.
+          what: Subject of the text, which the processes compare.
 
         Raises:
-          ClusterError: if another process makes another call.
-          TimeoutError: if some do not come; the watchdog, which names who is late, comes first.
-          RuntimeError: if this is a thread that reads ahead, and its data are not needed any more.
+          ClusterError: If another process makes another call.
+          TimeoutError: If processes are missing; the watchdog, which names late processes, acts earlier.
+          RuntimeError: If this is a prefetching thread whose data are no longer needed.
         """
         if self.count == 1:
             return [text]
@@ -89,11 +89,11 @@ class ProcessGroup:
         """Returns whether `flag` is true in any process.
 
         Args:
-          flag: that of this process.
-          what: as in `all_gather`.
+          flag: Flag of this process.
+          what: As in `all_gather`.
 
         Raises:
-          What `all_gather` raises.
+          The errors of `all_gather`.
         """
         return any(self.all_gather("true" if flag else "", what))
 
@@ -101,11 +101,11 @@ class ProcessGroup:
         """Raises in all processes if a process differs from the others.
 
         Args:
-          what: what is described, for the message, such as "model".
-          describe: returns what must be equal, short texts by name. Not called where there is one process.
+          what: Name of the described object in messages, such as "model".
+          describe: Returns short texts by name, which must be equal. Not called with a single process.
 
         Raises:
-          ClusterError: it names a process that differs, in what, and both descriptions.
+          ClusterError: If a process differs; the message has its name, the difference and both descriptions.
         """
         if self.count == 1:
             return
@@ -124,7 +124,7 @@ class ProcessGroup:
         folder = f"{_KEYS}{self._name}/call{call}/"
         store.key_value_set(f"{folder}{self.index}", json.dumps(message))
         wait_secs = _FIRST_WAIT_SECS
-        # No waiting in the store itself: a thread whose data are not needed any more must come back from it.
+        # Does not wait in the store itself, so that a thread whose data are no longer needed can return.
         while len(pairs := store.key_value_dir_get(folder)) < self.count:
             if is_abandoned():
                 raise RuntimeError("These data are not needed any more.")
@@ -139,7 +139,7 @@ class ProcessGroup:
         return [[printable(what), text] for what, text in messages]
 
 
-# One object for each set of processes, as the calls of all strategies over them are made in one order.
+# A single object for each set of processes, because the calls of all their strategies share an order.
 @functools.cache
 def _group_of(members: tuple[int, ...]) -> ProcessGroup:
     return ProcessGroup(members, "-".join(map(str, members)))

@@ -1,7 +1,7 @@
-"""Tricks with the process that JAX's runtime makes necessary over several processes, each with its reason.
+"""Workarounds for JAX's runtime over several processes, each with its reason.
 
-`TRAINER_WORKAROUNDS=0` in the environment turns all of them off. `tests/cluster/test_workarounds.py` fails when JAX
-does not need a workaround any more.
+`TRAINER_WORKAROUNDS=0` in the environment disables them. `tests/cluster/test_workarounds.py` fails when JAX no longer
+needs a workaround.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _THREADS = "/proc/self/task"
 
 
 def put_off_aborts() -> None:
-    """Lets what notices the end of process 0 end this process before JAX does, which aborts it then.
+    """Delays JAX's abort after the end of process 0, so that the watchdog can end this process first.
 
     JAX's client of the coordinator calls abort() in C++ as soon as the coordinator is gone, so that the process ends
-    without a word about the cause. JAX has no option against it. Measured with jax 0.10.2 and 0.12.
+    without a message about the cause. JAX has no option against it. Measured with jax 0.10.2 and 0.12.
 
-    The thread of JAX that calls abort() sleeps first, for as many seconds as the signal has for a number: sleep() is a
-    function that may handle a signal, and one of Python is not. If the process still runs then, abort() ends it.
+    The JAX thread that calls abort() first sleeps, for as many seconds as the number of the signal: sleep() can be a
+    signal handler, and a Python function cannot. If the process still runs then, abort() ends it.
     """
     if are_on() and not faulthandler.is_enabled():  # with it, the user wants to see aborts
         libc = ctypes.CDLL(None)
@@ -34,16 +34,16 @@ def put_off_aborts() -> None:
 
 @contextlib.contextmanager
 def threads_that_wait_their_turn(use_gloo: Callable[[], bool]) -> Iterator[None]:
-    """Lets threads that have started in the block run, once woken, only where no other thread of the core wants to.
+    """Makes threads started in the block run, once woken, only if no other thread of the core is ready.
 
-    Gloo's thread polls its sockets without a pause while another thread has the lock of one of them. On Linux it takes
-    the core from that very thread when data arrive, and keeps it for a slice of 3 ms: a sum over two processes on a
-    core each took 3.9 ms instead of 0.15, and on shared cores up to twice as long. `SCHED_BATCH`, see sched(7), does
-    not let it. Measured with jax 0.10.2 and 0.12.
+    Gloo's thread polls its sockets without a pause while another thread holds the lock of a socket. On Linux it
+    preempts that thread when data arrive, and keeps the core for a slice of 3 ms: a sum over two processes on a core
+    each took 3.9 ms instead of 0.15, and on shared cores up to twice as long. `SCHED_BATCH`, see sched(7), prevents
+    this. Measured with jax 0.10.2 and 0.12.
 
     Args:
-      use_gloo: returns, at the end of the block, whether Gloo connects the devices. Threads that launch work on GPUs
-        stay as they are.
+      use_gloo: Returns, at the end of the block, whether Gloo connects the devices. Threads that launch work on GPUs
+        are unchanged.
     """
     before = _threads()
     yield
@@ -55,5 +55,5 @@ def threads_that_wait_their_turn(use_gloo: Callable[[], bool]) -> Iterator[None]
 
 
 def _threads() -> set[int]:
-    """Returns the kernel's numbers of this process's threads; none where they cannot be scheduled one by one."""
+    """Returns the kernel's numbers of this process's threads; none if they cannot be scheduled individually."""
     return set(map(int, os.listdir(_THREADS))) if hasattr(os, "SCHED_BATCH") and os.path.isdir(_THREADS) else set()

@@ -1,6 +1,6 @@
-"""Data sets to begin with, in Keras's form: `(x_train, y_train), (x_test, y_test)` as numpy arrays.
+"""Data sets for a start, in Keras's form: `(x_train, y_train), (x_test, y_test)` as NumPy arrays.
 
-Owns where Keras's files are looked for, and how they are read: nothing in them is executed.
+Owns the search for Keras's files and their reading: nothing in them is executed.
 """
 
 from trainer.core.public_names import attach_stub

@@ -26,8 +26,8 @@ class mnist:
         """Returns 60,000 images to train on and 10,000 to test on: uint8, `(rows, 28, 28)`, and labels `(rows,)`.
 
         Args:
-          path: the name of the file in the cache folder, `$KERAS_HOME/datasets` or `~/.keras/datasets`, to which it is
-            downloaded if need be; or the path of a copy of it, with its folder.
+          path: Name of the file in the cache folder, `$KERAS_HOME/datasets` or `~/.keras/datasets`, to which it is
+            downloaded if missing; or the path of a copy, with its folder.
 
         Source: https://keras.io/api/datasets/mnist/.
         """
@@ -44,8 +44,8 @@ class fashion_mnist:
         """Returns 60,000 images to train on and 10,000 to test on: uint8, `(rows, 28, 28)`, and labels `(rows,)`.
 
         Args:
-          path: a folder with the four files; by default `datasets/fashion-mnist` in the cache folder, to which they are
-            downloaded if need be.
+          path: Folder with the four files; by default `datasets/fashion-mnist` in the cache folder, to which they are
+            downloaded if missing.
 
         Source: https://keras.io/api/datasets/fashion_mnist/.
         """
@@ -68,8 +68,8 @@ class cifar10:
         """Returns 50,000 images to train on and 10,000 to test on: uint8, `(rows, 32, 32, 3)`, and labels `(rows, 1)`.
 
         Args:
-          path: the folder `cifar-10-batches-py`, or one that holds it; by default in the cache folder, to which it is
-            downloaded if need be.
+          path: Folder `cifar-10-batches-py`, or its parent folder; by default in the cache folder, to which it is
+            downloaded if missing.
 
         Source: https://keras.io/api/datasets/cifar10/.
         """
@@ -87,8 +87,8 @@ class cifar100:
 
         Args:
           label_mode: "fine" for the classes, "coarse" for their groups.
-          path: the folder `cifar-100-python`, or one that holds it; by default in the cache folder, to which it is
-            downloaded if need be.
+          path: Folder `cifar-100-python`, or its parent folder; by default in the cache folder, to which it is
+            downloaded if missing.
 
         Source: https://keras.io/api/datasets/cifar100/.
         """

@@ -1,4 +1,4 @@
-"""The files of Keras's data sets: in its cache folder, downloaded, or at a path of the user's."""
+"""Files of Keras's data sets: in its cache folder, downloaded, or at a given path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Split = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 
-# The SHA-256 of each file there, or the MD5 that Keras has of it.
+# The SHA-256 of each file there, or Keras's MD5.
 _HASHES = {
     "boston_housing.npz": "f553886a1f8d56431e820c5b82552d9d95cfcb96d1e678153f8839538947dff5",
     "california_housing.npz": "1a2e3a52e0398de6463aebe6f4a8da34fb21fbb6b934cf88c3425e766f2a1a6f",
@@ -40,11 +40,11 @@ _ARCHIVES = {
 
 
 def path_of(path: str | os.PathLike[str], name: str) -> str:
-    """Returns the path of a file, which is downloaded if need be.
+    """Returns the path of a file, which is downloaded if missing.
 
     Args:
-      path: a name in the cache folder; or with folders, that of a file which is there.
-      name: the file's name on Keras's server.
+      path: Name in the cache folder; or with folders, the path of an existing file.
+      name: Name of the file on Keras's server.
     """
     path = arguments.as_path("path", path)
     if not os.path.dirname(path):
@@ -56,10 +56,10 @@ def path_of(path: str | os.PathLike[str], name: str) -> str:
 
 
 def archive_folder(path: str | os.PathLike[str] | None, archive: str) -> str:
-    """Returns the folder of an archive of CIFAR, which is downloaded if need be.
+    """Returns the folder of a CIFAR archive, which is downloaded if missing.
 
     Args:
-      path: the folder, or the folder that holds it; None for the cache folder.
+      path: The folder, or its parent folder; None for the cache folder.
       archive: "cifar-10" or "cifar-100".
     """
     name, file_hash = _ARCHIVES[archive]
@@ -73,7 +73,7 @@ def files_in(path: str | os.PathLike[str], names: Sequence[str]) -> list[str]:
     """Returns the paths of files in a folder.
 
     Raises:
-      FileNotFoundError: if one is missing.
+      FileNotFoundError: If a file is missing.
     """
     folder = arguments.as_path("path", path, "a folder")
     missing = [name for name in names if not os.path.isfile(os.path.join(folder, name))]
@@ -84,7 +84,7 @@ def files_in(path: str | os.PathLike[str], names: Sequence[str]) -> list[str]:
 
 
 def npz_arrays(path: str, *names: str) -> list[np.ndarray]:
-    """Returns arrays of an `.npz` file, those of objects included, by name."""
+    """Returns arrays of an `.npz` file by name, including arrays of objects."""
     with naming_file(path):
         if not zipfile.is_zipfile(path):
             raise ValueError("The file is no zip archive, as `.npz` files are.")
@@ -104,7 +104,7 @@ def _array(data: bytes) -> np.ndarray:
 
 
 def idx_array(path: str) -> np.ndarray:
-    """Returns the array of a gzipped file in the format that MNIST was published in."""
+    """Returns the array of a gzipped file in MNIST's original format."""
     with naming_file(path), gzip.open(path, "rb") as file:
         data = file.read()
         kind, dimensions = data[2], data[3]
@@ -115,7 +115,7 @@ def idx_array(path: str) -> np.ndarray:
 
 
 def cifar_batches(paths: list[str], labels: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the images, channels last, and the labels, `(rows, 1)`, of files of CIFAR."""
+    """Returns the images, channels last, and the labels, `(rows, 1)`, of CIFAR files."""
     images, classes = [], []
     for path in paths:
         with naming_file(path), open(path, "rb") as file:
@@ -126,7 +126,7 @@ def cifar_batches(paths: list[str], labels: str) -> tuple[np.ndarray, np.ndarray
 
 
 def shuffled_split(x: Any, y: Any, test_split: float, seed: int) -> Split:
-    """Returns rows in Keras's order for a seed, the last ones as the part to test on."""
+    """Returns rows in Keras's order for a seed, with the last rows as the test part."""
     arguments.require({"test_split": test_split}, "a number in [0, 1)", lambda share: 0 <= share < 1)
     order = shuffled(len(x), np.random.RandomState(arguments.as_seed("seed", seed)))
     x, y, count = np.asarray(x)[order], np.asarray(y)[order], int(len(x) * (1 - test_split))

@@ -1,4 +1,4 @@
-"""Tables: prices of houses, and the data sets that scikit-learn brings along."""
+"""Tables: prices of houses, and the data sets that are part of scikit-learn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.datasets.keras_files import Split, npz_arrays, path_of, shuffled_sp
 
 
 class boston_housing:
-    """Prices of houses in Boston: 506 rows. One of its columns encodes race; it serves to discuss that alone."""
+    """Prices of houses in Boston: 506 rows. A column encodes race; use the data only to discuss this."""
 
     @staticmethod
     def load_data(
@@ -20,9 +20,9 @@ class boston_housing:
         """Returns 13 numbers of each place, and the median price of its houses in thousands of dollars.
 
         Args:
-          path: the name of the file in the cache folder, or the path of a copy of it; see `mnist.load_data`.
-          test_split: the share of the rows to test on.
-          seed: of their order.
+          path: Name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
+          test_split: Fraction of the rows for testing.
+          seed: Seed of the order of rows.
 
         Source: https://keras.io/api/datasets/boston_housing/.
         """
@@ -42,9 +42,9 @@ class california_housing:
 
         Args:
           version: "large", or "small" for the first 600 rows.
-          path: the name of the file in the cache folder, or the path of a copy of it; see `mnist.load_data`.
-          test_split: the share of the rows to test on.
-          seed: of their order.
+          path: Name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
+          test_split: Fraction of the rows for testing.
+          seed: Seed of the order of rows.
 
         Source: https://keras.io/api/datasets/california_housing/.
         """
@@ -56,21 +56,21 @@ class california_housing:
 
 
 class _Bundled:
-    """A data set that comes with scikit-learn."""
+    """A data set of scikit-learn."""
 
     _loader: ClassVar[str]
     _rows: ClassVar[str] = "data"
 
     @classmethod
     def load_data(cls, test_split: float = 0.2, seed: int = 113) -> Split:
-        """Returns rows to train on and rows to test on. They come with scikit-learn: nothing is downloaded.
+        """Returns training rows and test rows from scikit-learn, without a download.
 
         Args:
-          test_split: the share of the rows to test on.
-          seed: of their order.
+          test_split: Fraction of the rows for testing.
+          seed: Seed of the order of rows.
 
         Raises:
-          ImportError: without scikit-learn.
+          ImportError: Without scikit-learn.
 
         Source: scikit-learn's `sklearn.datasets`.
         """
@@ -84,7 +84,7 @@ class _Bundled:
 
 
 class breast_cancer(_Bundled):
-    """Tumours: 30 measurements of 569 tumours, float64 `(rows, 30)`, and 1 for those that are benign, `(rows,)`."""
+    """Tumours: 30 measurements of 569 tumours, float64 `(rows, 30)`, and 1 for benign tumours, `(rows,)`."""
 
     _loader = "load_breast_cancer"
 
@@ -102,12 +102,12 @@ class digits(_Bundled):
 
 
 class iris(_Bundled):
-    """Irises: four lengths of 150 flowers, float64 `(rows, 4)`, and which of three kinds each is, `(rows,)`."""
+    """Irises: four lengths of 150 flowers, float64 `(rows, 4)`, and their three kinds, `(rows,)`."""
 
     _loader = "load_iris"
 
 
 class wine(_Bundled):
-    """Wines: 13 measurements of 178 wines, float64 `(rows, 13)`, and which of three growers each is from, `(rows,)`."""
+    """Wines: 13 measurements of 178 wines, float64 `(rows, 13)`, and their three growers, `(rows,)`."""
 
     _loader = "load_wine"

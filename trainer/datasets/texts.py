@@ -1,4 +1,4 @@
-"""Texts as word numbers, prepared as Keras does: reviews of IMDB and news of Reuters."""
+"""Texts as word numbers, prepared as in Keras: reviews of IMDB and news of Reuters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOPICS = """
 
 
 class imdb:
-    """Reviews of films: 50,000 texts as word numbers, and whether each is positive."""
+    """Reviews of films: 50,000 texts as word numbers, and their labels, positive or negative."""
 
     @staticmethod
     def load_data(
@@ -29,22 +29,22 @@ class imdb:
         maxlen: int | None = None, seed: int = 113, start_char: int | None = 1, oov_char: int | None = 2,
         index_from: int | None = 3,
     ) -> Split:
-        """Returns 25,000 texts to train on and 25,000 to test on, arrays of lists, and labels of 0 and 1.
+        """Returns 25,000 training texts and 25,000 test texts, as arrays of lists, and labels of 0 and 1.
 
-        Words are numbered by how often they occur. `trainer.utils.pad_sequences` makes arrays of the lists.
+        Words are numbered by frequency. `trainer.utils.pad_sequences` converts the lists to an array.
 
         Args:
-          path: the name of the file in the cache folder, or the path of a copy of it; see `mnist.load_data`.
-          num_words: how many of the most frequent words are kept; all where None.
-          skip_top: how many of the most frequent words are left out.
-          maxlen: texts of as many words or more are left out.
-          seed: of the order.
-          start_char: the number that each text begins with; None for none.
-          oov_char: the number in the place of words that are left out; None to leave them out altogether.
-          index_from: what is added to the numbers of words.
+          path: Name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
+          num_words: Number of most frequent words to keep; None for all.
+          skip_top: Number of most frequent words to drop.
+          maxlen: Texts of at least this many words are dropped.
+          seed: Seed of the order.
+          start_char: Number at the beginning of each text; None for no such number.
+          oov_char: Number that replaces dropped words; None to remove them.
+          index_from: Offset of the word numbers.
 
         Raises:
-          ValueError: if no text is left, or the file holds anything but numbers. Nothing in it is executed.
+          ValueError: If no text is left, or the file has data other than numbers. Nothing in it is executed.
 
         Source: https://keras.io/api/datasets/imdb/.
         """
@@ -63,13 +63,13 @@ class imdb:
         """Returns the number of each word, to which `load_data` adds `index_from`.
 
         Args:
-          path: the name of the file in the cache folder, or the path of a copy of it.
+          path: Name of the file in the cache folder, or the path of a copy.
         """
         return _word_index(path_of(path, "imdb_word_index.json"))
 
 
 class reuters:
-    """News of Reuters: 11,228 texts as word numbers, and which of 46 topics each is about."""
+    """News of Reuters: 11,228 texts as word numbers, and their topics, of 46."""
 
     @staticmethod
     def load_data(
@@ -77,18 +77,18 @@ class reuters:
         maxlen: int | None = None, test_split: float = 0.2, seed: int = 113, start_char: int | None = 1,
         oov_char: int | None = 2, index_from: int | None = 3,
     ) -> Split:
-        """Returns texts, arrays of lists, and the numbers of their topics, to train on and to test on.
+        """Returns texts, as arrays of lists, and the numbers of their topics, for training and for testing.
 
         Args:
-          path: the name of the file in the cache folder, or the path of a copy of it; see `mnist.load_data`.
-          num_words: how many of the most frequent words are kept; all where None.
-          skip_top: how many of the most frequent words are left out.
-          maxlen: texts of as many words or more are left out.
-          test_split: the share of the texts to test on.
-          seed: of the order.
-          start_char: the number that each text begins with; None for none.
-          oov_char: the number in the place of words that are left out; None to leave them out altogether.
-          index_from: what is added to the numbers of words.
+          path: Name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
+          num_words: Number of most frequent words to keep; None for all.
+          skip_top: Number of most frequent words to drop.
+          maxlen: Texts of at least this many words are dropped.
+          test_split: Fraction of the texts for testing.
+          seed: Seed of the order.
+          start_char: Number at the beginning of each text; None for no such number.
+          oov_char: Number that replaces dropped words; None to remove them.
+          index_from: Offset of the word numbers.
 
         Source: https://keras.io/api/datasets/reuters/.
         """
@@ -105,7 +105,7 @@ class reuters:
         """Returns the number of each word, to which `load_data` adds `index_from`.
 
         Args:
-          path: the name of the file in the cache folder, or the path of a copy of it.
+          path: Name of the file in the cache folder, or the path of a copy.
         """
         return _word_index(path_of(path, "reuters_word_index.json"))
 
@@ -120,13 +120,13 @@ class reuters:
 
 
 def _begun(texts: Iterable[Any], start_char: int | None, index_from: int | None) -> list[list[int]]:
-    """Returns texts with their words numbered from `index_from` on, each after `start_char`."""
+    """Returns texts with word numbers from `index_from` on, each after `start_char`."""
     shift, first = index_from or 0, [] if start_char is None else [start_char]
     return [first + [word + shift for word in text] for text in texts]
 
 
 def _shorter(texts: list[list[int]], labels: np.ndarray, maxlen: int | None) -> tuple[list[list[int]], np.ndarray]:
-    """Returns the texts of fewer than `maxlen` words and their labels; all where None."""
+    """Returns the texts of fewer than `maxlen` words and their labels; all if it is None."""
     if not maxlen:
         return texts, labels
     kept = [index for index, text in enumerate(texts) if len(text) < maxlen]
@@ -138,7 +138,7 @@ def _shorter(texts: list[list[int]], labels: np.ndarray, maxlen: int | None) -> 
 def _with_rare_words(
     texts: list[list[int]], num_words: int | None, skip_top: int, oov_char: int | None
 ) -> list[list[int]]:
-    """Returns texts with `oov_char`, or nothing where it is None, for words below `skip_top` or from `num_words` on."""
+    """Returns texts whose words below `skip_top` or from `num_words` on are replaced by `oov_char`, or removed."""
     arguments.check_count("num_words", num_words, 1, optional=True)
     end = num_words or max(max(text) for text in texts)  # Keras leaves out the rarest word too
     if oov_char is None:

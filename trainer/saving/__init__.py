@@ -1,4 +1,4 @@
 """Files: checkpoints, weights, exported predictions.
 
-Owns what lies on the disk and that it is whole. It must not know of the loop or of `Model`.
+Owns the formats on disk and their integrity. Must not know of the loop or of `Model`.
 """

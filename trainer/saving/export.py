@@ -1,8 +1,8 @@
-"""A model's predictions as one file, which is used without the model's code.
+"""A model's predictions as a single file, which can be used without the model's code.
 
 Owns the format of that file: safetensors with the weights by path and a `jax.export` program that takes them, whose
-metadata hold a manifest and a checksum. It knows a model only as a predict step and a state. Loading runs no Python
-from a file and unpickles nothing.
+metadata hold a manifest and a checksum. It sees a model only as a predict step and a state. Loading runs no Python from
+a file and unpickles nothing.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ SIGNATURE, SAVED_MODEL = "signature.json", "saved_model.pb"  # which tell the fo
 
 def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: Any,
          batch_size: int | None, platforms: Sequence[str] | None) -> None:
-    """Writes what a predict step computes with a state, as a program for one device; see `Model.export`.
+    """Writes the computation of a predict step with a state, as a program for one device; see `Model.export`.
 
     Args:
-      path: the file.
-      predict_step: a pure function from the state and a batch to outputs.
-      state: the state that it is given, but for the optimizer and its state.
-      inputs: some rows of `x`, or their shapes.
-      batch_size: rows of each batch; None for any.
-      platforms: what the program can run on; None for JAX's platform here, and "cpu".
+      path: Path of the file.
+      predict_step: Pure function from the state and a batch to outputs.
+      state: State for the predict step; the optimizer and its state are not used.
+      inputs: Some rows of `x`, or their shapes.
+      batch_size: Rows of each batch; None for any number.
+      platforms: Platforms of the program; None for JAX's current platform and "cpu".
     """
     _check_can_serialize()
     platforms = checked_platforms(platforms)
@@ -73,20 +73,20 @@ def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: Train
 def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
     """Loads a model that `Model.export` wrote. The model's code is not needed.
 
-    The whole file is checked against its checksum first. Its program computes only, but it is compiled and run: load
-    files that you trust.
+    The whole file is first verified with its checksum. Its program can only compute, but it is compiled and run: load
+    only trusted files.
 
     Args:
-      filepath: the file.
+      filepath: Path of the file.
 
     Returns:
       The model's predictions as a function.
 
     Raises:
-      FileNotFoundError: if there is no such file; those with names like it are listed.
-      ValueError: if the file is something else, is damaged, is of a newer format, or was not exported for this
-        machine's platforms.
-      ImportError: if the package `flatbuffers` is not installed.
+      FileNotFoundError: If there is no such file; the message lists similar names.
+      ValueError: If the file is of another kind, is damaged, has a newer format, or was not exported for this machine's
+        platforms.
+      ImportError: If the package `flatbuffers` is not installed.
 
     Example:
       >>> import trainer
@@ -111,21 +111,22 @@ def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
 
 
 class ExportedModel:
-    """The predictions of an exported model, as a function; `load_exported` makes it.
+    """The predictions of an exported model, as a function; `load_exported` creates it.
 
-    Each number of rows compiles once, when it is first met.
+    Each new number of rows compiles once.
 
     Args:
-      exported: the program, from the leaves of the weights and those of the inputs to those of the outputs.
-      weights: its weights, on the device to run on.
-      input_spec: see below.
-      outputs: the structure of the outputs.
-      batch_size: see below.
+      exported: Program from the leaves of the weights and of the inputs to the leaves of the outputs.
+      weights: Weights of the program, on the device to run on.
+      input_spec: See below.
+      outputs: Structure of the outputs.
+      batch_size: See below.
 
     Attributes:
-      input_spec: the inputs, a tree of `jax.ShapeDtypeStruct`: rows first, JAX's symbol "rows" for any number of them.
-      batch_size: how many rows each call must have; None for any number.
-      platforms: what the program can run on, such as `("cuda", "cpu")`.
+      input_spec: Inputs, a tree of `jax.ShapeDtypeStruct` with the rows first; JAX's symbol "rows" stands for any
+        number.
+      batch_size: Number of rows of each call; None for any number.
+      platforms: Platforms of the program, such as `("cuda", "cpu")`.
     """
 
     def __init__(self, exported: jax.export.Exported, weights: Sequence[jax.Array], input_spec: Any,
@@ -146,11 +147,12 @@ class ExportedModel:
         """Returns the outputs for a batch, on the device.
 
         Args:
-          x: NumPy or JAX arrays in the structure of `input_spec`, rows first. Dtypes of the same kind are cast.
+          x: NumPy or JAX arrays in the structure of `input_spec`, with the rows first. Dtypes of the same kind are
+            cast.
 
         Raises:
-          ValueError: if the structure, a shape or the kind of a dtype differs, or there is another number of rows than
-            the model was exported for.
+          ValueError: If the structure, a shape or the kind of a dtype differs, or the number of rows differs from the
+            exported batch size.
         """
         leaves, rows = self._checked(x)
         if self.batch_size not in (None, rows):
@@ -162,11 +164,11 @@ class ExportedModel:
         """Returns the outputs for all rows as NumPy arrays, computed in batches.
 
         Args:
-          x: as in a call, with any number of rows.
-          batch_size: rows of a batch; by default 32, or what the model was exported for.
+          x: Inputs as in a call, with any number of rows.
+          batch_size: Rows of a batch; by default 32, or the exported batch size.
 
         Raises:
-          ValueError: as a call does; and for another batch size than the model was exported for.
+          ValueError: As in a call; also if `batch_size` differs from the exported batch size.
         """
         arguments.check_count("batch_size", batch_size, 1, optional=True)
         if self.batch_size is not None and batch_size not in (None, self.batch_size):
@@ -188,8 +190,8 @@ class ExportedModel:
         return jax.tree.unflatten(self._outputs, self._call(self._weights, leaves))
 
     def _checked(self, x: Any) -> tuple[list[Any], int]:
-        """Returns the leaves of inputs in the dtypes of the program, and their rows."""
-        # As in training: a list of numbers is an array, and another list at the top a tuple.
+        """Returns the leaves of inputs in the dtypes of the program, and their number of rows."""
+        # As in training: a list of numbers is an array, and another top-level list is a tuple.
         x = tuple(x) if isinstance(x, list) and not is_leaf(x) else x
         structure: jax.tree_util.PyTreeDef
         leaves, structure = jax.tree.flatten(x, is_leaf=is_leaf)
@@ -237,7 +239,7 @@ def checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _device_for(path: str, platforms: Sequence[str]) -> jax.Device:
-    """Returns the first device of JAX's platform here, or else of a platform that the program can run on."""
+    """Returns the first device of JAX's current platform, or of another platform that the program supports."""
     if jax.export.default_export_platform() in platforms:
         return jax.local_devices()[0]
     for platform in platforms:
@@ -284,6 +286,6 @@ def _text(tree: Any) -> str:
 
 
 def _padded(leaf: Any, rows: int) -> Any:
-    """Returns an array with its last row repeated at the end, so that it has so many rows."""
+    """Returns an array padded with its last row to that many rows."""
     missing = rows - len(leaf)
     return leaf if missing == 0 else np.concatenate([np.asarray(leaf), np.repeat(np.asarray(leaf)[-1:], missing, 0)])

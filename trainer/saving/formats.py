@@ -1,7 +1,7 @@
 """A model's predictions in the formats of other programs: StableHLO, TensorFlow's SavedModel, ONNX.
 
-Owns what each of these formats needs, and that what is written computes what `predict` does. What a prediction is, as a
-function, is in `prediction.py`; what converts it, a package that is imported when it is used.
+Owns the requirements of each format, and the check that the written program equals `predict`. `prediction.py` provides
+the prediction as a function; the converters are packages that are imported on use.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _EXTRAS = {"saved_model": "tensorflow", "onnx": "onnx"}
 
 def save(format_name: str, path: str, predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: Any,
          batch_size: int | None, platforms: Sequence[str] | None) -> None:
-    """Writes what a predict step computes with a state; see `Model.export`.
+    """Writes the computation of a predict step with a state; see `Model.export`.
 
     Args:
-      format_name: one of `FORMATS`.
-      path, predict_step, state, inputs, batch_size, platforms: as `export.save` has them.
+      format_name: A name in `FORMATS`.
+      path, predict_step, state, inputs, batch_size, platforms: Arguments of `export.save`.
 
     Raises:
-      ValueError: for an unknown format, or if the model cannot be exported so.
-      FileExistsError: if `path` is there, and is nothing that was exported in this format.
-      ImportError: if a package that converts is not installed.
+      ValueError: For an unknown format, or if the format does not support the model.
+      FileExistsError: If `path` exists and is not an export in this format.
+      ImportError: If a package of the converter is not installed.
     """
     if format_name not in FORMATS:
         raise errors.unknown_name("format", str(format_name), FORMATS)
@@ -93,7 +93,7 @@ def _stablehlo(path: str, prediction: Prediction, batch_size: int | None, platfo
 
 
 def _portable(text: str) -> tuple[str, bytes, str]:
-    """Returns a program's text, without what is JAX's alone, its bytecode for other versions, and their version."""
+    """Returns a program's text without JAX-specific parts, its portable bytecode, and the bytecode's version."""
     from jax.interpreters import mlir
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
@@ -154,7 +154,7 @@ def _tf_dtype(tf: Any, dtype: Any) -> Any:
     return tf.as_dtype(dtype.name if hasattr(dtype, "name") else np.dtype(dtype).name)
 
 
-# --- what all have ---------------------------------------------------------------------------------------------------
+# --- common to all formats -------------------------------------------------------------------------------------------
 
 
 def _required(format_name: str) -> list[Any]:
@@ -170,7 +170,7 @@ def _required(format_name: str) -> list[Any]:
 
 
 def _check_target(format_name: str, path: str) -> None:
-    """Raises an error for a path that cannot be written to, or whose content is something else."""
+    """Raises an error for a path that is not writable, or has other content."""
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"{path!r} cannot be written: there is no folder {folder!r}. Make it first.")
@@ -187,7 +187,7 @@ def _check_target(format_name: str, path: str) -> None:
 
 
 def _spec(leaf: Any, batch_size: int | None = 0) -> dict[str, Any]:
-    """Returns shape and dtype for JSON; with `batch_size`, of rows: None for any number."""
+    """Returns shape and dtype for JSON; with `batch_size`, of rows, with None for any number."""
     shape = [size if isinstance(size, int) else str(size) for size in leaf.shape]
     return {"shape": shape if batch_size == 0 else [batch_size, *shape[1:]], "dtype": str(leaf.dtype)}
 

@@ -1,7 +1,7 @@
 """A prediction as an ONNX program.
 
-Owns how it is converted, by jax2onnx from the operations that JAX has traced, and the comparison with the model before
-a file is written: a converter knows many operations by rules of its own.
+Owns the conversion, by jax2onnx from traced JAX operations, and the comparison with the model before a file is written,
+because a converter implements many operations itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.compile.traces import equations
 from trainer.saving.checkpoint import disk
 from trainer.saving.prediction import Prediction, check_names, named, with_rows
 
-# How far the program may be from the model: runtimes round otherwise, and what is converted wrongly is far off.
+# Tolerance between program and model: runtimes round differently, and wrong conversions deviate far more.
 _RTOL, _ATOL = 1e-3, 1e-3
 _CHECKED_ROWS = 3
 _POOLS = ("reduce_window_max", "reduce_window_sum", "reduce_window_min")
@@ -33,14 +33,14 @@ def save(path: str, prediction: Prediction, batch_size: int | None, platforms: S
     """Writes a prediction to a file, in one step.
 
     Args:
-      path: the file.
-      prediction: what to write.
-      batch_size: rows of each batch; None for any.
-      platforms: not used, as ONNX's runtimes have their own.
-      jax2onnx, onnx, onnxruntime: these packages.
+      path: Path of the file.
+      prediction: Prediction to write.
+      batch_size: Rows of each batch; None for any number.
+      platforms: Not used, because ONNX's runtimes have their own platforms.
+      jax2onnx, onnx, onnxruntime: These packages.
 
     Raises:
-      ValueError: if the converter does not know an operation, or the program computes other numbers than the model.
+      ValueError: If the converter does not support an operation, or the program's results differ from the model's.
     """
     check_names(prediction)
     weights = [jax.numpy.asarray(array) for array in prediction.host_weights().values()]
@@ -49,7 +49,7 @@ def save(path: str, prediction: Prediction, batch_size: int | None, platforms: S
 
     def converted(rows: Any) -> Any:
         specs = prediction.input_specs(rows)
-        # Traced before, as the converter would replace functions of Flax while it traces.
+        # Traced beforehand, because the converter would replace functions of Flax during the trace.
         program = jax.make_jaxpr(lambda *inputs: prediction.function(weights, list(inputs)))(*specs)
         with quiet():
             return jax2onnx.to_onnx(lambda *inputs: tuple(_evaluated(program, inputs)), specs, model_name="predict",
@@ -74,7 +74,7 @@ def save(path: str, prediction: Prediction, batch_size: int | None, platforms: S
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps what a converter prints and logs, and warnings of its own use of other packages, from a block's user."""
+    """Suppresses the output and logs of a converter, and warnings of its use of other packages, in a block."""
     loggers = [logging.getLogger(name) for name in ("jax2onnx", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with (contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()),
@@ -111,10 +111,7 @@ def _evaluated(program: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def _pooled(equation: Any, array: Any) -> Any:
-    """Returns what a window over images gives, computed with rows and channels as one axis.
-
-    The converter takes all axes of a window for those of an image, and ONNX's pooling has three at most.
-    """
+    """Returns a pooling over images with rows and channels as one axis, because ONNX pools at most three axes."""
     params = {name: equation.params[name] for name in (
         "window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")}
     plain = {"window_dimensions": 1, "window_strides": 1, "padding": (0, 0), "base_dilation": 1, "window_dilation": 1}
@@ -142,7 +139,7 @@ def _product(sizes: Sequence[Any]) -> Any:
 def _check_computes_the_same(
     onnxruntime: Any, content: bytes, prediction: Prediction, batch_size: int | None
 ) -> None:
-    """Raises ValueError if a converted program computes something else than the model does."""
+    """Raises ValueError if the results of a converted program differ from the model's."""
     rng = np.random.default_rng(0)
     for rows in (batch_size,) if batch_size is not None else (1, _CHECKED_ROWS):
         inputs = [_example(rng, (rows, *leaf.shape[1:]), leaf.dtype) for leaf in jax.tree.leaves(prediction.inputs)]
@@ -163,7 +160,7 @@ def _check_computes_the_same(
 
 
 def _example(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Returns numbers to compare with: small ones, as whole numbers may be indices."""
+    """Returns small numbers to compare with, because integers may be indices."""
     if np.issubdtype(np.dtype(dtype), np.integer) or np.dtype(dtype) == bool:
         return rng.integers(0, 2, shape).astype(dtype)
     return rng.normal(size=shape).astype(dtype)

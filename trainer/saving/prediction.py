@@ -1,7 +1,7 @@
-"""What `predict` computes, as a pure function of weights and inputs that are lists of arrays.
+"""The computation of `predict`, as a pure function of weights and inputs that are lists of arrays.
 
-Owns which weights such a function takes, how many rows it is traced for, and how inputs and outputs are described in a
-file. What program becomes of it, and which file, is `export.py`'s and `formats.py`'s business.
+Owns the choice of its weights, the number of rows of its trace, and the description of inputs and outputs in a file.
+`export.py` and `formats.py` turn it into programs and files.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ class Prediction:
     """A predict step with a state, as a function of arrays.
 
     Attributes:
-      function: the compiled function, from the list of weights and that of the leaves of the inputs to the list of
-        those of the outputs.
-      weights: the weights that it takes, by name.
-      inputs: a tree of what has the inputs' shapes and dtypes.
-      outputs: the shapes of the outputs, a tree of `jax.ShapeDtypeStruct`, whose sizes may follow from the rows.
+      function: Compiled function from the list of weights and the list of input leaves to the list of output leaves.
+      weights: Weights of the function, by name.
+      inputs: Tree of leaves with the inputs' shapes and dtypes.
+      outputs: Shapes of the outputs, a tree of `jax.ShapeDtypeStruct`, whose sizes may depend on the number of rows.
     """
 
     function: Any
@@ -46,33 +45,33 @@ class Prediction:
 
     @property
     def weight_specs(self) -> list[jax.ShapeDtypeStruct]:
-        """The shapes of the weights."""
+        """Shapes of the weights."""
         return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.weights.values()]
 
     def input_specs(self, rows: Any) -> list[jax.ShapeDtypeStruct]:
-        """Returns the shapes of the leaves of the inputs with so many rows."""
+        """Returns the shapes of the input leaves for that number of rows."""
         return [jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for leaf in jax.tree.leaves(self.inputs)]
 
     def host_weights(self) -> dict[str, np.ndarray]:
         """Returns copies of the weights on the host."""
-        # Copies, because JAX keeps what it fetched of an array for as long as that array lives.
+        # Copies, because JAX keeps a fetched host copy as long as its array lives.
         return {name: np.asarray(jnp.copy(leaf)) for name, leaf in self.weights.items()}
 
 
 def prediction_of(
     predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: Any, batch_size: int | None, what: str
 ) -> Prediction:
-    """Returns a prediction that takes the weights that it reads: of a generator and a discriminator, the generator's.
+    """Returns a prediction with only the weights that it reads, for example the generator's in a GAN.
 
     Args:
-      predict_step: a pure function from the state and a batch to outputs.
-      state: the state that it is given, but for the optimizer and its state.
-      inputs: some rows of `x`, or their shapes.
-      batch_size: for how many rows it is traced; None for any number.
-      what: what it is exported for, for errors.
+      predict_step: Pure function from the state and a batch to outputs.
+      state: State for the predict step; the optimizer and its state are not used.
+      inputs: Some rows of `x`, or their shapes.
+      batch_size: Number of rows of the trace; None for any number.
+      what: Purpose of the export, for errors.
 
     Raises:
-      ValueError: if it cannot be traced so.
+      ValueError: If the predict step cannot be traced with these rows.
     """
     leaves, structure = jax.tree.flatten((state.params, state.model_state))
     names = [f"{part}{tree_paths.SEPARATOR}{name}" for part in ("params", "model_state")
@@ -110,10 +109,10 @@ def prediction_of(
 
 
 def with_rows(make: Callable[[Any], T], batch_size: int | None, what: str) -> T:
-    """Returns what `make` makes for a number of rows: `batch_size`, or JAX's symbol for any if that is None.
+    """Returns the result of `make` for `batch_size` rows, or for JAX's symbol of any number if that is None.
 
     Raises:
-      ValueError: if it cannot; where it could for a number of rows, the message says so.
+      ValueError: If `make` fails; the message says so if a fixed number of rows would work.
     """
     try:
         return make(batch_size or any_rows())
@@ -127,7 +126,7 @@ def with_rows(make: Callable[[Any], T], batch_size: int | None, what: str) -> T:
 
 
 def _reads(program: Any) -> list[bool]:
-    """Returns for each input of a jaxpr whether something is computed with it."""
+    """Returns for each input of a jaxpr whether the jaxpr uses it."""
     read = {id(variable) for equation in program.eqns for variable in equation.invars} | set(map(id, program.outvars))
     return [id(variable) in read for variable in program.invars]
 
@@ -144,10 +143,10 @@ def _succeeds(function: Callable[[], Any]) -> bool:
 
 
 def describe_tree(tree: Any, name: str) -> Any:
-    """Returns a tree of arrays or shapes as JSON has it, with None for the number of rows.
+    """Returns a tree of arrays or shapes for JSON, with None for the number of rows.
 
     Raises:
-      TypeError: if there are other containers in it than dicts with strings as keys, lists and tuples.
+      TypeError: If the tree has containers other than dicts with string keys, lists and tuples.
     """
     if tree is None:
         return None
@@ -159,13 +158,13 @@ def describe_tree(tree: Any, name: str) -> Any:
         raise TypeError(f"An exported model has arrays in dicts with strings as keys, lists and tuples as inputs and "
                         f"outputs. Received: `{name}` is of type {type(tree).__name__}. Convert it, outputs in an "
                         "overridden `predict_step`.")
-    # A size of outputs may follow from the number of rows.
+    # A size of outputs may depend on the number of rows.
     sizes = [size if isinstance(size, int) else str(size) for size in tree.shape[1:]]
     return {"shape": [None, *sizes], "dtype": str(tree.dtype)}
 
 
 def tree_of(described: Any, leaf: Callable[[list[Any], str], Any]) -> Any:
-    """Returns the tree that `describe_tree` was given, with `leaf(sizes, dtype)` as leaves."""
+    """Returns the tree that was passed to `describe_tree`, with `leaf(sizes, dtype)` as leaves."""
     if described is None:
         return None
     if "dict" in described:
@@ -187,7 +186,7 @@ def leaf_names(tree: Any) -> list[str]:
 
 
 def check_names(prediction: Prediction) -> None:
-    """Raises ValueError if two inputs or two outputs have one name."""
+    """Raises ValueError if two inputs or two outputs have the same name."""
     for tree, what in ((prediction.inputs, "x"), (prediction.outputs, "outputs")):
         names = [name for name, _ in named(tree, what)]
         if len(set(names)) != len(names):

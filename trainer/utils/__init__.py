@@ -1,6 +1,7 @@
 """Keras's utilities, with its names and numbers.
 
-Owns what prepares data and scripts around a model. What is of use to lower rooms lives there and is named here.
+Owns the preparation of data and scripts around a model. Utilities that lower rooms need live there and are exported
+here.
 """
 
 from trainer.core.public_names import attach_stub

@@ -1,4 +1,4 @@
-"""Arrays of labels, vectors and sequences, as models take them."""
+"""Arrays of labels, vectors and sequences for models."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _ENDS = ("pre", "post")
 
 
 def to_categorical(x: ArrayLike, num_classes: int | None = None) -> np.ndarray:
-    """Returns class indices as one-hot vectors.
+    """Converts class indices to one-hot vectors.
 
     Args:
-      x: class indices from 0 on, of any shape; a last axis of size 1 is left out.
-      num_classes: how many classes there are; one more than the largest index where None.
+      x: Class indices, from 0, of any shape; a last axis of size 1 is removed.
+      num_classes: Number of classes; None for the largest index plus 1.
 
     Returns:
-      float64, `(*x.shape, num_classes)`.
+      Array of float64, `(*x.shape, num_classes)`.
 
     Raises:
-      ValueError: for an index that is no class, and without indices and `num_classes`.
+      ValueError: For an index that is not a class, or without indices and `num_classes`.
 
     >>> to_categorical([0, 2]).tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
@@ -48,12 +48,12 @@ def to_categorical(x: ArrayLike, num_classes: int | None = None) -> np.ndarray:
 
 
 def normalize(x: ArrayLike, axis: int = -1, order: int | float = 2) -> np.ndarray:
-    """Returns vectors scaled to a norm of 1; vectors of zeros stay.
+    """Scales vectors to a norm of 1; zero vectors are unchanged.
 
     Args:
-      x: the vectors.
-      axis: the axis that they lie along.
-      order: of the norm, as of `numpy.linalg.norm`; 2 is the Euclidean one.
+      x: Array of vectors.
+      axis: Axis of the vectors.
+      order: Order of the norm, as in `numpy.linalg.norm`; 2 is the Euclidean norm.
 
     >>> normalize([[3.0, 4.0], [0.0, 0.0]]).tolist()
     [[0.6, 0.8], [0.0, 0.0]]
@@ -67,22 +67,22 @@ def pad_sequences(
     sequences: Sequence[Any], maxlen: int | None = None, dtype: DTypeLike = "int32", padding: str = "pre",
     truncating: str = "pre", value: Any = 0.0,
 ) -> np.ndarray:
-    """Returns sequences of different lengths as one array.
+    """Pads or truncates sequences of different lengths to an array.
 
     Args:
-      sequences: each a list or an array of numbers, or of vectors of one shape.
-      maxlen: the length that all get; that of the longest where None.
-      dtype: of the result. `object` holds strings.
-      padding: whether short sequences are filled up before ("pre") or after ("post").
-      truncating: whether long sequences lose their first values ("pre") or their last ("post").
-      value: what fills them up.
+      sequences: Lists or arrays of numbers, or of vectors of one shape.
+      maxlen: Length of all sequences; None for the length of the longest.
+      dtype: Dtype of the result. `object` holds strings.
+      padding: "pre" to pad short sequences at the beginning, "post" at the end.
+      truncating: "pre" to remove the first values of long sequences, "post" the last values.
+      value: Padding value.
 
     Returns:
-      `(len(sequences), maxlen, ...)`.
+      Array of shape `(len(sequences), maxlen, ...)`.
 
     Raises:
-      TypeError: for something that is no sequence.
-      ValueError: for other words than "pre" and "post", and values of different shapes.
+      TypeError: If an element is not a sequence.
+      ValueError: For other words than "pre" and "post", or values of different shapes.
 
     >>> pad_sequences([[1], [2, 3], [4, 5, 6]], maxlen=2).tolist()
     [[0, 1], [2, 3], [5, 6]]

@@ -1,4 +1,4 @@
-"""Data cut into two parts, by rows."""
+"""Split of data into two parts, by rows."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ def split_dataset(
     dataset: ArrayTree | Dataset | Iterable[Any], left_size: float | None = None, right_size: float | None = None,
     shuffle: bool = False, seed: int | None = None,
 ) -> tuple[Dataset, Dataset]:
-    """Returns the first rows of data and the last ones as two datasets: one to train on and one to test on, say.
+    """Splits data into two datasets, the first rows and the last rows, for example for training and testing.
 
     Args:
-      dataset: an array, or a list, tuple or dict of arrays of as many rows; or a `trainer.data.Dataset`, of rows or of
-        batches, which is read once; or what yields rows: a generator, or a torch `Dataset`, which are read into memory.
-      left_size: how many rows the first dataset has, or which share of them; what the other leaves by default.
-      right_size: the same of the second dataset.
-      shuffle: whether the rows are put into a random order before, the same one as by Keras.
-      seed: of that order; by default drawn from Python's `random`.
+      dataset: An array, or a list, tuple or dict of arrays with equally many rows; a `trainer.data.Dataset` of rows or
+        batches, which is read once; or an iterable of rows, such as a generator or a torch `Dataset`, which is read
+        into memory.
+      left_size: Number or fraction of rows of the first dataset; by default the remainder of `right_size`.
+      right_size: Number or fraction of rows of the second dataset; by default the remainder of `left_size`.
+      shuffle: Whether to shuffle the rows first, in the same order as Keras.
+      seed: Seed of the order; by default drawn from Python's `random`.
 
     Returns:
-      `(left, right)`: of rows, to be batched; of batches as large as before, if `dataset` has batches.
+      `(left, right)`, datasets of rows; datasets of batches of the same size if `dataset` has batches.
 
     Raises:
-      TypeError: for sizes that are no numbers, and other data.
-      ValueError: without sizes; for sizes out of range, a part without rows, and endless data.
+      TypeError: For sizes that are not numbers, or unsupported data.
+      ValueError: Without sizes; for sizes out of range, an empty part, or endless data.
 
     >>> left, right = split_dataset((np.arange(10), np.arange(10) * 2), left_size=0.8)
     >>> left, right, next(iter(right))
@@ -65,7 +66,7 @@ def split_dataset(
 
 
 def _arrays_of(dataset: Any) -> tuple[HostArrays, int | None]:
-    """Returns the rows of data as arrays, and how many a batch of them has, if they were batched."""
+    """Returns the rows of data as arrays, and the batch size if they were batched."""
     if isinstance(dataset, Dataset):
         if not is_finite(dataset.cardinality):
             raise ValueError("`dataset` is endless. Call its `take` first, or split it before `repeat`.")

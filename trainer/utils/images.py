@@ -1,4 +1,4 @@
-"""Single images: from and to files, and as arrays, with Keras's numbers."""
+"""Single images: files and arrays, with Keras's numbers."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def load_img(
     path: str | bytes | os.PathLike[str] | IO[bytes], color_mode: str = "rgb",
     target_size: tuple[int, int] | None = None, interpolation: str = "nearest", keep_aspect_ratio: bool = False,
 ) -> Image.Image:
-    """Returns an image of Pillow from a file.
+    """Loads a file as a Pillow image.
 
     Args:
-      path: of the file, or a binary file object.
-      color_mode: "rgb", "rgba" or "grayscale"; grey images of 16 and 32 bits stay so where "grayscale" is asked for.
-      target_size: the height and width to resize to; those of the file by default.
+      path: Path of the file, or a binary file object.
+      color_mode: "rgb", "rgba" or "grayscale"; grey images of 16 and 32 bits keep their depth with "grayscale".
+      target_size: Height and width to resize to; by default the size of the file.
       interpolation: "nearest", "bilinear", "bicubic", "hamming", "box" or "lanczos".
-      keep_aspect_ratio: whether the largest part in the middle is resized that has the sides' ratio of `target_size`.
+      keep_aspect_ratio: Whether to crop the largest central part with the aspect ratio of `target_size` first.
 
     Raises:
-      ValueError: for another color mode or interpolation, and for colours of more than 8 bits, which Pillow cuts off.
-      TypeError: for an argument of another type.
-      OSError: if there is no such file, or it is no image.
-      ImportError: without Pillow.
+      ValueError: For another color mode or interpolation, or for colors of more than 8 bits, which Pillow cuts off.
+      TypeError: For an argument of a wrong type.
+      OSError: If there is no such file, or it is not an image.
+      ImportError: Without Pillow.
 
     Example::
 
@@ -76,15 +76,15 @@ def load_img(
 
 
 def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None, dtype: Any = "float32") -> np.ndarray:
-    """Returns an image of Pillow as an array of shape `(height, width, channels)`.
+    """Converts a Pillow image to an array of shape `(height, width, channels)`.
 
     Args:
-      img: the image, or an array of two or three dimensions.
+      img: Image, or an array of two or three dimensions.
       data_format: "channels_last", the default, or "channels_first" for `(channels, height, width)`.
-      dtype: of the array.
+      dtype: Dtype of the array.
 
     Raises:
-      ValueError: for another `data_format`, or for an array with more or fewer dimensions.
+      ValueError: For another `data_format`, or for an array with another number of dimensions.
 
     >>> img_to_array(np.zeros((2, 3))).shape
     (2, 3, 1)
@@ -100,18 +100,18 @@ def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None, 
 
 
 def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dtype: Any = "float32") -> Image.Image:
-    """Returns an array as an image of Pillow, of 8 bits.
+    """Converts an array to a Pillow image of 8 bits.
 
     Args:
-      x: an array of shape `(height, width, channels)` with 1, 3 or 4 channels.
+      x: Array of shape `(height, width, channels)` with 1, 3 or 4 channels.
       data_format: "channels_last", the default, or "channels_first" for `(channels, height, width)`.
-      scale: whether values are scaled so that the least is 0 and the greatest is 255. Others are cut to whole numbers,
-        and must lie in [0, 255]; only a grey image may have greater ones, and then has 32 bits.
-      dtype: in which values are scaled.
+      scale: Whether to scale the values so that the minimum is 0 and the maximum 255. Otherwise they are truncated to
+        integers, and must lie in [0, 255]; a grey image may have greater values, and then has 32 bits.
+      dtype: Dtype of the scaling.
 
     Raises:
-      ValueError: for another shape or `data_format`, and for values that the image cannot hold.
-      ImportError: without Pillow.
+      ValueError: For another shape or `data_format`, or for values that the image cannot hold.
+      ImportError: Without Pillow.
 
     Source: `keras.utils.array_to_img`.
     """
@@ -142,19 +142,19 @@ def save_img(
     path: str | os.PathLike[str] | IO[bytes], x: Any, data_format: str | None = None, file_format: str | None = None,
     scale: bool = True, **kwargs: Any,
 ) -> None:
-    """Writes an array into an image file.
+    """Saves an array to an image file.
 
     Args:
-      path: of the file, or a binary file object.
-      x: as of `array_to_img`; so are `data_format` and `scale`.
-      data_format: see `x`.
-      file_format: such as "png"; by default, the path's suffix says it. Without a path it must be given.
-      scale: see `x`.
-      **kwargs: arguments of `PIL.Image.Image.save`.
+      path: Path of the file, or a binary file object.
+      x: Array, as in `array_to_img`.
+      data_format: As in `array_to_img`.
+      file_format: Format such as "png"; by default from the path's suffix. Required for a file object.
+      scale: As in `array_to_img`.
+      **kwargs: Arguments of `PIL.Image.Image.save`.
 
     Raises:
-      ValueError: as `array_to_img`, for an unknown format, and for an image with transparency as JPEG, which has none.
-      ImportError: without Pillow.
+      ValueError: From `array_to_img`, for an unknown format, or for a transparent image as JPEG.
+      ImportError: Without Pillow.
 
     Source: `keras.utils.save_img`.
     """

@@ -1,7 +1,7 @@
-"""Which layers of a module use which others' outputs, read from a trace of its call.
+"""Data flow between the layers of a module, read from a trace of its call.
 
-Owns the graph: its nodes are layers, and its edges what flows from one to another, additions and other operations
-between them included. How it looks is up to `model_plot.py`.
+Owns the graph: its nodes are layers, and its edges the data flow between them, also through additions and other
+operations. `model_plot.py` draws it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Layer:
     """A layer of the graph, or an input of the model.
 
     Attributes:
-      name: its path, such as "encoder/Dense_0"; a layer that is called several times is there once.
-      type_name: the name of its class; "Input" for an input.
-      outer: the name of the layer that calls it; None for none.
-      input_shapes, output_shapes: with None for the batch dimension.
-      input_dtypes, output_dtypes: of the same arrays.
-      calls_others: whether it calls other layers.
+      name: Path, such as "encoder/Dense_0"; a layer with several calls occurs once.
+      type_name: Name of the class; "Input" for an input.
+      outer: Name of the calling layer, or None.
+      input_shapes, output_shapes: Shapes, with None for the batch dimension.
+      input_dtypes, output_dtypes: Dtypes of the same arrays.
+      calls_others: Whether the layer calls other layers.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Layer:
 
 @dataclasses.dataclass
 class LayerGraph:
-    """The layers of a module, in the order in which their calls begin, and what flows between them.
+    """The layers of a module, in the order of their calls, and the data flow between them.
 
     Attributes:
-      inputs: the inputs of the model, by name.
-      layers: all layers, by name; those that call others, too.
-      drawn: the names of the layers that edges connect: the innermost ones, or those that the model itself calls.
-      edges: pairs of names, of inputs and of drawn layers.
+      inputs: Inputs of the model, by name.
+      layers: All layers, by name, including layers that call others.
+      drawn: Names of the layers that edges connect: the innermost layers, or the layers that the model itself calls.
+      edges: Pairs of names, of inputs and of drawn layers.
     """
 
     inputs: dict[str, Layer]
@@ -67,9 +67,9 @@ def layer_graph(module: FunctionalModule, inputs: PyTree, nested: bool) -> Layer
     """Returns the graph of a module's layers in an evaluation, without computing or allocating anything.
 
     Args:
-      module: the module.
-      inputs: one batch, or the same structure of `jax.ShapeDtypeStruct`.
-      nested: whether it connects the innermost layers; otherwise those that the module itself calls.
+      module: Module.
+      inputs: A batch, or the same structure of `jax.ShapeDtypeStruct`.
+      nested: Whether to connect the innermost layers instead of the layers that the module itself calls.
     """
     calls = _Calls(inputs)
     module.observe_calls(inputs, calls)
@@ -87,7 +87,7 @@ def layer_graph(module: FunctionalModule, inputs: PyTree, nested: bool) -> Layer
 
 
 class _Calls(CallObserver):
-    """Marks in the trace where each layer's call begins and ends."""
+    """Marks the beginning and end of each layer's call in the trace."""
 
     def __init__(self, inputs: PyTree):
         leaves = jax.tree.leaves(inputs)
@@ -152,18 +152,18 @@ def _dtypes(leaves: Sequence[Any]) -> str:
 
 @dataclasses.dataclass
 class _Flow:
-    """Which layers' outputs the values of a traced program come from.
+    """Layers that the values of a traced program come from.
 
     Attributes:
-      drawn: the layers whose marks count; others' are passed over.
-      edges: what was found, in order.
+      drawn: Layers whose marks count; marks of other layers are ignored.
+      edges: Edges found so far, in order.
     """
 
     drawn: set[str]
     edges: dict[tuple[str, str], None]
 
     def through(self, jaxpr: Any, inputs: Sequence[Sources]) -> list[Sources]:
-        """Returns the sources of a program's outputs, given those of its inputs."""
+        """Returns the sources of a program's outputs, given the sources of its inputs."""
         found: dict[Any, Sources] = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def sources(variable: Any) -> Sources:
@@ -194,7 +194,7 @@ class _Flow:
         return [together] * count
 
     def _repeated(self, program: Any, inputs: list[Sources], constants: int, carried: int) -> list[Sources]:
-        """Returns the sources of a loop's outputs, of which the first come back as inputs after the constants."""
+        """Returns the sources of a loop's outputs, whose first values return as inputs after the constants."""
         while True:
             outputs = self.through(jaxpr_of(program), inputs)
             back = [one | other for one, other in zip(inputs[constants:constants + carried], outputs[:carried],

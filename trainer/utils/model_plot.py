@@ -1,6 +1,6 @@
-"""Pictures of models: their layers, and what flows between them, drawn by Graphviz.
+"""Pictures of models: their layers and the data flow between them, drawn by Graphviz.
 
-Owns how the graph looks, and the call of Graphviz. What it consists of is in `layer_graph.py`.
+Owns the appearance of the graph, and the call of Graphviz. `layer_graph.py` owns its content.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ def plot_model(
     show_layer_names: bool = False, rankdir: str = "TB", expand_nested: bool = False, dpi: int = 200,
     show_trainable: bool = False,
 ) -> Any:
-    """Draws a model's layers and what flows between them, in an evaluation, into a file.
+    """Draws the layers of a model and the data flow between them, in an evaluation, to a file.
 
-    A box is a layer that the model calls, and an arrow leads from one to the next that uses its output, also through
-    operations that are no layers, such as an addition. Plain functions, as in a `Sequential`, are such operations.
+    A box is a layer that the model calls. An arrow leads to the next layer that uses its output, also through
+    operations that are not layers, such as an addition, or the plain functions of a `Sequential`.
 
     Args:
-      model: a built model: Linen, NNX, `Sequential`, or several modules.
-      to_file: the file; its suffix says in which form: `.png`, `.svg`, `.pdf`, `.jpg`, or `.dot`, which is Graphviz's
-        text and needs no Graphviz.
-      show_shapes: whether boxes say the shapes of what goes in and comes out.
-      show_dtype: whether boxes say the dtypes.
-      show_layer_names: whether boxes say the layers' paths, by which parameters are named.
-      rankdir: "TB" draws from the top to the bottom, "LR" from left to right; also "BT" and "RL".
-      expand_nested: whether layers that call others are drawn as frames around these.
-      dpi: dots in an inch, of pictures that consist of dots.
-      show_trainable: whether boxes say which layers have parameters that are trained (T) or are frozen (NT).
+      model: A built model: Linen, NNX, `Sequential`, or several modules.
+      to_file: Path of the file; its suffix sets the format: `.png`, `.svg`, `.pdf`, `.jpg`, or `.dot`, Graphviz's text,
+        which needs no Graphviz.
+      show_shapes: Whether to show the input and output shapes.
+      show_dtype: Whether to show the dtypes.
+      show_layer_names: Whether to show the layers' paths, which name the parameters.
+      rankdir: Direction: "TB" from top to bottom, "LR" from left to right; also "BT" and "RL".
+      expand_nested: Whether to draw layers that call others as frames around these.
+      dpi: Dots per inch of raster images.
+      show_trainable: Whether to show if a layer's parameters are trainable (T) or frozen (NT).
 
     Returns:
-      In a notebook, what shows the picture; otherwise None.
+      A displayable picture in a notebook; otherwise None.
 
     Raises:
-      TypeError: for an argument of another type.
-      ValueError: for a suffix or a direction that is none of these.
-      RuntimeError: if the model is not built, or Graphviz fails.
-      ImportError: without Graphviz, which pip does not install; says how to install it.
+      TypeError: For an argument of a wrong type.
+      ValueError: For an unknown suffix or direction.
+      RuntimeError: If the model is not built, or Graphviz fails.
+      ImportError: Without Graphviz, which pip does not install; the message says how to install it.
 
     Source: https://keras.io/api/utils/model_plotting_utils/#plot_model-function.
     """
@@ -76,19 +76,19 @@ def model_to_dot(
     model: Model, show_shapes: bool = False, show_dtype: bool = False, show_layer_names: bool = False,
     rankdir: str = "TB", expand_nested: bool = False, dpi: int = 200, show_trainable: bool = False,
 ) -> str:
-    """Returns a model's layers and what flows between them as a text in Graphviz's language DOT.
+    """Returns the layers of a model and the data flow between them in Graphviz's language DOT.
 
-    Keras returns an object of the package pydot; `pydot.graph_from_dot_data` makes that of the text.
+    Keras returns an object of the package pydot; `pydot.graph_from_dot_data` makes it from the text.
 
     Args:
-      model: as of `plot_model`; so are the others.
-      show_shapes: see `model`.
-      show_dtype: see `model`.
-      show_layer_names: see `model`.
-      rankdir: see `model`.
-      expand_nested: see `model`.
-      dpi: see `model`.
-      show_trainable: see `model`.
+      model: A built model, as in `plot_model`.
+      show_shapes: As in `plot_model`.
+      show_dtype: As in `plot_model`.
+      show_layer_names: As in `plot_model`.
+      rankdir: As in `plot_model`.
+      expand_nested: As in `plot_model`.
+      dpi: As in `plot_model`.
+      show_trainable: As in `plot_model`.
 
     >>> import numpy as np
     >>> from flax import linen as nn
@@ -142,7 +142,7 @@ def model_to_dot(
 
 
 def _boxes(graph: LayerGraph, outer: str | None, numbers: dict[str, str], label: Any) -> list[str]:
-    """Returns the lines of the layers that one layer calls, each that calls others as a frame."""
+    """Returns the DOT lines of the layers that a layer calls; layers that call others are frames."""
     lines = []
     for name, layer in graph.layers.items():
         if layer.outer != outer:

@@ -1,4 +1,4 @@
-"""One seed for all that draws random numbers in a script."""
+"""A single seed for all random numbers of a script."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from trainer.core.rng import set_default_seed
 
 
 def set_random_seed(seed: int) -> None:
-    """Seeds Python's `random`, NumPy, torch and TensorFlow where they are imported, and the models made from now on.
+    """Seeds Python's `random`, NumPy, torch and TensorFlow if imported, and all models created later.
 
-    A model that is made without `seed` takes this one for its initial weights, the order of rows, dropout and all
-    other random streams. Keras draws another seed for each layer; here two models made after one call begin with the
-    same weights, and `Model(module, seed=1)` begins otherwise. The weights of an NNX module come from its own
-    `nnx.Rngs`.
+    A model without `seed` uses this seed for its initial weights, the order of rows, dropout and all other random
+    streams. Keras draws another seed for each layer; here two models created after the same call start with the same
+    weights, and `Model(module, seed=1)` starts with others. The weights of an NNX module come from its own `nnx.Rngs`.
 
     Args:
-      seed: a whole number from 0 to 2**32 - 1.
+      seed: Integer from 0 to 2**32 - 1.
 
     Raises:
-      TypeError, ValueError: if it is none.
+      TypeError, ValueError: If the seed is not such an integer.
 
     >>> set_random_seed(0)
     >>> random.randint(0, 100)

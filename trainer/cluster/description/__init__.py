@@ -1,4 +1,4 @@
-"""Which processes form a cluster, as TF_CONFIG, SLURM, Open MPI or the platform of JAX describe it.
+"""Processes of a cluster, as described by TF_CONFIG, SLURM, Open MPI or JAX's platform detection.
 
 Reads environment variables only: nothing here opens a connection.
 """

@@ -1,7 +1,6 @@
-"""Which processes train together: their addresses, their order, and which of them this process is.
+"""Description of the processes that train together: their addresses, their order, and the index of this process.
 
-Owns the form of an address and the errors that say what is wrong with a cluster. Must not know where a description
-comes from, nor JAX.
+Owns the form of an address and the errors about wrong clusters. Must not know the source of a description, nor JAX.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 
 MAX_PORT = 65535
 EXAMPLE_ADDRESS = "10.0.0.1:2222"
-# Underscores: container names have them.
+# Underscores are allowed because container names have them.
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _MAX_NAME = 253  # characters
 _LOOPBACK_NAMES = ("localhost", "ip6-localhost", "ip6-loopback")
@@ -28,16 +27,16 @@ class ClusterTimeout(TimeoutError):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Returns the host and the port of "host:port"; an IPv6 host stands in brackets.
+    """Returns the host and the port of "host:port"; an IPv6 host is in brackets.
 
     Args:
-      address: such as "10.0.0.1:2222", "worker-0.jobs:2222" or "[fd00::1]:2222".
+      address: Address such as "10.0.0.1:2222", "worker-0.jobs:2222" or "[fd00::1]:2222".
 
     Returns:
       The host without brackets, and the port.
 
     Raises:
-      ClusterError: if it has no port, a port that cannot be used, or a host that cannot be reached.
+      ClusterError: If the address has no port, an unusable port, or an unreachable host.
 
     Example:
       >>> split_address("[fd00::1]:2222")
@@ -66,7 +65,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether a host is only reached from its own machine: localhost, 127.*, ::1.
+    """Returns whether a host is reachable only from its own machine: localhost, 127.*, ::1.
 
     Example:
       >>> [is_loopback(host) for host in ("localhost", "127.0.1.1", "::1", "10.0.0.1", "worker-0")]
@@ -77,7 +76,7 @@ def is_loopback(host: str) -> bool:
 
 
 def normal_form(address: str) -> tuple[str, int]:
-    """Returns host and port such that two spellings of an address give the same.
+    """Returns host and port in a normal form, equal for all spellings of an address.
 
     Example:
       >>> normal_form("LOCALHOST:80") == normal_form("127.0.0.1:80")
@@ -100,7 +99,7 @@ def _is_host_name(host: str) -> bool:
 
 
 def is_ip(host: str, version: int | None = None) -> bool:
-    """Returns whether a host is an IP address, of a version if one is given."""
+    """Returns whether a host is an IP address, optionally of a given version."""
     try:
         return version in (None, ipaddress.ip_address(host).version)
     except ValueError:
@@ -109,21 +108,21 @@ def is_ip(host: str, version: int | None = None) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class ClusterDescription:
-    """The processes that train together, as one of them sees them.
+    """The processes that train together, as seen by one of them.
 
     Attributes:
-      addresses: "host:port" of every process, in the order of their numbers; "" where it is not known. The first one's
-        is where all meet.
-      process_id: this process's number; None for a process that does not train, such as an evaluator.
-      role: this process's task type, such as "worker".
-      names: what messages call each process, such as "worker 1"; empty for "process 0", "process 1", ...
-      source: what describes the cluster to each process, for messages.
-      job_id: distinguishes this job from others, if the source does; else "".
-      local_id: this process's number among those on its machine, each of which uses the accelerator of that number;
-        None where processes use all that they see.
+      addresses: "host:port" of every process, in the order of their numbers; "" if unknown. All processes meet at the
+        first address.
+      process_id: Number of this process; None for a process that does not train, such as an evaluator.
+      role: Task type of this process, such as "worker".
+      names: Name of each process in messages, such as "worker 1"; empty for "process 0", "process 1", ...
+      source: Source of the description in each process, for messages.
+      job_id: Identifier that distinguishes this job from others, if the source has it; else "".
+      local_id: Number of this process on its machine; the process uses the accelerator with this number. None if
+        processes use all visible accelerators.
 
     Raises:
-      ClusterError: if there is no address, an address is wrong, or `process_id` or `names` do not fit them.
+      ClusterError: If there is no address, an address is wrong, or `process_id` or `names` do not fit the addresses.
 
     Example:
       >>> cluster = ClusterDescription(("10.0.0.1:2222", "10.0.0.2:2222"), process_id=1, names=("chief", "worker 0"))
@@ -152,19 +151,19 @@ class ClusterDescription:
 
     @property
     def num_processes(self) -> int:
-        """How many processes train together."""
+        """Number of processes that train together."""
         return len(self.addresses)
 
     @property
     def coordinator_address(self) -> str:
-        """The address of process 0, where all processes meet."""
+        """Address of process 0, where all processes meet."""
         return self.addresses[0]
 
     def name(self, process_id: int) -> str:
-        """Returns what messages call a process."""
+        """Returns the name of a process in messages."""
         return self.names[process_id] if self.names else f"process {process_id}"
 
     def member(self, process_id: int) -> str:
-        """Returns a process's name with its address if that is known, for messages."""
+        """Returns a process's name in messages, with its address if known."""
         address = self.addresses[process_id]
         return f"{self.name(process_id)} ({address})" if address else self.name(process_id)

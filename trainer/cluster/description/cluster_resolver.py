@@ -1,7 +1,7 @@
-"""The cluster as the environment describes it: TF_CONFIG, Open MPI, SLURM; and which others there are.
+"""The cluster in the environment: TF_CONFIG, Open MPI, SLURM, or a cluster that JAX detects.
 
-Owns the rules of TF_CONFIG. All of them are checked before any network call. Must not know JAX: it opens no
-connection and starts nothing.
+Owns the rules of TF_CONFIG, which are all checked before any network call. Must not know JAX: it opens no connection
+and starts nothing.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ MAX_SHOWN = 60  # characters of a value, in a message
 class TFConfigClusterResolver:
     """The cluster that TF_CONFIG describes, and this process's place in it.
 
-    TF_CONFIG is JSON, as TensorFlow has it:
+    TF_CONFIG is JSON, as in TensorFlow:
     `{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}`. Roles are "chief" (at most
-    one), "worker", "ps" and "evaluator". Chief and workers train together: the chief is process 0, or worker 0 where
-    there is no chief.
+    a single process), "worker", "ps" and "evaluator". Chief and workers train together: process 0 is the chief, or
+    worker 0 without a chief.
 
-    An evaluator is not part of the cluster, as TensorFlow's guide says: its own TF_CONFIG has the training cluster
-    and the task {"type": "evaluator", "index": 0}. An "evaluator" list inside of "cluster" is an error, because the
-    others would wait for it.
+    An evaluator is not part of the cluster, as in TensorFlow's guide: its own TF_CONFIG has the training cluster and
+    the task {"type": "evaluator", "index": 0}. An "evaluator" list inside of "cluster" is an error, because the other
+    processes would wait for it.
 
     Args:
-      tf_config: the text of TF_CONFIG, or the object that it stands for. None reads the environment variable.
+      tf_config: Text of TF_CONFIG, or the parsed object. None reads the environment variable.
 
     Attributes:
-      task_type: this process's role.
-      task_id: its index among those of its role.
+      task_type: Role of this process.
+      task_id: Index among the processes of its role.
       environment: TF_CONFIG's "environment", or "".
 
     Raises:
-      ClusterError: if TF_CONFIG is not set, or wrong in any way that shows without the network.
+      ClusterError: If TF_CONFIG is not set, or has any error that is detectable without the network.
 
     Example:
       >>> resolver = TFConfigClusterResolver({"cluster": {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"]},
@@ -77,29 +77,29 @@ class TFConfigClusterResolver:
         self.environment = environment if isinstance(environment, str) else ""
 
     def cluster_spec(self) -> dict[str, list[str]]:
-        """Returns the addresses of each role, as TF_CONFIG lists them."""
+        """Returns the addresses of each role, as listed in TF_CONFIG."""
         return {role: list(addresses) for role, addresses in self._cluster.items()}
 
     @property
     def num_workers(self) -> int:
-        """How many processes train together: the chief and the workers."""
+        """Number of processes that train together: the chief and the workers."""
         return len(_trainers(self._cluster))
 
     @property
     def process_id(self) -> int | None:
-        """This process's number among those that train, the chief first; None for "ps" and "evaluator"."""
+        """Number of this process among the training processes, the chief first; None for "ps" and "evaluator"."""
         if self.task_type not in TRAINING_ROLES:
             return None
         return self.task_id + (len(self._cluster.get("chief", ())) if self.task_type == "worker" else 0)
 
     @property
     def coordinator_address(self) -> str:
-        """The address of process 0."""
+        """Address of process 0."""
         return _trainers(self._cluster)[0][1]
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is process 0, which writes what must be written once."""
+        """Whether this is process 0, which writes shared files."""
         return self.process_id == 0
 
     def description(self) -> ClusterDescription:
@@ -109,12 +109,12 @@ class TFConfigClusterResolver:
 
 
 def resolve_cluster() -> ClusterDescription | None:
-    """Returns the cluster that TF_CONFIG describes, or else Open MPI or SLURM; None if none of them is there.
+    """Returns the cluster of TF_CONFIG, or else of Open MPI or SLURM; None without any of them.
 
-    A TF_CONFIG that is set but empty is an error: each process would otherwise train alone without a word.
+    A TF_CONFIG that is set but empty is an error, because each process would otherwise silently train alone.
 
     Raises:
-      ClusterError: if TF_CONFIG is wrong, or what Open MPI or SLURM say.
+      ClusterError: If TF_CONFIG or the variables of Open MPI or SLURM are wrong.
     """
     if VARIABLE in os.environ:
         return TFConfigClusterResolver().description()
@@ -125,14 +125,14 @@ def resolve_cluster() -> ClusterDescription | None:
 
 
 def detect_cluster() -> str | None:
-    """Returns the kind of cluster that `jax.distributed.initialize()` would find by itself, or None.
+    """Returns the kind of cluster that `jax.distributed.initialize()` would detect, or None.
 
-    JAX has no public way to ask, so this looks at the same environment variables in the same order. Nothing is
-    started and no network is used; a Cloud TPU's metadata server, which JAX asks, is therefore taken to answer. JAX
-    itself finds Open MPI 5 from its version 0.12 on.
+    JAX has no public function for this, so the same environment variables are checked in the same order. Nothing is
+    started and no network is used; a Cloud TPU's metadata server, which JAX queries, is therefore assumed to answer.
+    JAX detects Open MPI 5 from version 0.12 on.
 
     Returns:
-      JAX's name for it: "ompi", "slurm", "gketpu", "gcetpu" or "k8s".
+      JAX's name for the cluster: "ompi", "slurm", "gketpu", "gcetpu" or "k8s".
 
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html
     """
@@ -256,7 +256,7 @@ def _check_address(role: str, index: int, address: Any) -> None:
 
 
 def _check_together(cluster: Mapping[str, list[str]]) -> None:
-    """Raises for addresses that are each right, but not together."""
+    """Raises for valid addresses that conflict with each other."""
     owners: dict[tuple[str, int], str] = {}
     loopback: list[str] = []
     others: list[str] = []
@@ -296,6 +296,6 @@ def _checked_task(config: Mapping[str, Any], cluster: Mapping[str, list[str]]) -
 
 
 def _trainers(cluster: Mapping[str, list[str]]) -> list[tuple[str, str]]:
-    """Returns name and address of all that train, in the order of their process numbers."""
+    """Returns name and address of all training processes, in the order of their process numbers."""
     return [("chief" if role == "chief" else f"{role} {index}", address)
             for role in TRAINING_ROLES for index, address in enumerate(cluster.get(role, ()))]

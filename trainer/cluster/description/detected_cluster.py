@@ -1,7 +1,7 @@
-"""The cluster that JAX finds by itself: on Kubernetes and TPUs.
+"""The cluster that JAX detects by itself: on Kubernetes and TPUs.
 
-What a process's place is there, only the API of Kubernetes or a TPU's metadata tell. JAX asks them, and has no public
-way to say what it has learned before it starts.
+Only the API of Kubernetes or a TPU's metadata know a process's place there. JAX queries them, and has no public
+function that returns the result before it starts.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def detected_cluster(kind: str, timeout_secs: float) -> ClusterDescription | Non
     Only process 0's address is known.
 
     Args:
-      kind: what `detect_cluster` has found.
-      timeout_secs: how long to wait for the name of process 0's machine to be known.
+      kind: Return value of `detect_cluster`.
+      timeout_secs: Seconds to wait until the host name of process 0 is known.
 
     Raises:
-      ClusterError: if JAX fails to find this process's place, such as without the right to read pods.
-      ImportError: if this version of JAX cannot be asked.
+      ClusterError: If JAX cannot find this process's place, for example without the right to read pods.
+      ImportError: If this version of JAX has no such query.
     """
     from jax._src.clusters import ClusterEnv
 

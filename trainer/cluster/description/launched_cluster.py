@@ -1,6 +1,6 @@
-"""The cluster that a launcher's environment variables describe, of which only process 0's address is known.
+"""The cluster in a launcher's environment variables, of which only process 0's address is known.
 
-Owns where such processes meet: where JAX, if it reads the same variables, would let them meet.
+Owns the meeting address of such processes, which equals JAX's, if JAX reads the same variables.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ def launched_cluster(
     """Returns the processes that were launched together with this process.
 
     They meet at JAX_COORDINATOR_ADDRESS; or else on the machine that `launcher` names, at the port JAX_COORDINATOR_PORT
-    or a port that follows from the job's number.
+    or a port derived from the job's number.
 
     Args:
-      called: what the launcher calls a process, such as "task".
-      number_name: the variable with this process's number.
-      count_name: the variable that says how many there are.
-      local_name: the variable with its number among those on the same machine.
-      launcher: returns process 0's host, as it stands in an address, the job's number, and the variable they are from.
-      job_id: distinguishes this job from others.
-      advice: what to do if a variable does not hold what the launcher writes into it.
+      called: The launcher's term for a process, such as "task".
+      number_name: Variable with this process's number.
+      count_name: Variable with the number of processes.
+      local_name: Variable with this process's number on its machine.
+      launcher: Returns process 0's host, in the form of an address, the job's number, and the variable of both.
+      job_id: Identifier that distinguishes this job from others.
+      advice: Advice for a variable with an unexpected value.
 
     Raises:
-      ClusterError: if that is so, or the address is wrong.
+      ClusterError: If a variable has an unexpected value, or the address is wrong.
     """
     count, number = (whole_number(name, advice) for name in (count_name, number_name))
     if not number < count:
@@ -54,10 +54,10 @@ def launched_cluster(
 
 
 def whole_number(name: str, advice: str) -> int:
-    """Returns what an environment variable holds.
+    """Returns the value of an environment variable.
 
     Raises:
-      ClusterError: if that is not a whole number; `advice` says what to do then.
+      ClusterError: If the value is not an integer; the message includes `advice`.
     """
     text = os.environ.get(name, "")
     if not (text.isascii() and text.isdecimal()):

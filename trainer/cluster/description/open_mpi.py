@@ -1,7 +1,7 @@
 """The cluster that Open MPI's `mpirun` describes to each process.
 
-The processes meet on the launcher's machine, which is taken to be that of process 0, as JAX has it for versions before
-5. For later versions JAX asks MPI itself, which waits without a limit for all processes, and needs a package.
+The processes meet on the launcher's machine, which counts as process 0's machine, as in JAX for versions before 5. For
+later versions JAX queries MPI itself, which waits without a limit for all processes, and needs a package.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def in_open_mpi() -> bool:
 def open_mpi_cluster() -> ClusterDescription:
     """Returns the processes that `mpirun` started together with this process.
 
-    They meet on the launcher's machine, unless the environment says where (see `launched_cluster`), or all are on one
-    machine.
+    They meet on the launcher's machine, unless the environment has an address (see `launched_cluster`), or all are on
+    one machine.
 
     Raises:
-      ClusterError: if a variable does not hold what `mpirun` writes into it, or the address is wrong.
+      ClusterError: If a variable of `mpirun` has an unexpected value, or the address is wrong.
 
     Source: https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables
     """
@@ -45,7 +45,7 @@ def open_mpi_cluster() -> ClusterDescription:
 
 
 def _launcher() -> tuple[str, int, str]:
-    """Returns the launcher's machine as it stands in an address, the job's number, and the variable they are from."""
+    """Returns the launcher's machine in the form of an address, the job's number, and the variable of both."""
     if _LAUNCHER in os.environ:
         found = _IN_URI.match(os.environ[_LAUNCHER])
         if found is None:

@@ -1,4 +1,4 @@
-"""The installed versions that must be the same in all processes of a job."""
+"""Installed versions that must be the same in all processes of a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COMPARED_PACKAGES = {  # name in messages -> distribution
 
 
 def package_versions() -> dict[str, str]:
-    """Returns the installed versions that must be the same everywhere."""
+    """Returns the installed versions that must be the same in all processes."""
     versions = {}
     for name, distribution in COMPARED_PACKAGES.items():
         try:

@@ -1,4 +1,4 @@
-"""What messages call the processes of the job: as what describes the cluster does, such as "chief" or "rank 1"."""
+"""Names of the job's processes in messages, taken from the cluster's description, such as "chief" or "rank 1"."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The cluster that SLURM's `srun` describes to each task of a step.
 
-The tasks meet where JAX, which detects SLURM too, would let them meet. Only process 0's address is known: SLURM does
-not tell a task on which machine each of the others runs.
+The tasks meet at the same address as in JAX, which detects SLURM too. Only process 0's address is known: SLURM does not
+report the machines of the other tasks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ def in_slurm() -> bool:
 
 
 def slurm_cluster() -> ClusterDescription:
-    """Returns the tasks of the step that this process is a task of.
+    """Returns the tasks of this process's step.
 
-    They meet on the step's first machine, unless the environment says where (see `launched_cluster`).
+    They meet on the step's first machine, unless the environment has an address (see `launched_cluster`).
 
     Raises:
-      ClusterError: if a variable does not hold what `srun` writes into it, or the address is wrong.
+      ClusterError: If a variable of `srun` has an unexpected value, or the address is wrong.
 
     Source: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
     """
-    # SLURM_NTASKS is the job's number where a step has the shell's environment, as an interactive one of `salloc`.
+    # SLURM_NTASKS is the job's number if a step has the shell's environment, as in an interactive step of `salloc`.
     count_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
     job = whole_number("SLURM_JOB_ID", _ADVICE)
     return launched_cluster(
@@ -41,7 +41,7 @@ def slurm_cluster() -> ClusterDescription:
 
 
 def _first_host(nodes: str) -> str:
-    """Returns the first host of a list as SLURM writes it.
+    """Returns the first host of a SLURM host list.
 
     >>> [_first_host(nodes) for nodes in ("gpu7", "gpu7,cpu1", "gpu[07-09,12],cpu1", "rack2-gpu[3,5]")]
     ['gpu7', 'gpu7', 'gpu07', 'rack2-gpu3']

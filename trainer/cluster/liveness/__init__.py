@@ -1,4 +1,4 @@
-"""Noticing that another process of the job has ended or is stuck, and ending this process with the cause.
+"""Detection of ended or stuck processes of the job, which ends this process with the cause.
 
-Owns heartbeats, the connections to process 0, and the diagnosis. It must not start JAX, nor know what is computed.
+Owns heartbeats, the connections to process 0, and the diagnosis. It must not start JAX, nor know the computation.
 """

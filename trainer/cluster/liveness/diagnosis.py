@@ -1,7 +1,7 @@
-"""The reports of a job's processes, and the diagnosis that follows from them.
+"""Reports of a job's processes, and the diagnosis that follows from them.
 
-Owns the choice of the process that is the cause when a job does not go on. The watchdog sends the reports, and acts on
-a diagnosis.
+Owns the choice of the process that is the cause of a stalled job. The watchdog sends the reports, and acts on a
+diagnosis.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from trainer.cluster.description.process_names import process_name
 
-# Phases of a process. All others, such as "data", are work of its own.
+# Phases of a process. All others, such as "data", are its own work.
 AGREEMENT = "agreement"  # with all processes, at the end of an epoch, on what comes next
 WAITING = {"device", AGREEMENT}  # for the result of an execution, so for all processes
 MAYBE_WAITING = {"device", "host", AGREEMENT}  # "host" starts executions, and CPUs run collectives in the call
@@ -30,11 +30,11 @@ class Report(NamedTuple):
     """The report of a process.
 
     Attributes:
-      heartbeat: changes with each report.
-      moves: how often the process called `Watchdog.progress`.
-      step: the step of the last of these calls.
-      phase: the phase of the last of these calls.
-      diagnosis: why it ends; empty if it goes on.
+      heartbeat: Value that changes with each report.
+      moves: Number of calls of `Watchdog.progress`.
+      step: Step of the last of these calls.
+      phase: Phase of the last of these calls.
+      diagnosis: Reason for the end of the process; empty if it continues.
     """
 
     heartbeat: int
@@ -45,19 +45,19 @@ class Report(NamedTuple):
 
     @classmethod
     def from_message(cls, values: Any) -> Report | None:
-        """Returns the report that another process has sent as a list; None if it has another form."""
+        """Returns the report that another process has sent as a list; None if the form is wrong."""
         kinds = [int, int, int, str, str]
         is_report = isinstance(values, list) and [type(value) for value in values] == kinds
         return cls(*values) if is_report else None
 
 
 class Seen(NamedTuple):
-    """The knowledge of a process about another one, or about itself.
+    """The knowledge of a process about another process, or about itself.
 
     Attributes:
-      report: the last report.
-      silent_secs: since the heartbeat was last seen to change.
-      still_secs: since the process was last seen to move.
+      report: Last report.
+      silent_secs: Seconds since the last observed change of the heartbeat.
+      still_secs: Seconds since the last observed move of the process.
     """
 
     report: Report
@@ -69,12 +69,12 @@ class Seen(NamedTuple):
 
 
 class Observer:
-    """Keeps how long ago each process was heard and moved, by this process's clock alone.
+    """Tracks the time since each process was heard and moved, by this process's clock alone.
 
-    Time in which this process did not look, as it was suspended itself, does not count for the others.
+    Time during which this process itself was suspended does not count for the others.
 
     Args:
-      heartbeat_secs: how often it is going to look.
+      heartbeat_secs: Expected seconds between two observations.
     """
 
     def __init__(self, heartbeat_secs: float):
@@ -84,7 +84,7 @@ class Observer:
         self._known: dict[int, tuple[Report, float, float]] = {}  # with the times of its last heartbeat and move
 
     def hear(self, now: float, worker: int, report: Report) -> None:
-        """Takes a report, at a time in seconds of a clock that never goes back."""
+        """Records a report at a time in seconds of a monotonic clock."""
         self._advance(now)
         old, heard, moved = self._known.get(worker, (report, self._clock, self._clock))
         if old.heartbeat != report.heartbeat:
@@ -94,7 +94,7 @@ class Observer:
         self._known[worker] = report, heard, moved
 
     def seen(self, now: float) -> dict[int, Seen]:
-        """Returns what is known of each process that was heard."""
+        """Returns the knowledge about each process that was heard."""
         self._advance(now)
         return {worker: Seen(report, self._clock - heard, self._clock - moved)
                 for worker, (report, heard, moved) in self._known.items()}
@@ -108,22 +108,22 @@ class Observer:
 def diagnose(
     seen: Mapping[int, Seen], num_processes: int, timeout_secs: float, silence_secs: float | None = None
 ) -> str | None:
-    """Returns what is wrong with the job, or None if nothing is, or nothing yet.
+    """Returns the fault of the job, or None if there is no fault yet.
 
-    A diagnosis of another process is taken over: that process ends, and would seem to be the cause. Otherwise a process
-    is lost that has not been heard for `silence_secs`, unless it has stopped its watchdog. Processes have stalled when
-    all have begun, and none has moved for `timeout_secs`, or a process waits for its device so long. The cause is then
-    a process that does work of its own, such as "data", or else a process that compiles, saves or is between two runs,
-    or else one that may be waiting itself; among several the one of the lowest step. A process that saves waits too,
-    once another process has left. While a process compiles, saves or is between two runs, it has `PATIENCE` times as
-    long, and so have those that wait for it. Where all wait, but an epoch has ended in some processes and goes on in
-    others, the data differ: that needs no longer than for the reports to be those of the same moment.
+    A diagnosis of another process is adopted, because that process ends and would seem to be the cause. Otherwise a
+    process is lost if it has been silent for `silence_secs`, unless it has stopped its watchdog. Processes have stalled
+    if all have begun, and none has moved for `timeout_secs`, or a process waits for its device for that long. The cause
+    is then a process with its own work, such as "data", or else a process that compiles, saves or is between two runs,
+    or else a process that may be waiting itself; among several, the process at the lowest step. A process that saves
+    counts as waiting after another process has left. A process that compiles, saves or is between two runs has
+    `PATIENCE` times the limit, and so do the processes that wait for it. If all wait, but an epoch has ended in some
+    processes and goes on in others, the data differ. This is diagnosed as soon as the reports are of the same moment.
 
     Args:
-      seen: what is known of each process.
-      num_processes: how many there are.
-      timeout_secs: see above.
-      silence_secs: see above; `timeout_secs` by default.
+      seen: Knowledge about each process.
+      num_processes: Number of processes.
+      timeout_secs: Limit for a stalled job, in seconds.
+      silence_secs: Limit for a silent process, in seconds; `timeout_secs` by default.
 
     >>> at_work, waits = Report(9, 80, 7, "data"), Report(9, 81, 7, "device")
     >>> diagnose({0: Seen(waits, 0.5, 4.0), 1: Seen(at_work, 0.5, 4.5)}, 2, timeout_secs=4.0)
@@ -151,7 +151,7 @@ def diagnose(
 
 
 def lost(worker: int, seen: Mapping[int, Seen], why: str) -> str:
-    """Returns the diagnosis of a lost process, with where it was by its last report.
+    """Returns the diagnosis of a lost process, with its position in the last report.
 
     >>> lost(0, {0: Seen(Report(9, 80, 7, "data"), 2.5, 3.0)}, "its process has ended")
     'worker 0, which coordinates the job, is lost: its process has ended. It was at step 7, in "data", up to 2.5 s ago.'
@@ -164,7 +164,7 @@ def lost(worker: int, seen: Mapping[int, Seen], why: str) -> str:
 
 
 def late_start(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
-    """Returns the diagnosis of processes in which JAX takes too long to start; None if there are none.
+    """Returns the diagnosis of processes in which JAX starts too late; None if there are none.
 
     >>> late_start({1: Seen(Report(9, 0, 0, "start"), 0.1, 60.0)}, 60.0)
     'JAX has not started within 60 s in worker 1.'
@@ -177,7 +177,7 @@ def late_start(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
 
 def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
     still = {worker: process for worker, process in seen.items() if process.still_secs >= timeout_secs}
-    # A process that has ended saves nothing any more, so that those that save together with it wait for ever.
+    # A process that has ended no longer saves, so processes that save together with it wait forever.
     has_left = any(process.report.phase == "stopped" for process in seen.values())
     waits = WAITING | {"checkpoint"} if has_left else WAITING
     waiting = [worker for worker, process in still.items() if process.report.phase in waits]
@@ -223,7 +223,7 @@ def _different_epochs(seen: Mapping[int, Seen]) -> str | None:
 
 
 def is_repeated(diagnosis: str) -> bool:
-    """Returns whether the same would happen if the job was started again."""
+    """Returns whether the same fault would follow a restart of the job."""
     return diagnosis.endswith(_DIFFERENT_EPOCHS)
 
 
@@ -236,14 +236,14 @@ def _all_wait(still: Mapping[int, Seen]) -> str:
 
 
 def _rank_of_suspect(process: Seen) -> tuple[int, int, float]:
-    """Returns a smaller rank for a process that is more likely to be the cause."""
+    """Returns a rank, lowest for the most likely cause."""
     phase = process.report.phase
     kind = 1 if phase in PATIENT | OUTSIDE else 2 if phase in MAYBE_WAITING else 0
     return kind, process.report.step, -process.still_secs
 
 
 def heartbeat_secs(timeout_secs: float) -> float:
-    """Returns how often processes report, in seconds.
+    """Returns the interval of reports, in seconds.
 
     >>> heartbeat_secs(4.0), heartbeat_secs(300.0)
     (0.25, 5.0)

@@ -1,4 +1,4 @@
-"""The end of a process that the job does not go on with: what it says then, and its exit code."""
+"""End of a process of a failed job: its message and its exit code."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def end_process(
     text: str, ends: str, linger: Callable[[], None], linger_secs: float, code: int = PEER_LOST,
     place: str | None = None,
 ) -> None:
-    """Says why on stderr, with the Python stack of the main thread, and ends the process.
+    """Prints the cause to stderr, with the Python stack of the main thread, and ends the process.
 
-    It returns only if another thread does so already.
+    Returns only if another thread is already ending the process.
 
     Args:
-      text: what has happened, as a sentence.
-      ends: that this process ends, such as "worker 0 ends at step 3"; it begins a sentence.
-      linger: what there is to wait for in between.
-      linger_secs: how long it waits at most.
-      code: the exit code.
-      place: what to say of the main thread in the place of its stack.
+      text: Sentence that describes the cause.
+      ends: Beginning of a sentence on the end of this process, such as "worker 0 ends at step 3".
+      linger: Function that waits before the end.
+      linger_secs: Maximum seconds of that wait.
+      code: Exit code.
+      place: Text that replaces the stack of the main thread.
     """
     if not _ending.acquire(blocking=False):
         return
@@ -41,7 +41,7 @@ def end_process(
         guard.start()
     ends = ends[:1].upper() + ends[1:]
     place = place or f"its main thread is here:\n{_main_stack()}"
-    # On a line of its own, as JAX may be printing too.
+    # On its own line, because JAX may be printing too.
     print(f"\nWatchdog: {text} {ends} with exit code {code}; {place}", end="", file=sys.stderr, flush=True)
     sys.stdout.flush()
     linger()

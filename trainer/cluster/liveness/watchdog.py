@@ -1,20 +1,20 @@
-"""Noticing that another process of the job is gone or stuck, naming it, and ending this process.
+"""Detection of an ended or stuck process of the job; names it, and ends this process.
 
 Owns the reports of processes that have met, and decides when this process ends because of them. It must not know the
-training loop, which only reports, nor use the devices: a collective would wait for the very process that is stuck.
+training loop, which only reports, nor use the devices: a collective would wait for the stuck process.
 
-Who notices which fault:
+Detection of each fault:
 
-- A process that ends or is killed: the other end of its connection, at once; that is process 0, or for process 0
-  all others. So does the launcher, if any, which reports the first cause.
-- A process that is suspended or cut off, or whose host is gone: process 0 by the missing reports, or for process 0 all
-  others.
-- A process that lives but does not go on, or whose script ends while others still wait for it: process 0, which alone
-  has the reports of all. All take over its diagnosis, the stuck process included: its own stack is the most useful.
-  JAX holds up a process whose script has ended until all have come to their end; should the others leave because of it,
-  it ends as a process with its own error.
-- Process 0 runs JAX's coordinator. When it has ended, JAX aborts the others in C++ (SIGABRT) within about 0.1 s. That
-  is put off (`join_cluster`) until this watchdog has said what there is to say.
+- A process that ends or is killed: the other end of its connection detects it at once. This is process 0, or for
+  process 0 all others. The launcher, if any, detects it too, and reports the first cause.
+- A process that is suspended or cut off, or whose host is gone: process 0 detects the missing reports, or for process 0
+  all others do.
+- A process that lives but stalls, or whose script ends while others still wait for it: process 0 detects it, which
+  alone has the reports of all. All adopt its diagnosis, the stuck process included: its own stack is the most useful.
+  JAX blocks a process whose script has ended until all scripts have ended; if the others leave because of it, it ends
+  as a process with its own error.
+- Process 0 runs JAX's coordinator. After its end, JAX aborts the others in C++ (SIGABRT) within about 0.1 s. This is
+  delayed (`join_cluster`) until this watchdog has printed the cause.
 """
 
 from __future__ import annotations
@@ -53,31 +53,31 @@ _GRACE_SECS = 0.2  # Ctrl-C ends all processes, but not at the same moment
 _LAST_WORD_SECS = 1.0
 _LINGER_SECS = 0.5
 _PATIENCE = 12  # times the limit: those that compile or save have ten
-# Gloo's errors come as ValueError where the CPU ran the collective in the call, and as JaxRuntimeError otherwise.
+# Gloo's errors are ValueError if the CPU ran the collective in the call, and JaxRuntimeError otherwise.
 _PEER_ERRORS = re.compile(r"\b(Gloo|NCCL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED)\b|Connection (closed|reset)")
 
 
 class Watchdog:
-    """Ends this process with exit code 75 when another one of the job is gone, or when the job does not go on.
+    """Ends this process with exit code 75 when another process of the job is gone, or when the job stalls.
 
-    Before that it says on stderr which worker is the cause, at which step, what it did and for how long, and prints the
-    Python stack of this process's main thread. The end of a process is noticed at once. All other faults, which
-    `diagnose` lists, take between three quarters of `timeout_secs` and all of it, if the machine is not overloaded.
+    Before that it prints to stderr the worker that is the cause, its step, its activity and the duration, and the
+    Python stack of this process's main thread. The end of a process is detected at once. All other faults (see
+    `diagnose`) take between three quarters of `timeout_secs` and all of it, unless the machine is overloaded.
 
-    A daemon thread does it. It needs Python's lock: code that holds it for `timeout_secs` is taken for a process that
-    is gone. The watchdog begins at once, and ends with `stop`, or when the process does.
+    The watchdog is a daemon thread and needs Python's lock: a process whose code holds the lock for `timeout_secs`
+    counts as gone. The watchdog begins at once, and ends with `stop`, or with the process.
 
     Args:
-      timeout_secs: within which to notice that a process is silent, or the job stands still. Three quarters of it must
-        be more than the longest execution and the longest wait for data. Must be the same in all processes. Compiling
-        and saving may take ten times as long.
-      star: the connections to the other processes, which are the watchdog's from now on.
+      timeout_secs: Limit for the detection of a silent process or a stalled job, in seconds. Three quarters of it must
+        exceed the longest execution and the longest wait for data. Must be the same in all processes. Compiling and
+        saving may take ten times as long.
+      star: Connections to the other processes, which the watchdog owns from now on.
 
     Raises:
-      ValueError: if `timeout_secs` is not greater than 0.
+      ValueError: If `timeout_secs` is not greater than 0.
 
     Attributes:
-      timeout_secs: see above.
+      timeout_secs: Limit in seconds.
     """
 
     def __init__(self, timeout_secs: float, star: Star):
@@ -106,24 +106,24 @@ class Watchdog:
         return heartbeat_secs(self.timeout_secs)
 
     def started(self) -> None:
-        """Says that JAX has started in this process."""
+        """Reports that JAX has started in this process."""
         self._now = (0, 0, "idle")
         atexit.register(self._finish)  # before JAX's own exit, which waits for the others
 
     def progress(self, step: int, phase: str) -> None:
-        """Says that the main thread goes on. Costs less than a microsecond.
+        """Reports progress of the main thread. Costs less than a microsecond.
 
         Args:
-          step: how many steps were begun; the same in all processes that are equally far, and never less than before.
-          phase: what the thread does from now on: "device" if it waits for a result, "host" if it starts executions,
-            "agreement" if it waits for the others at the end of an epoch, "compile", "checkpoint", "idle" between two
-            runs, or any other word for work of its own, such as "data" or "callbacks".
+          step: Number of begun steps; the same in all processes at the same position, and never decreasing.
+          phase: Activity of the thread from now on: "device" while it waits for a result, "host" while it starts
+            executions, "agreement" while it waits for the others at the end of an epoch, "compile", "checkpoint",
+            "idle" between two runs, or any other word for its own work, such as "data" or "callbacks".
         """
         self._now = (self._now[0] + 1, step, phase)
 
     @contextlib.contextmanager
     def waiting(self, phase: str) -> Iterator[None]:
-        """Says that a custom training loop waits while the block runs, at its next step if it waits for "data"."""
+        """Reports that a custom training loop waits during the block, at its next step if it waits for "data"."""
         self._own_steps += phase == "data"
         self.progress(self._own_steps, phase)
         try:
@@ -132,7 +132,7 @@ class Watchdog:
             self.progress(self._own_steps, "idle")
 
     def stop(self) -> None:
-        """Ends the watch, and lets the others know that this process will say no more. May be called again."""
+        """Ends the watch, and tells the others that this process sends no more reports. Can be called again."""
         atexit.unregister(self._finish)
         self._has_stopped = True
         self._finish()
@@ -142,9 +142,9 @@ class Watchdog:
             self._star.close()
 
     def _finish(self) -> None:
-        """Lets the others know that the script has ended. They may still wait for this process, as JAX does for them.
+        """Tells the others that the script has ended. They may still wait for this process, as JAX does for them.
 
-        The watch goes on until JAX lets the process end: should the others leave because of it, nothing else would.
+        The watch continues until JAX lets the process end, because nothing else would end it if the others leave.
         """
         self._is_over = True
         if self._thread.is_alive():
@@ -152,9 +152,9 @@ class Watchdog:
             self._last_word.wait(_LAST_WORD_SECS)
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process is about to end because of an error of its own.
+        """Tells the others that this process is about to end because of its own error.
 
-        If it does not end, the watch ends it with exit code 1 when the others have ended: JAX would abort it.
+        If it does not end, the watch ends it with exit code 1 after the others have ended, before JAX would abort it.
         """
         said = ": ".join(filter(None, (type(error).__name__, str(error)))).partition("\n")[0].removesuffix(".")
         at = "while JAX started" if self._now[2] == START else f"at step {self._now[1]}"
@@ -162,14 +162,13 @@ class Watchdog:
         self._finish()
 
     def await_diagnosis(self, secs: float | None = None) -> None:
-        """Waits as long as it takes to notice that a process is lost, so that this process ends with the exit code of a
-        lost peer.
+        """Waits until the loss of a process is detected, so that this process ends with the exit code of a lost peer.
 
-        For a main thread that failed because a collective did, and has printed its error. As it is clear then that
-        something is wrong, four missing heartbeats are enough, 20 s at most. Returns if no process is lost.
+        Called by a main thread that failed with a collective and has printed its error. As a fault is certain then,
+        four missing heartbeats are enough, 20 s at most. Returns if no process is lost.
 
         Args:
-          secs: how long to wait instead for a diagnosis that needs no missing heartbeats, and no printed error.
+          secs: Seconds to wait instead for a diagnosis that needs no missing heartbeats and no printed error.
         """
         if not self._thread.is_alive() or self._is_over:
             return
@@ -206,7 +205,7 @@ class Watchdog:
                 return
 
     def _take(self, now: float, worker: int, message: dict[str, Any] | None) -> bool:
-        """Takes what another process says; returns whether something may follow from it at once."""
+        """Records the message of another process; returns whether a diagnosis may follow from it at once."""
         if message is None:
             self._ended[worker] = now
             return True
@@ -218,7 +217,7 @@ class Watchdog:
         return worker == self._process or (report is not None and report.diagnosis != "")
 
     def _report(self, diagnosis: str = "") -> None:
-        """Says to all others what this process does."""
+        """Sends the state of this process to all others."""
         self._heartbeats += 1
         moves, step, phase = self._now
         said = diagnosis or self._error
@@ -228,7 +227,7 @@ class Watchdog:
         self._star.tell({"report": report, "is_hurried": self._is_hurried}, is_last=self._is_over or said != "")
 
     def _diagnosis(self, now: float) -> str | None:
-        """Returns why this process has to end, if it has to."""
+        """Returns the reason why this process has to end, or None."""
         seen = self._observer.seen(now)
         if self._error:
             ended = all(connection.ended for connection in self._star.connections.values())
@@ -249,7 +248,7 @@ class Watchdog:
         return math.inf if self._is_over and self._process else (1 - _MARGIN) * self.timeout_secs
 
     def _leave(self, text: str) -> None:
-        """Says why, and ends the process."""
+        """Prints the reason, and ends the process."""
         self._leaving.set()
         is_own = self._is_over and text.startswith(f"{self._name} ")
         step = "" if self._is_over or self._now[2] == START else f" at step {self._now[1]}"
@@ -269,34 +268,34 @@ _current: Watchdog | None = None  # a process joins one cluster, once
 
 
 def set_watchdog(watchdog: Watchdog) -> None:
-    """Makes a watchdog the one of this process."""
+    """Sets the watchdog of this process."""
     global _current
     _current = watchdog
 
 
 def watchdog() -> Watchdog | None:
-    """Returns what watches over the processes of the cluster; None outside of a cluster."""
+    """Returns the watchdog of this process; None outside of a cluster."""
     return _current
 
 
 @contextlib.contextmanager
 def waiting(phase: str) -> Iterator[None]:
-    """Lets the watchdog know what a custom training loop waits for while the block runs.
+    """Tells the watchdog that a custom training loop waits during the block.
 
     Args:
-      phase: "data", for those of the next step; or "device", for all other processes.
+      phase: "data" if it waits for the data of the next step; "device" if it waits for all other processes.
     """
     with contextlib.nullcontext() if _current is None else _current.waiting(phase):
         yield
 
 
 def patience_secs() -> float:
-    """Returns how long to wait for other processes, longer than the watchdog, which names who is late."""
+    """Returns the seconds to wait for other processes, longer than the watchdog, which names late processes."""
     return _PATIENCE * (DEFAULT_TIMEOUT_SECS if _current is None else _current.timeout_secs)
 
 
 def is_peer_error(error: BaseException) -> bool:
-    """Tells whether an error can come from the loss of another process, as failed collectives raise it.
+    """Returns whether an error can come from the loss of another process, as raised by failed collectives.
 
     >>> is_peer_error(ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer"))
     True

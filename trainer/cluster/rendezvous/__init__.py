@@ -1,4 +1,4 @@
-"""All processes of a cluster meet over plain sockets before JAX starts, and compare what must be equal.
+"""Meeting of all processes of a cluster over plain sockets before JAX starts, which compares their settings.
 
-Owns these sockets, and how messages travel over them. It must not import JAX: it is not running yet.
+Owns these sockets, and the transport of messages. It must not import JAX, which is not running yet.
 """

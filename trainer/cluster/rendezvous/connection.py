@@ -1,7 +1,7 @@
-"""How processes talk to each other: JSON objects, each on a line, over TCP.
+"""Messages between processes: JSON objects, each on a line, over TCP.
 
 Owns the form of messages, and must not know their meaning. Anybody may connect to an open port, so messages are checked
-before they are used, and their texts come out printable.
+before use, and their texts are made printable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NotOurs(Exception):
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Returns a message as it travels."""
+    """Returns the bytes of a message."""
     return f"{json.dumps(message)}\n".encode()
 
 
@@ -42,14 +42,14 @@ def shortened(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def close_at_once(sock: socket.socket) -> None:
-    """Closes a socket so that its port is free at once; the other end may lose what it has not read."""
+    """Closes a socket and frees its port at once; the other end may lose unread data."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
 
 def ready(selector: selectors.BaseSelector, timeout_secs: float) -> list[Any]:
-    """Waits until something comes; returns the connections, and the other sockets, at which it has come."""
+    """Waits for data; returns the connections, and the other sockets, that have data."""
     found = []
     for key, _ in selector.select(max(0.0, timeout_secs)):
         if key.data is not None:
@@ -59,16 +59,16 @@ def ready(selector: selectors.BaseSelector, timeout_secs: float) -> list[Any]:
 
 
 class Connection:
-    """One end of a TCP connection, which never blocks.
+    """A non-blocking end of a TCP connection.
 
     Args:
-      sock: a connected socket.
-      selector: where the connection registers itself.
+      sock: Connected socket.
+      selector: Selector that the connection registers with.
 
     Attributes:
-      since: when it began, by `time.monotonic`.
-      ended: whether nothing comes any more.
-      is_cut: whether the network has ended it, not the process at the other end.
+      since: Start time, by `time.monotonic`.
+      ended: Whether no more data arrive.
+      is_cut: Whether the network has ended it, not the process at the other end.
     """
 
     def __init__(self, sock: socket.socket, selector: selectors.BaseSelector):
@@ -87,16 +87,16 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the other end has not taken all that was sent."""
+        """Whether sent data have not been accepted by the other end yet."""
         return bool(self._outbox)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends a message now, or as soon as the other end takes it."""
+        """Sends a message now, or as soon as the other end accepts it."""
         self._outbox += encode(message)
         self.flush()
 
     def flush(self) -> None:
-        """Sends as much as the other end takes. A connection that breaks shows it when it is read."""
+        """Sends as much as the other end accepts. A broken connection is noticed on the next read."""
         if self.ended:
             return
         try:
@@ -112,10 +112,10 @@ class Connection:
             self._selector.modify(self._sock, events, self)
 
     def receive(self) -> list[dict[str, Any]]:
-        """Returns the messages that have arrived in full. A connection that was closed is marked as ended.
+        """Returns the messages that have arrived completely. Marks a closed connection as ended.
 
         Raises:
-          NotOurs: if something else than messages arrives.
+          NotOurs: If other data than messages arrive.
         """
         try:
             arrived = self._sock.recv(_RECEIVE_BYTES)
@@ -133,14 +133,14 @@ class Connection:
         return [_decoded(line) for line in lines]
 
     def _note(self, error: OSError) -> None:
-        """Notes if it was the network: a reset comes from a process that ends before it has read everything."""
+        """Records a network error; a reset comes from a process that ends before it has read everything."""
         self.is_cut = self.is_cut or not isinstance(error, ConnectionError)
 
     def close(self, abort: bool = False) -> None:
-        """Closes the connection. May be called again.
+        """Closes the connection. Can be called again.
 
         Args:
-          abort: close at once, see `close_at_once`.
+          abort: Whether to close at once, see `close_at_once`.
         """
         self.ended = True
         if self._sock.fileno() < 0:

@@ -1,6 +1,6 @@
 """Process 0's side of the meeting before JAX starts: it listens, compares, and sends the outcome to all.
 
-All receive "go" once all are there and alike. From then on the watchdogs notice the end of a process.
+All processes receive "go" when all are present and equal. From then on the watchdogs detect the end of a process.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ MAX_UNKNOWN = 64  # of one host at a time; the oldest are dropped, as a process 
 
 
 def gather(hello: Hello, wait: Wait, listeners: Sequence[socket.socket] = ()) -> Star:
-    """Returns the other processes once all have connected, sent the same as `hello`, and got the outcome.
+    """Returns connections to the other processes after all have sent the same as `hello` and received the outcome.
 
     Args:
-      hello: of this process.
-      wait: how long to wait.
-      listeners: sockets that listen for the others; by default, on the port of this process's address.
+      hello: Description of this process.
+      wait: Deadline.
+      listeners: Sockets that listen for the others; by default, on the port of this process's address.
 
     Raises:
-      ClusterError: if processes differ or have one number, or if the port cannot be listened on.
-      ClusterTimeout: if not all met in time.
+      ClusterError: If processes differ or share a number, or if the port is not available.
+      ClusterTimeout: If processes are missing at the deadline.
     """
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
@@ -63,7 +63,7 @@ class _Peer(Connection):
 
 
 def _overdue(unknown: Iterable[_Peer], now: float) -> list[_Peer]:
-    """Returns those to drop of connections that have not said whose they are, the oldest of which comes first."""
+    """Returns the unidentified connections to drop, given oldest first."""
     of_host: dict[str, list[_Peer]] = defaultdict(list)
     for peer in unknown:
         of_host[peer.host].append(peer)
@@ -91,7 +91,7 @@ class _Gathering:
             selector.register(listener, selectors.EVENT_READ)
 
     def run(self) -> Star:
-        """Returns the others once all agree; no other connection is open then."""
+        """Returns connections to the others after all agree; no other connection remains open."""
         while self._problems or self._missing():
             now = time.monotonic()
             if self._problems and (now >= self._fail_at or self._wait.remaining_secs <= 0 or self._all_named()):
@@ -153,7 +153,7 @@ class _Gathering:
             raise NotOurs("It sent a message that has no meaning here.")
 
     def _admit(self, peer: _Peer, hello: Hello) -> None:
-        """Counts a process among the members, or notes why not."""
+        """Adds a process to the members, or records the reason against it."""
         number, who = hello.process_id, hello.described(self._cluster)
         differences = hello.differences(self._hello, self._cluster.name(0))
         if "" != hello.job_id != self._hello.job_id != "":  # without an id, other addresses are most likely a mistake
@@ -179,7 +179,7 @@ class _Gathering:
         self._send_status(peer)
 
     def _refuse(self, peer: _Peer, hello: Hello, text: str) -> None:
-        """Sends a process of another job away, such as one that an earlier run has left behind."""
+        """Refuses a process of another job, such as a leftover of an earlier run."""
         peer.is_refused = True
         advice = ("If it belongs to this job, give it the same job id (TRAINER_JOB_ID) and the same "
                   f"{self._cluster.source}.")
@@ -241,7 +241,7 @@ class _Gathering:
                 f"Connected: {here}.{ignored}")
 
     def _absence(self) -> str:
-        """Returns who is missing, since when, and what the likely cause is."""
+        """Returns the missing processes, the time of their absence, and its likely cause."""
         missing, now = self._missing(), time.monotonic()
         left = first_of([f"{self._cluster.name(number)} had connected, but left {now - self._left[number]:.1f} s ago"
                          for number in missing if number in self._left])
@@ -265,7 +265,7 @@ class _Gathering:
                           f"{self._cluster.source}."])
 
     def _fail(self, error: ClusterError | ClusterTimeout) -> NoReturn:
-        """Raises an error here, and in all that have said who they are."""
+        """Raises an error here, and in all identified processes."""
         self._stop_listening()
         told = self._named()
         for peer in list(self._peers):

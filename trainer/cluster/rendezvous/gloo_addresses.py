@@ -1,11 +1,11 @@
-"""Whether the CPU devices of several machines can reach each other, which JAX itself finds out in the first step.
+"""Whether the CPU devices of several machines can reach each other, which JAX itself finds out only in the first step.
 
-JAX's CPU devices exchange data by Gloo. In each process it listens at the first address of the machine's own host name
-that can be bound; of two processes, the one with the larger address connects to the other. Many systems give the host
-name a loopback address in /etc/hosts, which leads others to themselves. `GLOO_SOCKET_IFNAME` changes nothing. Measured
-with jax 0.10.2 and 0.12, on machines with addresses below and above 127.0.0.0.
+JAX's CPU devices exchange data by Gloo. In each process it listens at the first bindable address of the machine's own
+host name; of two processes, the process with the larger address connects to the other. Many systems give the host name
+a loopback address in /etc/hosts, which leads others to themselves. `GLOO_SOCKET_IFNAME` changes nothing. Measured with
+jax 0.10.2 and 0.12, on machines with addresses below and above 127.0.0.0.
 
-Owns that rule. Must not know which devices JAX is going to use.
+Owns that rule. Must not know the devices that JAX will use.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _ADVICE = ("Let the host name of each machine lead to the address at which the o
 
 
 class Place(NamedTuple):
-    """Where a process runs, and where Gloo listens in it.
+    """The machine of a process, and its Gloo address.
 
     Attributes:
-      name: of the process, for messages.
-      machine: the same for processes of one machine.
-      gloo_address: what `own_gloo_address` returns there.
+      name: Name of the process, for messages.
+      machine: Identifier of the machine.
+      gloo_address: Return value of `own_gloo_address` there.
     """
 
     name: str
@@ -47,10 +47,10 @@ def own_gloo_address() -> str:
 
 
 def why_not_connected(places: Sequence[Place]) -> str:
-    """Returns why the CPU devices of some processes cannot reach each other; "" if nothing is known against it.
+    """Returns the reason why the CPU devices of some processes cannot reach each other; "" if none is known.
 
     Args:
-      places: of all processes.
+      places: Places of all processes.
 
     Example:
       >>> one, other = Place("worker 0", "machine 0", "127.0.1.1"), Place("worker 1", "machine 1", "10.0.0.2")

@@ -1,4 +1,4 @@
-"""The first message of a process: who it is, and what must be equal in all processes."""
+"""The first message of a process: its identity, and the settings that must be equal in all processes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _MAX_VALUE = 200  # characters of a single value that is shown
 
 
 def first_of(texts: Sequence[str]) -> list[str]:
-    """Returns the first of many texts, and how many more there are."""
+    """Returns the first of many texts, and the number of the others."""
     more = len(texts) - MAX_SHOWN
     return [*texts[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
 
 
 class Hello(NamedTuple):
-    """The description that a process gives of itself.
+    """A process's description of itself.
 
     Attributes:
-      cluster: the addresses of all processes, as it knows them.
-      process_id: its number among them.
-      job_id: of the job that it belongs to; "" if nothing says which.
-      versions: what must be the same everywhere, by name.
-      process: where it runs, for messages.
-      nonce: distinguishes two processes; the same when a process connects again.
-      gloo_address: where its CPU devices would be reached, see `own_gloo_address`.
+      cluster: Addresses of all processes, as known to this process.
+      process_id: Number of the process among them.
+      job_id: Identifier of its job; "" if unknown.
+      versions: Versions that must be equal in all processes, by name.
+      process: Location of the process, for messages.
+      nonce: Identifier of the process, which stays the same when it reconnects.
+      gloo_address: Address of its CPU devices, see `own_gloo_address`.
     """
 
     cluster: tuple[str, ...]
@@ -40,7 +40,7 @@ class Hello(NamedTuple):
     gloo_address: str = ""
 
     def to_message(self) -> dict[str, Any]:
-        """Returns it as a message."""
+        """Returns the description as a message."""
         return {"kind": "hello", **self._asdict()}
 
     @classmethod
@@ -48,7 +48,7 @@ class Hello(NamedTuple):
         """Returns the description in a message.
 
         Raises:
-          NotOurs: if anything in it has another type than expected.
+          NotOurs: If a value has an unexpected type.
         """
         cluster, versions, process_id = (message.get(key) for key in ("cluster", "versions", "process_id"))
         texts = {key: message.get(key) for key in ("job_id", "process", "nonce", "gloo_address")}
@@ -61,7 +61,7 @@ class Hello(NamedTuple):
         return cls(cluster=tuple(cluster), versions=versions, process_id=process_id, **texts)  # type: ignore[arg-type]
 
     def differences(self, other: Hello, other_name: str) -> list[str]:
-        """Returns in what this process differs from another, each as part of a sentence."""
+        """Returns the differences between this process and another, each as part of a sentence."""
         found = []
         if self.job_id != other.job_id:
             mine, theirs = _value(self.job_id or None), _value(other.job_id or None)
@@ -79,7 +79,7 @@ class Hello(NamedTuple):
         return first_of(found)
 
     def described(self, cluster: ClusterDescription) -> str:
-        """Returns who says this, for messages."""
+        """Returns the name of the sender, for messages."""
         known = 0 <= self.process_id < cluster.num_processes
         name = cluster.member(self.process_id) if known else f"process {self.process_id}"
         return f"{name}, {shortened(self.process, _MAX_VALUE)}"

@@ -1,4 +1,4 @@
-"""Every other process's side of the meeting before JAX starts: it finds process 0 and waits for the outcome."""
+"""The side of every other process in the meeting before JAX starts: it finds process 0 and waits for the outcome."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LAST_WORDS_SECS = 1.0  # for process 0 to say who is missing, when this process 
 
 
 def join(hello: Hello, wait: Wait) -> Star:
-    """Returns process 0 once it has said that all processes are there and agree.
+    """Returns the connection to process 0 after it has confirmed that all processes are present and agree.
 
     Raises:
-      ClusterError: if process 0 says that processes differ.
-      ClusterTimeout: if not all met in time.
+      ClusterError: If process 0 reports that processes differ.
+      ClusterTimeout: If processes are missing at the deadline.
     """
     return _Joining(hello, wait).run()
 
 
 class _Lost(Exception):
-    """The connection to process 0 is of no use any more."""
+    """The connection to process 0 is no longer usable."""
 
 
 class _Joining:
@@ -69,7 +69,7 @@ class _Joining:
         raise ClusterTimeout(self._gave_up())
 
     def _converse(self, connection: Connection, selector: selectors.BaseSelector) -> None:
-        """Returns on "go". Raises `_Lost` if another attempt may help."""
+        """Returns on "go"; raises `_Lost` if another attempt may help."""
         self._reason = "it accepts the connection but does not answer"
         connection.send(self._hello.to_message())
         last_heard = time.monotonic()
@@ -134,11 +134,11 @@ def connect(address: str, timeout_secs: float) -> socket.socket:
     """Returns a socket that is connected to an address.
 
     Raises:
-      OSError: if it cannot be reached in time.
+      OSError: If the address cannot be reached in time.
     """
     sock = socket.create_connection(split_address(address), timeout_secs)
-    # On one machine, a port without a listener can be given to the very socket that connects to it: it then
-    # talks to itself, and keeps process 0 from listening.
+    # On one machine, a port without a listener can be given to the connecting socket itself, which then talks to itself
+    # and keeps process 0 from listening.
     if sock.getsockname() == sock.getpeername():
         close_at_once(sock)
         raise ConnectionRefusedError("The socket was connected to itself.")

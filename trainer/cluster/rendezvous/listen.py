@@ -12,12 +12,12 @@ BACKLOG = 128
 
 
 def listen(cluster: ClusterDescription) -> list[socket.socket]:
-    """Returns sockets that listen on the port of process 0's address, which nothing else may hold.
+    """Returns sockets that listen exclusively on the port of process 0's address.
 
-    On loopback only if the address is one, otherwise on all interfaces.
+    They listen on loopback only for a loopback address, otherwise on all interfaces.
 
     Raises:
-      ClusterError: if the port is in use or may not be used.
+      ClusterError: If the port is in use or not permitted.
     """
     host, port = split_address(cluster.coordinator_address)
     owner = cluster.member(0)
@@ -34,14 +34,14 @@ def listen(cluster: ClusterDescription) -> list[socket.socket]:
 
 
 def bind_all(host: str, port: int) -> list[socket.socket]:
-    """Returns sockets that listen on a port, or on any if it is 0.
+    """Returns sockets that listen on a port.
 
     Args:
-      host: a name of this machine, on all of whose addresses to listen; "" for all interfaces.
-      port: see above.
+      host: Host name of this machine, whose addresses are all used; "" for all interfaces.
+      port: Port; 0 for any free port.
 
     Raises:
-      OSError: if that is not possible.
+      OSError: If the port is not available.
     """
     if host:
         return _listen_on_each(host, port)
@@ -57,7 +57,7 @@ def close_all(sockets: Iterable[socket.socket]) -> None:
 
 
 def _listen_on_each(host: str, port: int) -> list[socket.socket]:
-    """Returns a socket for each of the host's IP addresses that this machine has; raises if it has none."""
+    """Returns a socket for each of the host's IP addresses on this machine; raises if there are none."""
     families = {str(info[4][0]): info[0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     sockets: list[socket.socket] = []
     absent = None

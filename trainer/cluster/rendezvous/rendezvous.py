@@ -1,20 +1,19 @@
-"""All processes of a cluster meet and compare notes before JAX starts.
+"""Meeting of all processes of a cluster before JAX starts, which compares their settings.
 
-JAX ends a process that waits in vain by SIGABRT and does not say for whom it waited. It joins processes that were
-started differently without a word, and two jobs that share a port destroy each other. Here the processes meet first,
-in plain Python: a process that is missing or differs is named, in errors that can be caught.
+JAX ends a process that waits in vain by SIGABRT and does not name the missing process. It silently joins processes that
+were started differently, and two jobs that share a port destroy each other. Here the processes meet first, in plain
+Python: errors, which can be caught, name a process that is missing or differs.
 
-Process 0 listens on its own address, on the very port that JAX uses afterwards. The port is bound exclusively, so
-that a port in use is an error and never shared, and no process listens on it any more when `agree` returns or raises.
-If process 0's address is a loopback address, only loopback is bound; otherwise all interfaces are, since the address
-may be one that the machine itself does not have (a service or NAT). The connections stay: the watchdogs talk over them.
+Process 0 listens on its own address, on the same port that JAX uses afterwards. The port is bound exclusively, so that
+a port in use is an error and never shared, and no process listens on it any more when `agree` returns or raises. For a
+loopback address, only loopback is bound; otherwise all interfaces are bound, because the machine itself may not have
+the address (a service or NAT). The connections remain: the watchdogs use them.
 
-What the network must guarantee: it is trusted. Nothing is encrypted, and a program that reaches the port and knows
-the protocol can make the start fail, though not run code: messages are JSON of limited length. Connections that do not
-speak the protocol are dropped and counted, and processes of another job are refused. JAX's own connections are no
-better protected.
+The network must be trusted. Nothing is encrypted, and a program that reaches the port and knows the protocol can make
+the start fail, but cannot run code: messages are JSON of limited length. Connections that do not speak the protocol are
+dropped and counted, and processes of another job are refused. JAX's own connections are not better protected.
 
-Must not know JAX, nor what the processes do afterwards.
+Must not know JAX, nor the later work of the processes.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ JOB_ID_VARIABLE = "TRAINER_JOB_ID"
 
 
 def print_now(line: str) -> None:
-    """Prints a line at once, also where standard output is a pipe."""
+    """Prints a line at once, also if standard output is a pipe."""
     print(line, flush=True)
 
 
@@ -52,28 +51,28 @@ def agree(
     say_every_secs: float = 10.0,
     listeners: Sequence[socket.socket] = (),
 ) -> Star:
-    """Returns the connections to the others once every process knows that all are there and were started alike.
+    """Returns connections to the others after every process knows that all are present and were started alike.
 
-    Compared are the cluster's addresses, the job id, and the versions of trainer, jax and jaxlib. A process that leaves
-    before the end may come back until the deadline. Where both have a job id, a process with another one is refused,
-    and `say` is called with its name: the start goes on without it. With one process there is nothing to do.
+    The processes compare the cluster's addresses, the job id, and the versions of trainer, jax and jaxlib. A process
+    that leaves before the end may come back until the deadline. If two processes have different job ids, the process of
+    the other job is refused, `say` is called with its name, and the start continues. A single process returns at once.
 
-    Looking up a host name takes as long as the system's resolver allows, which may exceed the deadline.
+    The lookup of a host name takes as long as the system's resolver allows, which may exceed the deadline.
 
     Args:
-      description: the cluster, and which process this is.
-      timeout_secs: how long to wait for the others. The shortest timeout among the processes counts for all.
-      say: is called with a line about who is awaited, and why, from time to time.
-      job_id: distinguishes jobs that meet by mistake. None takes the environment variable TRAINER_JOB_ID, or else the
-        description's; "" if there is none.
-      say_every_secs: how often `say` is called while waiting.
-      listeners: where process 0 awaits the others; by default, sockets on the port of its address.
+      description: The cluster, and the number of this process.
+      timeout_secs: Seconds to wait for the others. The shortest timeout among the processes applies to all.
+      say: Function that is called from time to time with a line about the awaited processes and the reason.
+      job_id: Identifier that distinguishes jobs that meet by mistake. None uses the environment variable
+        TRAINER_JOB_ID, or else the description's; "" if there is none.
+      say_every_secs: Seconds between calls of `say`.
+      listeners: Sockets on which process 0 awaits the others; by default, on the port of its address.
 
     Raises:
-      ClusterError: if processes differ, two have one number, process 0 cannot listen on its port, or this process
-        does not train. All that can be reached raise the same. Or if this process is refused as one of another job.
-      ClusterTimeout: if not all met in time. The text names who is missing.
-      ValueError: if `timeout_secs` or `say_every_secs` is not positive.
+      ClusterError: If processes differ, two share a number, process 0 cannot listen on its port, or this process does
+        not train. All reachable processes raise the same error. Also if this process is refused for its job.
+      ClusterTimeout: If processes are missing at the deadline. The message names them.
+      ValueError: If `timeout_secs` or `say_every_secs` is not positive.
 
     Example:
       >>> agree(ClusterDescription(("localhost:2222",), process_id=0), timeout_secs=60).close()

@@ -1,6 +1,6 @@
-"""The connections of a meeting, which stay until the processes end: a star, with process 0 in the middle.
+"""Connections of a meeting, which remain until the processes end: a star, with process 0 in the center.
 
-Owns the connections alone; their messages are the watchdog's, which reads them in one thread.
+Owns the connections only; the watchdog owns their messages, and reads them in a thread.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ DRAIN_SECS = 1.0  # for the others to read the last message, and to close first:
 
 
 class Star:
-    """The connections of process 0 to all other processes, or of another process to process 0.
+    """Connections of process 0 to all other processes, or of another process to process 0.
 
     Args:
-      selector: where the connections are registered.
-      connections: by the numbers of the processes at their other ends.
-      cluster: all processes, and which of them this process is.
-      unconnected: why the CPU devices of some processes cannot reach each other; "" if they can, as far as is known.
+      selector: Selector of the connections.
+      connections: Connections by the numbers of the other processes.
+      cluster: All processes, and the number of this process.
+      unconnected: Reason why the CPU devices of some processes cannot reach each other; "" if none is known.
 
     Attributes:
-      connections, cluster, unconnected: see above.
-      process: the number of this process.
+      connections, cluster, unconnected: See above.
+      process: Number of this process.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Star:
         selector.register(self._bell, selectors.EVENT_READ)
 
     def receive(self, timeout_secs: float) -> list[tuple[int, dict[str, Any] | None]]:
-        """Waits until messages come, and returns them with who says them.
+        """Waits for messages, and returns them with their senders.
 
-        None instead of a message says that a connection has ended. A message of this process itself is from `wake`.
+        None instead of a message marks an ended connection. A message from this process itself comes from `wake`.
         """
         found: list[tuple[int, dict[str, Any] | None]] = []
         for source in ready(self._selector, timeout_secs):
@@ -69,25 +69,25 @@ class Star:
         return found
 
     def tell(self, message: dict[str, Any], is_last: bool = False) -> None:
-        """Sends a message to all others; those that have not taken the message before get only the last one."""
+        """Sends a message to all others; processes that have not accepted the previous message get only the last."""
         for connection in self.connections.values():
             if not connection.ended and (is_last or not connection.has_unsent):
                 connection.send(message)
 
     def wake(self) -> None:
-        """Lets `receive` return; for other threads."""
+        """Makes `receive` return; for other threads."""
         with contextlib.suppress(OSError):  # it was called often, or the star is closed
             self._button.send(b"!")
 
     def drain(self, secs: float, but_for: Container[int] = ()) -> None:
-        """Waits some time for the others to close their connections."""
+        """Waits a limited time for the others to close their connections."""
         deadline = time.monotonic() + secs
         while time.monotonic() < deadline and not all(
                 connection.ended for number, connection in self.connections.items() if number not in but_for):
             self.receive(POLL_SECS)
 
     def close(self) -> None:
-        """Closes the connections; those of process 0 when the others have closed theirs, or some time after."""
+        """Closes the connections; process 0 first waits a limited time until the others have closed theirs."""
         if self.process == 0:
             self.drain(DRAIN_SECS)
         for connection in self.connections.values():

@@ -1,4 +1,4 @@
-"""How long a process has waited for the others, and what it says meanwhile."""
+"""Time that a process waits for the others, and its messages in the meantime."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ POLL_SECS = 0.1  # how late a deadline or a line may be
 
 
 class Wait:
-    """A deadline, and lines said at intervals until then.
+    """A deadline, with periodic messages until then.
 
     Args:
-      cluster: whose processes are awaited.
-      timeout_secs: from now to the deadline.
-      say: is called with each line.
-      say_every_secs: from one line to the next.
+      cluster: Cluster whose processes are awaited.
+      timeout_secs: Seconds from now to the deadline.
+      say: Function that is called with each line.
+      say_every_secs: Seconds between lines.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Wait:
 
     @property
     def poll_secs(self) -> float:
-        """How long to sleep before looking again at the deadline and at whether a line is due."""
+        """Seconds to sleep before the next check of the deadline and of a due line."""
         return max(0.0, min(POLL_SECS, self.remaining_secs, self._next_line - time.monotonic()))
 
     def say(self, line: str) -> None:

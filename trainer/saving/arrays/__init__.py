@@ -1,1 +1,1 @@
-"""Arrays in safetensors files: written whole or not at all, and what a path is that should have been such a file."""
+"""Arrays in safetensors files, written atomically, and the detection of other kinds of files."""

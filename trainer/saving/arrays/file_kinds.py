@@ -1,7 +1,7 @@
-"""Opens safetensors files, and says what else a path is.
+"""Opens safetensors files, and detects other kinds of files.
 
-Owns the errors about paths that cannot be read, and the checksum of files that hold a text besides their arrays. What
-either is for is their reader's business.
+Owns the errors about unreadable paths, and the checksum of files that hold a text besides their arrays. The readers
+know the purpose of the files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def checked_path(argument: str, value: Any) -> str:
     """Returns a path as a string.
 
     Raises:
-      TypeError: if `value` is not a path; `argument` says what it was given for.
+      TypeError: If `value` is not a path; the message names `argument`.
     """
     if not isinstance(value, (str, os.PathLike)):
         raise errors.wrong_type(argument, value, "a path, such as 'model.safetensors'")
@@ -43,14 +43,14 @@ def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
     """Opens a safetensors file; see `weights_file.read_arrays`.
 
     Args:
-      path: the file.
-      expected: what the file should be, for error messages.
-      instead_of_folder: what to do with a folder, a sentence.
+      path: Path of the file.
+      expected: Expected kind of file, for error messages.
+      instead_of_folder: Sentence with advice for a folder.
 
     Raises:
-      FileNotFoundError: if there is no such file; names in the folder that look like it are listed.
-      IsADirectoryError: if it is a folder.
-      ValueError: if it is not a safetensors file, or is damaged.
+      FileNotFoundError: If there is no such file; the message lists similar names in the folder.
+      IsADirectoryError: If the path is a folder.
+      ValueError: If the path is not a safetensors file, or is damaged.
     """
     if os.path.isdir(path):
         raise IsADirectoryError(f"{path!r} is a folder. Expected: {expected}. {instead_of_folder}")
@@ -80,13 +80,13 @@ def read_with_text(
     """Returns the text and the arrays of a file that `save_with_text` wrote under the same key.
 
     Args:
-      path, expected, instead_of_folder: as in `open_arrays`.
-      key: the key of the text.
-      instead_of_others: what to do with a file without such a text, a sentence.
+      path, expected, instead_of_folder: Arguments of `open_arrays`.
+      key: Key of the text.
+      instead_of_others: Sentence with advice for a file without such a text.
 
     Raises:
-      FileNotFoundError, IsADirectoryError: as `open_arrays`.
-      ValueError: if the file is something else, or damaged.
+      FileNotFoundError, IsADirectoryError: From `open_arrays`.
+      ValueError: If the file is of another kind or damaged.
     """
     with open_arrays(path, expected, instead_of_folder) as file:
         text = file.metadata.get(key)
@@ -100,16 +100,16 @@ def read_with_text(
 
 
 def is_whole(file: ArraysFile, key: str) -> bool:
-    """Returns whether a file that `save_with_text` wrote under a key has its checksum. It is read once, array by array.
+    """Returns whether a file of `save_with_text` matches its checksum. Reads the file once, array by array.
 
     Raises:
-      ValueError: if the file is cut short while it is read.
+      ValueError: If the file is truncated during the read.
     """
     return file.metadata.get(_CHECKSUM_KEY) == checksum(file.metadata[key], file)
 
 
 def _kind_of_zip(path: str) -> str | None:
-    """Returns what a zip archive is by the names in it; None for what is no archive, or an unknown one."""
+    """Returns the kind of a zip archive by the names in it; None for other files and unknown archives."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()

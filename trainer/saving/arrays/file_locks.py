@@ -1,7 +1,7 @@
-"""Locks on files that end with the process that holds them, however that ends.
+"""Locks on files that end with the process that holds them, also when it is killed.
 
-Owns how a lock is taken, and that a forked process does not keep its parent's. A file system without locks, as some
-that are shared by many machines, is taken as one on which no process holds any.
+Owns the locking, and ensures that a forked process does not keep its parent's lock. On a file system without locks,
+such as some network file systems, no process counts as holding a lock.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _open: set[int] = set()
 
 
 def open_locked(path: str, flags: int = os.O_RDONLY) -> int | None:
-    """Opens a file or folder and locks it for this process alone, without waiting.
+    """Opens a file or folder and locks it for this process, without waiting.
 
     Args:
-      path: the file or folder.
-      flags: as of `os.open`.
+      path: File or folder.
+      flags: Flags of `os.open`.
 
     Returns:
       The descriptor, to be closed with `close`; None if it is locked already, here or in another process.
 
     Raises:
-      OSError: if it cannot be opened.
+      OSError: If it cannot be opened.
     """
     descriptor = os.open(path, flags, 0o666)
     if not lock(descriptor):
@@ -50,9 +50,9 @@ def lock(descriptor: int) -> bool:
 
 
 def is_abandoned(path: str) -> bool:
-    """Returns whether a file or folder that is locked as soon as it is made was left by a process that has ended.
+    """Returns whether a locked-on-creation file or folder was left by a process that has ended.
 
-    False where that is not certain: without locks, or in its first seconds, in which it may not be locked yet.
+    Returns False if this is uncertain: without locks, or in the first seconds, before the lock may be taken.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -66,7 +66,7 @@ def is_abandoned(path: str) -> bool:
 
 
 def close(descriptor: int) -> None:
-    """Closes what `open_locked` opened, which ends its lock; nothing in a forked process, whose parent holds it."""
+    """Closes a descriptor of `open_locked` and ends its lock; does nothing in a forked process of the holder."""
     if is_held(descriptor):
         _open.remove(descriptor)
         os.close(descriptor)
@@ -78,7 +78,7 @@ def is_held(descriptor: int) -> bool:
 
 
 def _close_in_child() -> None:
-    # A lock belongs to all who hold the open file: a forked loader of data would keep it when its parent was killed.
+    # All holders of the open file share the lock: a forked data loader would keep it after its parent is killed.
     while _open:
         os.close(_open.pop())
 

@@ -1,9 +1,9 @@
-"""Arrays by path in a safetensors file: written whole or not at all, read one at a time, and matched with a model's.
+"""Arrays by path in a safetensors file: written atomically, read individually, and matched with a model's arrays.
 
-Owns the file format and the report on which of a file's arrays fit. Knows nothing of models, and runs no code from a
-file: it holds a JSON header and raw bytes. The format (https://github.com/huggingface/safetensors) is written and read
-here because the library needs all arrays in host memory to write, reads no float8 into NumPy and lets a name that is
-there twice pass.
+Owns the file format and the report of matching arrays. Knows nothing of models, and runs no code from a file: it holds
+a JSON header and raw bytes. This module reads and writes the format (https://github.com/huggingface/safetensors)
+itself, because the library needs all arrays in host memory to write, reads no float8 into NumPy and accepts duplicate
+names.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ _LARGEST_HEADER = 100_000_000  # bytes, of the format
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | np.ndarray],
                 metadata: Mapping[str, str] | None = None, checksums: bool = False) -> None:
-    """Writes arrays to a safetensors file, which appears complete under its name or not at all.
+    """Writes arrays to a safetensors file, atomically.
 
-    The bytes go to a hidden file in the same folder, which then takes the name in one step. If the save fails, a file
-    that was there before is as it was. Arrays are fetched from their devices one at a time.
+    The bytes go to a hidden file in the same folder, which is then renamed in one step. If the save fails, an existing
+    file is unchanged. Arrays are fetched from their devices one at a time.
 
     Args:
-      path: the file, in a folder that exists. An existing file is replaced.
-      arrays: arrays by name, such as "encoder/Dense_0/kernel". A name cannot be "__metadata__".
-      metadata: text to keep with them.
-      checksums: whether to keep the SHA-256 of each array too, with which `ArraysFile` compares what it reads.
+      path: Path of the file, in an existing folder. An existing file is replaced.
+      arrays: Arrays by name, such as "encoder/Dense_0/kernel". A name cannot be "__metadata__".
+      metadata: Text to save with the arrays.
+      checksums: Whether to save the SHA-256 of each array too, which `ArraysFile` verifies when it reads.
 
     Raises:
-      TypeError: if a name or a text of the metadata is not a string, or a value is not an array.
-      ValueError: if safetensors has no name for an array's dtype, or this process cannot reach all of an array.
-      OSError: if the file cannot be written.
+      TypeError: If a name or a text of the metadata is not a string, or a value is not an array.
+      ValueError: If safetensors does not support an array's dtype, or this process cannot access all of an array.
+      OSError: If the file cannot be written.
 
     >>> save_arrays("weights.safetensors", {"up/bias": np.zeros(3, np.float32)}, {"epoch": "4"})
     >>> with read_arrays("weights.safetensors") as weights:
@@ -110,18 +110,18 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
 
 
 def read_arrays(path: str | os.PathLike[str]) -> ArraysFile:
-    """Opens a safetensors file: a mapping from names to arrays, each of them read when it is asked for.
+    """Opens a safetensors file as a mapping from names to arrays, each read on access.
 
     Args:
-      path: the file.
+      path: Path of the file.
 
     Returns:
       The open file. Use it in a `with` statement, or call its `close`.
 
     Raises:
-      OSError: if the file cannot be opened.
-      ValueError: if it is not a safetensors file, is cut short, or its header contradicts itself or the file; also
-        from reading an array, if it does not have its checksum, in a file with checksums.
+      OSError: If the file cannot be opened.
+      ValueError: If it is not a safetensors file, is truncated, or has an inconsistent header; also on reading an array
+        whose checksum differs, in a file with checksums.
 
     >>> save_arrays("weights.safetensors", {"up/kernel": np.ones((2, 3), np.int8)})
     >>> with read_arrays("weights.safetensors") as weights:
@@ -140,8 +140,8 @@ class ArraysFile(Mapping[str, np.ndarray]):
     """The arrays of an open safetensors file by name; `read_arrays` opens it.
 
     Attributes:
-      metadata: the text that was saved with the arrays.
-      shapes: each array's shape and dtype by name, in the header's order.
+      metadata: Text that was saved with the arrays.
+      shapes: Shape and dtype of each array by name, in the header's order.
     """
 
     def __init__(self, path: str, file: BinaryIO):
@@ -199,11 +199,11 @@ class ArraysFile(Mapping[str, np.ndarray]):
 
     @property
     def has_checksums(self) -> bool:
-        """Whether each array is compared with its checksum when it is read."""
+        """Whether each array is verified with its checksum when it is read."""
         return self._digests is not None
 
     def close(self) -> None:
-        """Closes the file. Arrays that were read stay as they are."""
+        """Closes the file. Arrays that were read remain valid."""
         self._file.close()
 
     def __enter__(self) -> ArraysFile:
@@ -215,14 +215,14 @@ class ArraysFile(Mapping[str, np.ndarray]):
 
 @dataclasses.dataclass(frozen=True)
 class MatchReport:
-    """Which arrays of a file are loaded into which of a model's.
+    """Match between the arrays of a file and the arrays of a model.
 
     Attributes:
-      matched: names in both, of one shape and one kind of dtype.
-      missing: names that the model has and the file has not.
-      unexpected: names that the file has and the model has not.
-      mismatched: names in both whose shapes or kinds of dtype differ, with (shape, dtype) in the file and in the model.
-      skipped: names in either that no pattern selects; they are in none of the others.
+      matched: Names in both, with the same shape and kind of dtype.
+      missing: Names in the model but not in the file.
+      unexpected: Names in the file but not in the model.
+      mismatched: Names in both whose shapes or kinds of dtype differ, with (shape, dtype) in the file and in the model.
+      skipped: Names in either that no pattern selects; the other attributes exclude them.
     """
 
     matched: tuple[str, ...]
@@ -241,13 +241,13 @@ class MatchReport:
         return "\n".join(lines + errors.listed("selected by no pattern", self.skipped))
 
     def raise_unless_complete(self, partial: bool = False) -> None:
-        """Checks that everything selected can be loaded.
+        """Checks that all selected arrays can be loaded.
 
         Args:
-          partial: whether arrays may be missing from the file or from the model, as long as an array matches.
+          partial: Whether arrays may be missing from the file or from the model, as long as an array matches.
 
         Raises:
-          ValueError: if an array is missing or unexpected and `partial` is false, if shapes or kinds of dtype differ,
+          ValueError: If an array is missing or unexpected and `partial` is false, if shapes or kinds of dtype differ,
             or if `partial` is true and nothing matches.
         """
         incomplete = bool(self.missing or self.unexpected)
@@ -258,19 +258,19 @@ class MatchReport:
 
 def match_arrays(available: Mapping[str, Spec], wanted: Mapping[str, Spec],
                  patterns: Sequence[str] | None = None) -> MatchReport:
-    """Tells which arrays of a file can be loaded into which of a model's.
+    """Matches the arrays of a file with the arrays of a model.
 
-    Dtypes match if they are of one kind, as float32 and bfloat16 are: the reader casts.
+    Dtypes match if they are of the same kind, such as float32 and bfloat16: the reader casts.
 
     Args:
-      available: shape and dtype by name in the file, as `ArraysFile.shapes` has them.
-      wanted: shape and dtype by name in the model.
-      patterns: regular expressions over whole path segments, as `paths.matches` takes them: names that match none are
-        left out. None selects all.
+      available: Shape and dtype by name in the file, as in `ArraysFile.shapes`.
+      wanted: Shape and dtype by name in the model.
+      patterns: Regular expressions over whole path segments, as in `paths.matches`: names without a match are skipped.
+        None selects all.
 
     Raises:
-      TypeError: if `patterns` is one string, or has anything but strings.
-      ValueError: if `patterns` is empty, or a pattern is not a regular expression or matches no wanted name.
+      TypeError: If `patterns` is a string, or has elements other than strings.
+      ValueError: If `patterns` is empty, or a pattern is not a regular expression or matches no wanted name.
 
     >>> file = {"up/bias": ((3,), np.dtype("float32")), "down/bias": ((3,), np.dtype("float32"))}
     >>> print(match_arrays(file, {"up/bias": ((2,), np.dtype("float32"))}))
@@ -296,7 +296,7 @@ def match_arrays(available: Mapping[str, Spec], wanted: Mapping[str, Spec],
 
 
 def checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns the SHA-256 of all that a file says: a text, and each array's name, shape, dtype and bytes."""
+    """Returns the SHA-256 of a file's content: a text, and the name, shape, dtype and bytes of each array."""
     digest = hashlib.sha256()
 
     def add(header: str) -> None:
@@ -311,7 +311,7 @@ def checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 class _HeaderError(Exception):
-    """What is wrong with a header."""
+    """An error in a header."""
 
 
 def _code(name: Any, array: Any) -> str:
@@ -354,7 +354,7 @@ def _digest(name: str, spec: Spec, values: memoryview) -> str:
 
 
 def _parsed_digests(path: str, text: str | None, names: Mapping[str, Spec]) -> dict[str, str] | None:
-    """Returns the checksums of arrays by name; None if the file has none, as those of other programs."""
+    """Returns the checksums of arrays by name; None if the file has none, such as files of other programs."""
     if text is None:
         return None
     try:
@@ -368,7 +368,7 @@ def _parsed_digests(path: str, text: str | None, names: Mapping[str, Spec]) -> d
 
 
 def _remove_leftovers(folder: str, file_name: str) -> None:
-    """Removes the temporary files of saves to the same name that were killed."""
+    """Removes the temporary files of killed saves to the same name."""
     leftover = re.compile(re.escape(f".{file_name}.") + "[0-9a-f]{12}[.]tmp")
     for name in filter(leftover.fullmatch, os.listdir(folder)):
         path = os.path.join(folder, name)
@@ -379,7 +379,7 @@ def _remove_leftovers(folder: str, file_name: str) -> None:
 
 def _fetch(array: Any) -> np.ndarray:
     if isinstance(array, jax.Array):
-        # JAX keeps a host copy for as long as its array lives. This one has the same buffers and lives for one write.
+        # JAX keeps a host copy as long as its array lives. This array shares the buffers and lives for a single write.
         array = jax.make_array_from_single_device_arrays(array.shape, array.sharding,
                                                          [shard.data for shard in array.addressable_shards])
     return np.asarray(array)

@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: complete or not there, checked bit for bit, restored exactly on any devices.
+"""Checkpoints on disk: written atomically, verified bit for bit, restored exactly on any devices.
 
 The lowest level of an exact resume. It knows names, arrays and plain values, nothing of models, loops or callbacks.
 """

@@ -1,6 +1,6 @@
-"""Steps on the disk that a killed process cannot leave half done.
+"""File operations that a killed process cannot leave half done.
 
-Owns the names of temporary folders and how a whole folder takes, or loses, its name. Knows nothing of what is in it.
+Owns the names of temporary folders and the atomic renaming of folders. Knows nothing of their content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
 def temporary_path(path: str) -> str:
-    """Returns a new hidden name beside `path`, which `name_of_temporary` knows again.
+    """Returns a new hidden name beside `path`, which `name_of_temporary` recognizes.
 
     >>> name_of_temporary(os.path.basename(temporary_path("run/step_3")))
     'step_3'
@@ -29,21 +29,21 @@ def temporary_path(path: str) -> str:
 
 
 def name_of_temporary(name: str) -> str | None:
-    """Returns the name that the temporary folder `name` was to take; None if it is not a temporary folder's."""
+    """Returns the final name of the temporary folder `name`; None if it is not a temporary folder."""
     match = _TEMPORARY.fullmatch(name)
     return match["name"] if match else None
 
 
 def name_of_old(name: str) -> str | None:
-    """Returns the name that the folder `name` had before it was to be replaced; None if it is not such a folder's."""
+    """Returns the former name of the folder `name` that was being replaced; None if it is not such a folder."""
     return name_of_temporary(f"{name.removesuffix('.old')}.tmp") if name.endswith(".old") else None
 
 
 def flush(path: str) -> None:
-    """Returns once a file, or which names a folder has, is on the disk.
+    """Flushes a file, or the names in a folder, to the disk.
 
     Raises:
-      OSError: if it cannot be written.
+      OSError: If it cannot be written.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -56,17 +56,17 @@ def flush(path: str) -> None:
 
 
 def put_in_place(temporary: str, path: str) -> None:
-    """Gives the folder `temporary` the name `path`, in one step. A folder of that name is removed after it.
+    """Renames the folder `temporary` to `path` in one step, and then removes a replaced folder.
 
-    Where the file system cannot exchange two names in one step, as NFS cannot, a folder that is replaced is first
-    renamed to `.<name>.<hex>.old`. A process that is killed between the two renames leaves it there.
+    If the file system cannot exchange two names in one step, such as NFS, a replaced folder is first renamed to
+    `.<name>.<hex>.old`. A process that is killed between the two renames leaves it there.
 
     Args:
-      temporary: a folder whose contents are on the disk.
-      path: the name that it takes, in the same folder.
+      temporary: Folder whose content is on the disk.
+      path: Its final name, in the same folder.
 
     Raises:
-      OSError: if the names cannot be changed.
+      OSError: If the names cannot be changed.
     """
     folder = os.path.dirname(path)
     if not os.path.lexists(path):
@@ -88,10 +88,10 @@ def put_in_place(temporary: str, path: str) -> None:
 
 
 def make_temporary(path: str) -> tuple[str, int | None]:
-    """Makes a folder at a new `temporary_path` of `path`, and removes those that killed processes have left there.
+    """Creates a folder at a new `temporary_path` of `path`, and removes leftovers of killed processes.
 
     Returns:
-      The folder, and its lock, which `file_locks.close` ends: it tells a folder in use from what was left.
+      The folder, and its lock, which `file_locks.close` ends. The lock distinguishes a used folder from a leftover.
     """
     folder, name = os.path.split(path)
     for other in os.listdir(folder):
@@ -103,10 +103,10 @@ def make_temporary(path: str) -> tuple[str, int | None]:
 
 
 def remove(path: str) -> None:
-    """Removes a folder; of a symbolic link, the link alone.
+    """Removes a folder; removes only the link if it is a symbolic link.
 
     Raises:
-      OSError: if it cannot be removed.
+      OSError: If it cannot be removed.
     """
     if os.path.islink(path):
         os.unlink(path)
@@ -115,10 +115,10 @@ def remove(path: str) -> None:
 
 
 def discard(path: str) -> None:
-    """Removes a folder, which loses its name before anything in it is deleted; of a symbolic link, the link alone.
+    """Renames a folder, then deletes it; removes only the link if it is a symbolic link.
 
     Raises:
-      OSError: if it cannot be removed.
+      OSError: If it cannot be removed.
     """
     temporary = temporary_path(path)
     os.rename(path, temporary)
@@ -126,7 +126,7 @@ def discard(path: str) -> None:
 
 
 def _exchange(first: str, second: str) -> bool:
-    """Exchanges two names in one step; returns whether this file system could."""
+    """Exchanges two names in one step; returns whether the file system supports it."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False

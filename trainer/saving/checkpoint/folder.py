@@ -1,6 +1,6 @@
-"""A folder of checkpoints, one per step: which there are, which to resume from, and which to delete.
+"""A folder of checkpoints, one per step: which exist, which to resume from, and which to delete.
 
-Owns their names, and what happens to one that is damaged. Knows nothing of what is in them.
+Owns their names, and the treatment of damaged checkpoints. Knows nothing of their content.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ _ASIDE = re.compile(r"corrupt_step_[0-9]+(_[0-9]+)?")
 class CheckpointFolder:
     """The checkpoints `step_<number>` in a folder, which need not exist yet.
 
-    With several processes, all of them call `prepare` and `newest_whole`. Process 0 alone deletes, and holds the lock.
+    With several processes, all processes call `prepare` and `newest_whole`. Process 0 alone deletes, and holds the
+    lock.
 
     Args:
-      path: the folder. Anything else in it is left alone.
-      keep: how many checkpoints `prune` leaves, 1 or more.
+      path: Path of the folder. Other content is left alone.
+      keep: Number of checkpoints that `prune` keeps, 1 or more.
 
     Raises:
-      ValueError: if `keep` is less than 1.
+      ValueError: If `keep` is less than 1.
 
     >>> from trainer.saving.checkpoint import CheckpointWriter
     >>> folder = CheckpointFolder("run", keep=1)
@@ -59,18 +60,18 @@ class CheckpointFolder:
         return [step for step in self._numbered() if is_checkpoint(self.path_of(step))]
 
     def newest_whole(self) -> str | None:
-        """Returns the newest checkpoint whose files are all as they were written; None if there is none yet.
+        """Returns the newest checkpoint whose files are unchanged since they were written; None if there is none yet.
 
-        One that is damaged is renamed to `corrupt_step_<number>` with a warning, so that it is not taken again; in a
-        folder that cannot be written it is only skipped. Nothing is deleted.
+        A damaged checkpoint is renamed to `corrupt_step_<number>` with a warning, so that it is not used again; in a
+        read-only folder it is only skipped. Nothing is deleted.
 
         Returns:
-          Its path.
+          The path of the checkpoint.
 
         Raises:
-          CheckpointError: if there are checkpoints, renamed checkpoints included, but none is whole.
-          NewerFormatError: if a newer version of the trainer has written the newest.
-          PermissionError: if a file may not be read.
+          CheckpointError: If there are checkpoints, renamed checkpoints included, but none is complete.
+          NewerFormatError: If a newer version of the trainer has written the newest checkpoint.
+          PermissionError: If a file is not readable.
         """
         return processes.from_first(lambda: self._newest_whole() or "") or None
 
@@ -78,26 +79,25 @@ class CheckpointFolder:
         """Deletes the oldest checkpoints beyond `keep`.
 
         Raises:
-          OSError: if one cannot be deleted.
+          OSError: If a checkpoint cannot be deleted.
         """
         if jax.process_index() == 0:
             for step in self.steps()[:-self._keep]:
                 disk.discard(self.path_of(step))
 
     def prepare(self) -> None:
-        """Makes the folder ready to be saved to: it is there, can be written, and has no leftovers of killed saves.
+        """Prepares the folder for saves: creates it if missing, and removes leftovers of killed saves.
 
-        It is this run's alone until `release`. A checkpoint that was being replaced when its process was killed gets
-        its name back.
+        The folder belongs to this run until `release`. A checkpoint whose replacement was killed gets its name back.
 
         Raises:
-          OSError: if the folder cannot be made or written, on process 0; CheckpointError on the others.
-          CheckpointError: if another run holds the folder.
+          OSError: If the folder cannot be created or written, on process 0; CheckpointError on the others.
+          CheckpointError: If another run holds the folder.
         """
         processes.from_first(self._prepare)
 
     def release(self) -> None:
-        """Lets other runs use a folder that was made ready. A second call does nothing."""
+        """Lets other runs use a prepared folder. A second call does nothing."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -127,12 +127,12 @@ class CheckpointFolder:
                     disk.remove(path)
 
     def delete(self) -> None:
-        """Deletes all checkpoints, damaged checkpoints and leftovers too, and the folder if that leaves it empty.
+        """Deletes all checkpoints, including damaged checkpoints and leftovers, and the folder if it is then empty.
 
-        A folder that cannot be deleted, as one that a file system is mounted on, stays, and so does the working folder.
+        An undeletable folder, such as a mount point, stays, and so does the working folder.
 
         Raises:
-          OSError: if one cannot be deleted.
+          OSError: If a checkpoint cannot be deleted.
         """
         if jax.process_index() != 0:
             return
@@ -168,7 +168,7 @@ class CheckpointFolder:
         return None
 
     def _put_aside(self, step: int) -> str:
-        """Renames a checkpoint so that it is not taken again; returns what became of it, for a message."""
+        """Renames a damaged checkpoint so that it is not used again; returns a description of the result."""
         name = aside = f"corrupt_step_{step}"
         number = 1
         while os.path.lexists(os.path.join(self.path, aside)):
@@ -188,7 +188,7 @@ class CheckpointFolder:
         return [name for name in self._names() if _ASIDE.fullmatch(name)]
 
     def _names(self) -> list[str]:
-        """Returns the names of the folders in this one."""
+        """Returns the names of the subfolders."""
         if not os.path.isdir(self.path):
             return []
         with os.scandir(self.path) as entries:

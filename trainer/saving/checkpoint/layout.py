@@ -1,6 +1,6 @@
-"""What the files of one checkpoint are called, and how it describes its arrays.
+"""File names of a checkpoint, and the description of its arrays.
 
-Owns what the writer and the reader must agree on. Reads and writes nothing itself.
+Owns the conventions that the writer and the reader share. Reads and writes nothing itself.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def specs_as_json(specs: Mapping[str, Spec]) -> dict[str, Any]:
 
 
 def specs_from_json(described: Mapping[str, Any]) -> dict[str, Spec]:
-    """Returns shapes and dtypes from what `specs_as_json` returned."""
+    """Returns shapes and dtypes from the result of `specs_as_json`."""
     return {name: (tuple(entry["shape"]), np.dtype(entry["dtype"])) for name, entry in described.items()}

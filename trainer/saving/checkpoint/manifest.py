@@ -1,6 +1,6 @@
-"""What a whole checkpoint consists of: the size and the SHA-256 of each of its files, in `manifest.json`.
+"""Content of a complete checkpoint: the size and the SHA-256 of each of its files, in `manifest.json`.
 
-Owns the manifest's format and what counts as damage. Knows nothing of what the files mean.
+Owns the manifest's format and the definition of damage. Knows nothing of the meaning of the files.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ FILE_NAME = "manifest.json"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is damaged, does not fit, or could not be written; the message says which and how."""
+    """A checkpoint is damaged, does not fit, or cannot be written; the message names it and the cause."""
 
 
 class NewerFormatError(CheckpointError):
-    """A checkpoint is of a format that only a newer version of the trainer can read."""
+    """A checkpoint has a format that only a newer version of the trainer can read."""
 
 
 def write_manifest(folder: str | os.PathLike[str], known: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-    """Writes what the files of a folder are, all below it included, once they are on the disk.
+    """Writes the manifest of all files below a folder, after they are on the disk.
 
     Args:
-      folder: a folder that nothing writes to any more. A manifest that it has is replaced.
-      known: the "size" and "sha256" of files that are on the disk already, by path below the folder.
+      folder: Folder that is no longer written to. An existing manifest is replaced.
+      known: "size" and "sha256" of files that are on the disk already, by path below the folder.
 
     Raises:
-      OSError: if a file cannot be read, or the disk is full.
+      OSError: If a file cannot be read, or the disk is full.
 
     >>> os.makedirs("saved", exist_ok=True)
     >>> with open("saved/notes.txt", "w") as file:
@@ -64,31 +64,31 @@ def is_checkpoint(folder: str) -> bool:
 
 
 def check_manifest(folder: str | os.PathLike[str]) -> None:
-    """Checks that a checkpoint is whole: that each file is what it was when it was saved, bit for bit.
+    """Checks that a checkpoint is complete: each file equals the saved file, bit for bit.
 
-    Files that the manifest does not name do not matter: nothing reads them.
+    Files that are not in the manifest are ignored: nothing reads them.
 
     Args:
-      folder: the checkpoint.
+      folder: Folder of the checkpoint.
 
     Raises:
-      FileNotFoundError: if there is no such folder.
-      NewerFormatError: if a newer version of the trainer has written it.
-      CheckpointError: if a file is missing, cut short, changed or cannot be read. The message names it.
-      PermissionError: if a file may not be read.
+      FileNotFoundError: If there is no such folder.
+      NewerFormatError: If a newer version of the trainer has written it.
+      CheckpointError: If a file is missing, truncated, changed or unreadable. The message names it.
+      PermissionError: If a file is not readable.
     """
     for _, error in _damages(folder):
         raise error
 
 
 def damaged_files(folder: str | os.PathLike[str]) -> dict[str, CheckpointError]:
-    """Returns what is wrong with each damaged file of a checkpoint, by its path below the folder.
+    """Returns the error of each damaged file of a checkpoint, by its path below the folder.
 
     Args:
-      folder: the checkpoint.
+      folder: Folder of the checkpoint.
 
     Raises:
-      As `check_manifest` does, if that is the manifest or the folder itself.
+      The errors of `check_manifest`, if they concern the manifest or the folder itself.
     """
     return dict(_damages(folder))
 
@@ -110,12 +110,12 @@ def _damages(folder: str | os.PathLike[str]) -> Iterator[tuple[str, CheckpointEr
 
 
 def _read(folder: str) -> dict[str, Any]:
-    """Returns the content of a manifest, once it is known to be as it was written."""
+    """Returns the content of a manifest after its verification."""
     text = _checked(folder, FILE_NAME, _bytes_of)
     try:
         content = json.loads(text)
         digest = content.pop("digest")
-        # Of any format, now and later: it tells a damaged manifest from a newer one.
+        # For all formats, now and later: the digest distinguishes a damaged manifest from a newer manifest.
         whole = digest == _digest(content) and text == _text({**content, "digest": digest})
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         whole = False

@@ -1,7 +1,7 @@
-"""Arrays as raw bytes in the files of a folder: each process writes the parts that it holds, and reads what it needs.
+"""Arrays as raw bytes in the files of a folder: each process writes its shards, and reads the shards it needs.
 
-Owns two files a process: `0.bytes`, the parts of arrays one after the other, and `0.json`, which says where each part
-is in the file and in its array. Knows nothing of the order of saving, nor of what arrays mean.
+Owns two files per process: `0.bytes`, the parts of arrays one after the other, and `0.json`, the position of each part
+in the file and in its array. Knows nothing of the order of saving, or of the meaning of arrays.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Window = tuple[slice, ...]  # starts and stops, one for each dimension
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Where a part of an array is.
+    """Location of a part of an array.
 
     Attributes:
-      path: the file that it is in.
-      offset: where in the file it starts, in bytes.
-      window: which part of the array it is.
+      path: File of the part.
+      offset: Start of the part in the file, in bytes.
+      window: Position of the part in the array.
     """
 
     path: str
@@ -41,23 +41,23 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The part's shape."""
+        """Shape of the part."""
         return _shape_of(self.window)
 
 
 def write_parts(folder: str, process: int, arrays: MutableMapping[str, jax.Array]) -> dict[str, dict[str, Any]]:
-    """Writes the parts of arrays that this process is the first to hold; its files are on the disk on return.
+    """Writes the array parts that this process is the first to hold; its files are on the disk on return.
 
     Args:
-      folder: a folder that is there.
-      process: the number of this process.
-      arrays: the arrays by name. Each is removed once it is written, so that its memory is free.
+      folder: Existing folder.
+      process: Index of this process.
+      arrays: Arrays by name. Each array is removed after it is written, to free its memory.
 
     Returns:
-      By the name of each file, its "size" and "sha256", as they were written.
+      "size" and "sha256" of each written file, by its name.
 
     Raises:
-      OSError: if a file cannot be written.
+      OSError: If a file cannot be written.
     """
     index: dict[str, list[dict[str, Any]]] = {}
     kept = 0
@@ -82,7 +82,7 @@ def write_parts(folder: str, process: int, arrays: MutableMapping[str, jax.Array
 
 
 def read_index(folder: str, processes: int) -> dict[str, list[Part]]:
-    """Returns by name where the parts of each array are, in the files that so many processes have written."""
+    """Returns the locations of the parts of each array by name, from the files of that many processes."""
     found: dict[str, list[Part]] = {}
     for process in range(processes):
         with open(os.path.join(folder, f"{process}.json"), encoding="ascii") as file:
@@ -95,10 +95,10 @@ def read_index(folder: str, processes: int) -> dict[str, list[Part]]:
 
 
 def read_array(parts: Sequence[Part], target: jax.ShapeDtypeStruct) -> jax.Array:
-    """Returns an array where `target` says, of which this process reads what its devices hold.
+    """Returns an array with the sharding of `target`; this process reads the data of its own devices.
 
     Raises:
-      ValueError: if a file is cut short, or the parts are not the whole array.
+      ValueError: If a file is truncated, or the parts do not cover the array.
     """
     windows: dict[Any, np.ndarray] = {}
 
@@ -109,12 +109,12 @@ def read_array(parts: Sequence[Part], target: jax.ShapeDtypeStruct) -> jax.Array
             windows[key] = _read_window(parts, window, np.dtype(target.dtype))
         return windows[key]
 
-    # Arrays are placed one by one: one array at a time is in host memory twice.
+    # Arrays are placed individually: a single array at a time is in host memory twice.
     return jax.block_until_ready(jax.make_array_from_callback(target.shape, target.sharding, window_at))
 
 
 class _HashedFile:
-    """A new file whose checksum is computed while it is written; it is on the disk when it is closed."""
+    """A new file whose checksum is computed during the write; it is on the disk after closing."""
 
     def __init__(self, path: str):
         self.path, self.size = path, 0
@@ -155,7 +155,7 @@ def _read_window(parts: Sequence[Part], window: Window, dtype: np.dtype) -> np.n
 
 
 def _read_into(target: np.ndarray, part: Part, inside: Window) -> int:
-    """Reads a window of a part; returns how many values it has."""
+    """Reads a window of a part; returns its number of values."""
     shape, size = part.shape, target.dtype.itemsize
     with open(part.path, "rb", buffering=0) as file:
         if target.shape[1:] == shape[1:] and target.flags.c_contiguous:

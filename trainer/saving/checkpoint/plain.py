@@ -1,9 +1,9 @@
-"""Plain values as JSON and arrays, and back, exactly.
+"""Exact conversion of plain values to JSON and arrays, and back.
 
-Owns which values a checkpoint's document may hold and how each is written. Knows nothing of files. What is read back
-is data only: no class is looked up by name and nothing is unpickled.
+Owns the values that a checkpoint's document may hold and their encoding. Knows nothing of files. Reading yields only
+data: no class is looked up by name and nothing is unpickled.
 
-A value becomes JSON of itself where JSON has it, and an object with one tag otherwise: `{"tuple": [1, 2]}`.
+JSON values are encoded as themselves, and other values as an object with a tag: `{"tuple": [1, 2]}`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _ALLOWED = ("a dict with keys of type str or int, a list, a tuple, None, a bool,
 
 
 def encode(tree: Any, name: str = "document") -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns a plain value as what JSON can hold, and the arrays in it by number.
+    """Returns a plain value as JSON-serializable data, and its arrays by number.
 
     Args:
-      tree: dicts with keys of type str or int, lists and tuples of None, bool, int, float, str, bytes, NumPy arrays
-        and scalars of any dtype but object, and JAX arrays. Of exactly these types: a subclass, such as a named tuple,
-        would come back as something else.
-      name: what error messages call the whole.
+      tree: Dicts with keys of type str or int, lists and tuples of None, bool, int, float, str, bytes, NumPy arrays and
+        scalars of any dtype but object, and JAX arrays. Subclasses of these types, such as named tuples, are rejected
+        because they would be restored as another type.
+      name: Name of the value in error messages.
 
     Returns:
-      What `json.dumps` takes, and copies of the arrays, which later changes to the originals do not reach.
+      Input for `json.dumps`, and copies of the arrays, which are independent of later changes to the originals.
 
     Raises:
-      TypeError: if there is anything else in the tree. The message names where.
-      ValueError: if a container holds itself, or containers are nested some hundred deep.
+      TypeError: If the tree has any other value. The message names its position.
+      ValueError: If a container contains itself, or containers are nested some hundred deep.
 
     >>> jsonable, arrays = encode({"best": float("inf"), "span": (1, 2), "mean": np.zeros(3, np.float32)})
     >>> jsonable
@@ -57,14 +57,14 @@ def encode(tree: Any, name: str = "document") -> tuple[Any, dict[str, np.ndarray
 
 
 def decode(jsonable: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Returns the value that `encode` was given. A JAX array comes back as a NumPy array.
+    """Returns the value that was passed to `encode`. A JAX array is returned as a NumPy array.
 
     Args:
-      jsonable: as `encode` returned it, before or after a trip through JSON.
-      arrays: the arrays that it returned.
+      jsonable: Data returned by `encode`, before or after a JSON round trip.
+      arrays: Arrays returned by `encode`.
 
     Raises:
-      ValueError: if `jsonable` is not from `encode`, or an array is missing.
+      ValueError: If `jsonable` is not from `encode`, or an array is missing.
 
     >>> decode(*encode({"patience": (3, np.float32(0.5))}))
     {'patience': (3, np.float32(0.5))}
@@ -153,7 +153,7 @@ def _as_lists(described: Any) -> Any:
 
 
 def _as_fields(described: Any) -> Any:
-    """Returns a structured dtype's description as NumPy wants it: a list of tuples."""
+    """Returns a structured dtype's description in NumPy's form, a list of tuples."""
     if isinstance(described, str):
         return described
     if len(described) == 2 and isinstance(described[1], list) and all(type(size) is int for size in described[1]):

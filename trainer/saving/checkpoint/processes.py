@@ -1,7 +1,7 @@
-"""Agreement between the processes of a run on what happened to files that they share.
+"""Agreement between the processes of a run on the state of shared files.
 
 Owns the two exchanges that saving and restoring need. All processes call them in the same order, and never from a
-background thread. With one process they cost nothing.
+background thread. With a single process they cost nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from trainer.saving.checkpoint.manifest import CheckpointError
 
 
 def from_first(function: Callable[[], str]) -> str:
-    """Returns, on every process, what `function` returns on process 0, which alone calls it.
+    """Returns, on every process, the return value of `function` on process 0, which alone calls it.
 
     Raises:
-      CheckpointError: on the others, if it raised an exception on process 0, which raises that exception.
+      CheckpointError: On other processes, if process 0 raised an exception, which it re-raises.
 
     >>> from_first(lambda: "step_3")
     'step_3'
@@ -42,14 +42,14 @@ def from_first(function: Callable[[], str]) -> str:
 
 
 def raise_together(error: Exception | None) -> None:
-    """Waits for all processes, and raises on each of them if a process has an error.
+    """Waits for all processes, and raises on each of them if any process has an error.
 
     Args:
-      error: this process's own; None if it has none.
+      error: Error of this process, or None.
 
     Raises:
       Exception: `error` itself, if any.
-      CheckpointError: if there is none, but another process has an error.
+      CheckpointError: If only another process has an error.
 
     >>> raise_together(None)
     """

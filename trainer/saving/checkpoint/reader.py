@@ -1,7 +1,7 @@
 """Reads a checkpoint: the document, and the arrays onto any devices.
 
-Owns the checks before anything is restored: that the files are whole and that the arrays are those that are wanted.
-Knows nothing of which checkpoint to take, or of what a state or a document means.
+Owns the checks before a restore: the files are complete and the arrays match the targets. Knows nothing of the choice
+of a checkpoint, or of the meaning of a state or a document.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from trainer.saving.checkpoint.manifest import CheckpointError, check_manifest
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is known to be whole; `open_checkpoint` returns it.
+    """A verified checkpoint; `open_checkpoint` returns it.
 
     Attributes:
-      path: its folder.
-      document: the plain value that was saved with the arrays.
-      specs: each array's shape and dtype by name.
-      processes: how many processes have written the arrays.
+      path: Folder of the checkpoint.
+      document: Plain value that was saved with the arrays.
+      specs: Shape and dtype of each array by name.
+      processes: Number of processes that have written the arrays.
     """
 
     path: str
@@ -43,19 +43,19 @@ class Checkpoint:
         return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=here) for name, (shape, dtype) in self.specs.items()}
 
     def restore(self, targets: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Returns the arrays, each of them where its target says. All processes call it, and each reads its parts.
+        """Returns the arrays with the placement of their targets. All processes call it, and each reads its parts.
 
-        Beside the arrays themselves, one at a time is in host memory.
+        Besides the arrays themselves, host memory holds one array at a time.
 
         Args:
-          targets: by name, what each array is to be: a `jax.ShapeDtypeStruct` with a sharding, or an array to take
-            shape, dtype and sharding from. The devices may be others, and more or fewer, than those saved from.
+          targets: Target of each array by name: a `jax.ShapeDtypeStruct` with a sharding, or an array with the desired
+            shape, dtype and sharding. The devices may differ in kind and number from the saved devices.
 
         Raises:
-          TypeError: if a target has no sharding.
-          CheckpointError: unless names, shapes and dtypes are exactly the checkpoint's. The message lists them. Also if
+          TypeError: If a target has no sharding.
+          CheckpointError: Unless names, shapes and dtypes equal the checkpoint's. The message lists them. Also if
             another process could not read its parts.
-          ValueError: if the files contradict themselves, which `open_checkpoint` has not checked.
+          ValueError: If the files are inconsistent, which `open_checkpoint` does not check.
         """
         structs = {name: _struct_of(name, target) for name, target in targets.items()}
         self._check_same({name: (struct.shape, np.dtype(struct.dtype)) for name, struct in structs.items()})
@@ -85,17 +85,16 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkpoint:
-    """Opens a checkpoint: checks all of its files and reads its document. The arrays are read by `restore`.
+    """Opens a checkpoint: checks all of its files and reads its document. `restore` reads the arrays.
 
     Args:
-      path: the checkpoint's folder.
-      verify: whether to check the files, which reads each of them once. False is for a checkpoint that has just been
-        checked.
+      path: Folder of the checkpoint.
+      verify: Whether to check the files, which reads each file once. Pass False for a checkpoint that was just checked.
 
     Raises:
-      FileNotFoundError: if there is no such folder.
-      NewerFormatError: if a newer version of the trainer has written it.
-      CheckpointError: if a file is missing, cut short or changed. The message names it.
+      FileNotFoundError: If there is no such folder.
+      NewerFormatError: If a newer version of the trainer has written it.
+      CheckpointError: If a file is missing, truncated or changed. The message names it.
 
     >>> from trainer.saving.checkpoint import CheckpointWriter
     >>> with CheckpointWriter() as writer:

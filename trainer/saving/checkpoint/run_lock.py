@@ -1,7 +1,7 @@
-"""One run at a time in a folder of checkpoints.
+"""Exclusive use of a folder of checkpoints by a run.
 
-Owns the lock that a run holds on its folder, in which it says who it is. The kernel ends a lock with its process,
-however that ends, so that a run that was killed keeps no other out. Knows nothing of what is in the folder.
+Owns the lock file of a run, which identifies its holder. The kernel ends a lock with its process, also when it is
+killed, so a killed run keeps no other run out. Knows nothing of the content of the folder.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _POLL_SECS = 0.05
 
 
 class RunLock:
-    """A folder that is this run's alone, from the construction to `release`.
+    """Exclusive use of a folder, from construction to `release`.
 
     Args:
-      folder: the folder, which must exist.
+      folder: Existing folder.
 
     Raises:
-      CheckpointError: if another run holds it, of this process or of another, on this host or another that sees the
-        folder. The message says which.
-      OSError: if the file cannot be made.
+      CheckpointError: If another run holds the folder, in this process or another, on this host or another host that
+        sees the folder. The message names it.
+      OSError: If the file cannot be created.
 
     >>> os.makedirs("run", exist_ok=True)
     >>> lock = RunLock("run")
@@ -67,7 +67,7 @@ class RunLock:
 
 
 def _try_to_lock(path: str) -> int | None:
-    """Returns the open file, which is locked; None if another holds it, or has just removed it."""
+    """Returns the open and locked file; None if another run holds it, or has just removed it."""
     file = file_locks.open_locked(path, os.O_RDWR | os.O_CREAT)
     if file is None:
         return None

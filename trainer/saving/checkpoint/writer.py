@@ -1,7 +1,7 @@
-"""Saves checkpoints alongside training: a folder appears complete under its name, or not at all.
+"""Saves checkpoints during training: a folder appears complete under its name, or not at all.
 
-Owns when things happen: what is done before `save` returns, in which order files reach the disk, and who hears of an
-error. Knows nothing of what a state or a document means.
+Owns the order of events: the work before `save` returns, the order in which files reach the disk, and the delivery of
+errors. Knows nothing of the meaning of a state or a document.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _in_background: list[threading.Thread] = []  # the last save of this process, by
 
 
 class CheckpointWriter:
-    """Saves one checkpoint at a time, most of it in a background thread. Several writers take turns.
+    """Saves one checkpoint at a time, mostly in a background thread. Several writers take turns.
 
-    With several processes, all of them call `save` and `wait` with the same arguments and in the same order. Each
-    writes its own part of the arrays to a folder that all of them see, process 0 the rest.
+    With several processes, all processes call `save` and `wait` with the same arguments and in the same order. Each
+    process writes its own shards of the arrays to a shared folder; process 0 writes the rest.
 
-    Use it in a `with` statement, or call `close` in a `finally`, which raise the error of the last save. A process that
-    exits without that finishes its save first, and prints the error. One that is killed leaves a hidden folder
-    `.<name>.<hex>.tmp` next to the checkpoint's place.
+    Use the writer in a `with` statement, or call `close` in a `finally`: both raise the error of the last save. A
+    process that exits without them finishes its save first, and prints the error. A killed process leaves a hidden
+    folder `.<name>.<hex>.tmp` beside the checkpoint.
 
     >>> with CheckpointWriter() as writer:
     ...     writer.save("step_3", {"up/bias": jnp.zeros(3)}, {"epoch": 1})
@@ -64,26 +64,26 @@ class CheckpointWriter:
         replace: bool = False,
         on_saved: Callable[[], None] | None = None,
     ) -> None:
-        """Begins to save a checkpoint. On return, arrays and document may be changed, deleted or donated.
+        """Starts to save a checkpoint. After the return, arrays and document may be changed, deleted or donated.
 
-        Waits for the save before this save, also another writer's. The arrays are copied where they are, and on return
-        the copies may still be under way: there is one more of each until the save is done. If at a writer's first save
-        a device has no room for that, beside the most that it has ever held, those on devices are copied to the host
-        instead, before the return.
+        Waits for the previous save, also of another writer. The arrays are copied on their devices, and the copies may
+        still be in progress on return: there is an additional copy of each array until the save is done. If, at a
+        writer's first save, a device has no room for the copies beside its peak memory, device arrays are copied to the
+        host instead, before the return.
 
         Args:
-          path: the checkpoint's folder. The folder that it is in is made if it does not exist.
-          arrays: the arrays by name, on any devices and of any sharding.
-          document: a plain value as `plain.encode` takes it.
-          replace: whether a checkpoint that is there is replaced, once the new one is complete.
-          on_saved: called on process 0, in the background thread, once the checkpoint is in its place. What it raises
-            is raised like an error of the save.
+          path: Folder of the checkpoint. Its parent folder is created if missing.
+          arrays: Arrays by name, on any devices and with any sharding.
+          document: Plain value, as in `plain.encode`.
+          replace: Whether to replace an existing checkpoint, after the new checkpoint is complete.
+          on_saved: Function called on process 0, in the background thread, after the checkpoint is in place. Its errors
+            are raised like errors of the save.
 
         Raises:
-          TypeError: if an array is not a JAX array or is a random key, or the document holds what it cannot hold.
-          FileExistsError: if there is something at `path` and `replace` is false, or it is not a checkpoint.
-          OSError: if the folder cannot be made; or if the save before this one failed, of which nothing is left.
-          CheckpointError: if the save before this one failed otherwise, or another process failed.
+          TypeError: If an array is not a JAX array or is a random key, or the document has an unsupported value.
+          FileExistsError: If `path` exists and `replace` is false, or `path` is not a checkpoint.
+          OSError: If the folder cannot be created, or if the previous save failed, which leaves nothing behind.
+          CheckpointError: If the previous save failed otherwise, or another process failed.
         """
         self.wait()
         # One at a time, so that at most one copy of the state is in memory.
@@ -163,11 +163,11 @@ class CheckpointWriter:
         return self._has_room
 
     def wait(self) -> None:
-        """Returns once the checkpoint is in its place, on all processes.
+        """Waits until the checkpoint is in place, on all processes.
 
         Raises:
-          OSError: if it could not be written, because the disk is full, for example. Nothing is left of it.
-          CheckpointError: if the save failed otherwise, or failed on another process.
+          OSError: If it cannot be written, for example because the disk is full. Nothing is left of it.
+          CheckpointError: If the save failed otherwise, or failed on another process.
         """
         if self._thread is None:
             return
@@ -176,7 +176,7 @@ class CheckpointWriter:
         processes.raise_together(error)
 
     def close(self) -> None:
-        """Waits like `wait`, and raises what it raises. The writer can be used again."""
+        """Waits like `wait`, and raises its errors. The writer can be used again."""
         self.wait()
 
     def __enter__(self) -> CheckpointWriter:
@@ -208,7 +208,7 @@ def _make_temporary(path: str, replace: bool) -> tuple[str, int | None]:
 
 
 def _write_together(folder: str, arrays: dict[str, jax.Array], group: ProcessGroup) -> dict[str, dict[str, Any]]:
-    """Writes this process's parts; returns the files of all processes, once they have written theirs."""
+    """Writes this process's shards; returns the files of all processes, after they have written their shards."""
     error: Exception | None = None
     files: dict[str, dict[str, Any]] = {}
     try:
@@ -224,12 +224,7 @@ def _write_together(folder: str, arrays: dict[str, jax.Array], group: ProcessGro
 
 
 def _out_of_reach(arrays: Mapping[str, jax.Array], on_devices: bool) -> dict[str, jax.Array]:
-    """Returns copies of the arrays, as a train step may take their memory before it is read.
-
-    Args:
-      arrays: the arrays by name.
-      on_devices: whether the copies are where the arrays are. Otherwise they are in host memory, and there on return.
-    """
+    """Returns copies of the arrays, on their devices or on the host, because a train step may reuse their memory."""
     by_devices: dict[Any, dict[str, jax.Array]] = collections.defaultdict(dict)  # one program runs on one set of them
     copies = {}
     for name, array in arrays.items():
@@ -246,12 +241,12 @@ def _out_of_reach(arrays: Mapping[str, jax.Array], on_devices: bool) -> dict[str
 
 
 def _one_of_each(array: jax.Array) -> jax.Array:
-    """Returns an array without its replicas: one of them is enough, whatever it is restored to."""
+    """Returns an array without its replicas, because a single replica is enough for any restore."""
     return array.addressable_shards[0].data if array.is_fully_replicated and jax.process_count() == 1 else array
 
 
 def _fit_beside(arrays: Iterable[jax.Array]) -> bool:
-    """Returns whether each device of this process has room for copies beside the most that it has ever held."""
+    """Returns whether each device of this process has room for copies beside its peak memory."""
     needed: collections.Counter[jax.Device] = collections.Counter()
     for array in arrays:
         if not _is_on_host(array):

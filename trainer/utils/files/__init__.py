@@ -1,1 +1,1 @@
-"""Files from URLs, checked before they are used; archives that cannot leave their folder; pickled plain data."""
+"""Files from URLs, verified before use; archives that cannot leave their folder; pickled plain data."""

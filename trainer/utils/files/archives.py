@@ -1,6 +1,6 @@
-"""Archives, extracted into a folder that no member of theirs can leave.
+"""Extraction of archives into a folder that no member can leave.
 
-Owns which members are refused. A folder is there whole, or not at all.
+Owns the rejection of members. A folder appears complete, or not at all.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ FORMATS = ("tar", "zip")
 
 
 def extract(archive: str, folder: str, formats: Sequence[str]) -> bool:
-    """Takes an archive apart, and puts what it holds in the place of a folder.
+    """Extracts an archive, and replaces a folder by its content.
 
     Args:
-      archive: the path of the file.
-      folder: the path of the folder; what is there is replaced.
-      formats: what to take the file for, in turn: "tar" (also compressed) and "zip".
+      archive: Path of the archive.
+      folder: Path of the folder; existing content is replaced.
+      formats: Formats to try in order: "tar" (also compressed) and "zip".
 
     Returns:
-      Whether it is an archive of such a format.
+      Whether the file is an archive of such a format.
 
     Raises:
-      ValueError: if a member would lie outside of the folder or is a device, or the archive is damaged.
+      ValueError: If a member lies outside of the folder or is a device, or the archive is damaged.
     """
     unpack = next((_UNPACKERS[name][1] for name in formats if _UNPACKERS[name][0](archive)), None)
     if unpack is None:
@@ -51,7 +51,7 @@ def extract(archive: str, folder: str, formats: Sequence[str]) -> bool:
 
 
 def umask() -> int:
-    """Returns which permissions new files do not get; `tempfile` gives its files none for others."""
+    """Returns the umask: `tempfile` gives its files no permissions for others."""
     found = os.umask(0o077)
     os.umask(found)
     return found

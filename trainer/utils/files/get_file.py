@@ -1,6 +1,6 @@
-"""Files from URLs, kept in the cache folder that Keras uses too.
+"""Files from URLs, in the cache folder that Keras uses too.
 
-Owns where a file lies and when it is downloaded. A file is there whole and checked, or not at all.
+Owns the place of a file and its download. A file appears complete and verified, or not at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DIGITS = {"md5": 32, "sha256": 64}
 
 
 def cache_home() -> str:
-    """Returns the folder that files are kept in: `$KERAS_HOME`, or `~/.keras`, as Keras has it."""
+    """Returns the cache folder, `$KERAS_HOME` or `~/.keras`, as in Keras."""
     return os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
 
 
@@ -43,30 +43,30 @@ def get_file(
     cache_dir: str | os.PathLike[str] | None = None,
     force_download: bool = False,
 ) -> str:
-    """Returns the path of a file or of what an archive holds, downloaded unless it is in the cache folder.
+    """Returns the path of a file or of an extracted archive, downloaded unless it is in the cache folder.
 
-    A download has its name once it is whole and its hash is the expected one: what is interrupted or wrong leaves
-    nothing. Files lie where Keras puts them, so that both find each other's.
+    A download gets its name after it is complete and its hash is verified: an interrupted or wrong download leaves
+    nothing. The paths equal Keras's, so both share the files.
 
     Args:
-      fname: the name of the file in the cache; by default the last part of `origin`. With `extract`, a name without a
-        dot is that of the folder.
-      origin: an `http`, `https`, `ftp` or `file` URL, or the path of a file.
-      untar: the same as `extract`, for tar archives alone.
-      md5_hash: the same as `file_hash`, of MD5.
-      file_hash: the expected hash, in hexadecimal digits: SHA-256, or the older MD5. A file of the cache with another
-        hash is downloaded again.
-      cache_subdir: a folder in the cache folder; or an absolute path.
-      hash_algorithm: "sha256", "md5", or "auto", which goes by the number of digits.
-      extract: whether the file is an archive, to be extracted. No member of it can lie outside of its folder.
+      fname: Name of the file in the cache; by default the last part of `origin`. With `extract`, a name without a dot
+        is the name of the folder.
+      origin: An `http`, `https`, `ftp` or `file` URL, or the path of a file.
+      untar: Like `extract`, for tar archives only.
+      md5_hash: Like `file_hash`, for MD5.
+      file_hash: Expected hash in hexadecimal digits: SHA-256, or the older MD5. A cached file with another hash is
+        downloaded again.
+      cache_subdir: Folder in the cache folder, or an absolute path.
+      hash_algorithm: "sha256", "md5", or "auto", which depends on the number of digits.
+      extract: Whether to extract the file as an archive. No member can lie outside of its folder.
       archive_format: "tar" (also compressed), "zip", a list of these, or "auto" for both; None for neither.
-      cache_dir: the cache folder; by default `$KERAS_HOME`, or `~/.keras`.
-      force_download: whether a file in the cache is downloaded again.
+      cache_dir: Cache folder; by default `$KERAS_HOME`, or `~/.keras`.
+      force_download: Whether to download a cached file again.
 
     Raises:
-      TypeError: for an argument of another type.
-      ValueError: for an unusable argument, another hash than the expected one, and a file that is no archive.
-      FileNotFoundError, OSError: if there is no such file, or the server cannot be reached; the URL is named.
+      TypeError: For an argument of a wrong type.
+      ValueError: For an invalid argument, another hash than the expected hash, or a file that is not an archive.
+      FileNotFoundError, OSError: If there is no such file, or the server is unreachable; the message names the URL.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -140,7 +140,7 @@ def _downloaded(url: str, path: str, file_hash: str | None, algorithm: str, forc
 
 
 def _copy(url: str, file: Any, digest: Any) -> str:
-    """Writes what a URL gives; returns its hash."""
+    """Writes the content of a URL; returns its hash."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECS) as response:
             length = response.headers.get("Content-Length")

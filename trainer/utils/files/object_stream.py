@@ -1,7 +1,7 @@
 """Plain data that NumPy and Python wrote with `pickle`, read without running any code that the stream names.
 
-Owns the names that a stream may ask for, those of NumPy's arrays, and what each stands for here: a method that checks
-its arguments and makes an array, a number or bytes. No name is imported, and no class is within a stream's reach.
+Owns the names that a stream may request, NumPy's array functions, and their replacements: methods that check their
+arguments and make an array, a number or bytes. No name is imported, and a stream cannot reach any class.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _KINDS = "biufcSUO"  # of dtypes: numbers, texts and objects. Others have fields
 
 
 def parse(data: bytes) -> Any:
-    """Returns the object of a stream of any protocol. Text of Python 2 comes as bytes.
+    """Returns the object of a stream of any protocol. Text of Python 2 is returned as bytes.
 
-    Arrays may be of a subclass of `np.ndarray`, which `np.asarray` turns into that.
+    Arrays may be of a subclass of `np.ndarray`; `np.asarray` converts them.
 
     Args:
-      data: the stream.
+      data: Stream.
 
     Raises:
-      ValueError: if it asks for anything but plain data, or is damaged.
+      ValueError: If the stream requests other than plain data, or is damaged.
 
     >>> parse(b"\\x80\\x02]q\\x00(K\\x01K\\x02e.")
     [1, 2]
@@ -38,7 +38,7 @@ def parse(data: bytes) -> Any:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        # A stream can set attributes of what it gets here. Those of bound methods cannot be set.
+        # A stream can set attributes of the returned objects, but attributes of bound methods cannot be set.
         known = {
             "numpy.core.multiarray._reconstruct": self._new_array,
             "numpy.core.multiarray.scalar": self._scalar,
@@ -72,7 +72,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Dtype:
-    """A dtype whose byte order comes with a later instruction. NumPy's own would take fields and flags from it, too."""
+    """A dtype whose byte order follows in a later instruction; NumPy's own would accept fields and flags too."""
 
     def __init__(self, dtype: np.dtype):
         if dtype.kind not in _KINDS:
@@ -88,7 +88,7 @@ class _Dtype:
 
 
 class _Array(np.ndarray):
-    """An array whose shape and contents come with a later instruction."""
+    """An array whose shape and content follow in a later instruction."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, is_fortran, contents = state
