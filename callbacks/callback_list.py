@@ -39,18 +39,18 @@ class CallbackList(Callback):
     All callbacks flush (see `Callback.flush`) before the end of an epoch and before any callback saves.
 
     Args:
-      callbacks: A callback, a list or tuple of callbacks, or None. Instances of Keras's `Callback` are accepted.
-      add_history: Whether to append a `History` if there is none.
-      add_progbar: Whether to append a `ProgbarLogger` if there is none.
-      model: Model that is passed to each callback.
-      **params: Values of the callbacks' `params`: `verbose`, `epochs`, `steps`.
+      callbacks: a callback, a list or tuple of callbacks, or None. Instances of Keras's `Callback` are accepted.
+      add_history: whether to append a `History` if there is none.
+      add_progbar: whether to append a `ProgbarLogger` if there is none.
+      model: model that is passed to each callback.
+      **params: values of the callbacks' `params`: `verbose`, `epochs`, `steps`.
 
     Attributes:
-      callbacks: The list, including appended callbacks.
+      callbacks: the list, including appended callbacks.
 
     Raises:
-      TypeError: If an element of `callbacks` is not a `Callback`, or a "chief" callback has a `next_sync_step`.
-      ValueError: If the `runs_on` of a callback is neither "all" nor "chief".
+      TypeError: if an element of `callbacks` is not a `Callback`, or a "chief" callback has a `next_sync_step`.
+      ValueError: if the `runs_on` of a callback is neither "all" nor "chief".
 
     Example:
 
@@ -149,10 +149,10 @@ class CallbackList(Callback):
         Callbacks after an `on_epoch_end` that may add any log (see `adds_logs`) check the first logs instead.
 
         Args:
-          available: Names of all logs that any epoch will have.
+          available: names of all logs that any epoch will have.
 
         Raises:
-          ValueError: If a monitored log is neither available nor added by a callback.
+          ValueError: if a monitored log is neither available nor added by a callback.
         """
         available = set(available)
         for callback in self.callbacks:
@@ -171,7 +171,7 @@ class CallbackList(Callback):
         """Restores every callback from a state returned by `state_dict`.
 
         Raises:
-          ValueError: If `state` belongs to other callbacks.
+          ValueError: if `state` belongs to other callbacks.
         """
         received = sorted(name for name, _ in self._with_state())
         if sorted(state) != received:

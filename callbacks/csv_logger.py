@@ -30,15 +30,15 @@ class CSVLogger(Callback):
     because another run may have added them.
 
     Args:
-      filename: Path of the file. Missing folders are created.
-      separator: String between two values.
+      filename: path of the file. Missing folders are created.
+      separator: string between two values.
       append: True to add to an existing file, without a second header; False to replace it at the first row.
 
     Attributes:
-      keys: Names of the columns after the first; None before the first row.
+      keys: names of the columns after the first; None before the first row.
 
     Raises:
-      OSError: From `fit`, if the file cannot be written.
+      OSError: from `fit`, if the file cannot be written.
 
     Example:
 

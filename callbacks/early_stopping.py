@@ -15,26 +15,26 @@ class EarlyStopping(MonitorCallback):
     """Ends `fit` when a log has not improved for a number of epochs.
 
     Args:
-      monitor: Name of the log.
-      min_delta: Minimum change that counts as an improvement.
-      patience: Number of epochs without an improvement after which training ends. The first epoch never ends it.
+      monitor: name of the log.
+      min_delta: minimum change that counts as an improvement.
+      patience: number of epochs without an improvement after which training ends. The first epoch never ends it.
       verbose: 1 to print messages, 0 for no messages.
       mode: "min", "max" or "auto" (see `MonitorCallback`).
-      baseline: Additional value to improve on: the wait restarts only after an epoch that is better than the baseline
+      baseline: additional value to improve on: the wait restarts only after an epoch that is better than the baseline
         and than all earlier epochs.
-      restore_best_weights: Whether `fit` ends with the weights of the best epoch, regardless of the baseline, instead
+      restore_best_weights: whether `fit` ends with the weights of the best epoch, regardless of the baseline, instead
         of the last weights.
-      start_from_epoch: Index of the first monitored epoch, from 0.
+      start_from_epoch: index of the first monitored epoch, from 0.
 
     Attributes:
-      best: Best monitored value.
-      best_epoch: Index of the best epoch, from 0.
+      best: best monitored value.
+      best_epoch: index of the best epoch, from 0.
       best_weights: Weights at the end of the best epoch; None without `restore_best_weights`.
-      wait: Number of epochs since the last improvement.
-      stopped_epoch: Index of the epoch that ended the training; 0 if none.
+      wait: number of epochs since the last improvement.
+      stopped_epoch: index of the epoch that ended the training; 0 if none.
 
     Raises:
-      ValueError: From `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the direction is unknown.
+      ValueError: from `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the direction is unknown.
 
     Example:
 

@@ -25,10 +25,10 @@ class History(Callback):
     The `repr`, also in notebooks, is a table with a row for each epoch.
 
     Attributes:
-      history: Values of each log, as a list of Python floats. A log that some epochs lack (a validation with
+      history: values of each log, as a list of Python floats. A log that some epochs lack (a validation with
         `validation_freq=2`) has a shorter list.
-      epoch: Indices of the recorded epochs, from 0; cleared when `fit` begins.
-      timing: Time of the last complete `fit`: the seconds that the host waited for "data", for a "compile" and for the
+      epoch: indices of the recorded epochs, from 0; cleared when `fit` begins.
+      timing: time of the last complete `fit`: the seconds that the host waited for "data", for a "compile" and for the
         "device", the seconds in "callbacks", on a "checkpoint" and in the loop itself ("host"), their sum "total", and
         "rows_per_sec", the training rows per second without compilation.
 
@@ -69,8 +69,8 @@ class History(Callback):
         """Returns the indices, from 0, of the epochs that have a value of a log.
 
         Raises:
-          TypeError: If the name is not a string.
-          KeyError: If there is no such log; the message lists the known logs.
+          TypeError: if the name is not a string.
+          KeyError: if there is no such log; the message lists the known logs.
 
         >>> history = History()
         >>> history.on_epoch_end(0, {"loss": 0.5})
@@ -94,13 +94,13 @@ class History(Callback):
         A notebook shows it, and `history.plot().savefig("curves.png")` writes it.
 
         Args:
-          *metrics: Names of metrics, such as "loss"; none for all metrics. "val_loss" is drawn with "loss" and is not a
+          *metrics: names of metrics, such as "loss"; none for all metrics. "val_loss" is drawn with "loss" and is not a
             valid name here.
 
         Raises:
-          ImportError: If matplotlib is not installed.
-          TypeError: If a metric is not a string.
-          ValueError: If the history lacks a metric, or has no numbers.
+          ImportError: if matplotlib is not installed.
+          TypeError: if a metric is not a string.
+          ValueError: if the history lacks a metric, or has no numbers.
         """
         return curves(self.history, {log: self.epochs_of(log) for log in self.history}, metrics or None)
 

@@ -13,16 +13,16 @@ class LambdaCallback(Callback):
     """A callback whose hooks are the given functions.
 
     Args:
-      on_epoch_begin: Called with `(epoch, logs)`.
-      on_epoch_end: Called with `(epoch, logs)`.
-      on_train_begin: Called with `(logs)`.
-      on_train_end: Called with `(logs)`.
-      on_train_batch_begin: Called with `(batch, logs=logs)`.
-      on_train_batch_end: Called with `(batch, logs=logs)`.
-      **kwargs: Other hooks of `Callback`, by name; names that do not begin with "on_" become attributes.
+      on_epoch_begin: called with `(epoch, logs)`.
+      on_epoch_end: called with `(epoch, logs)`.
+      on_train_begin: called with `(logs)`.
+      on_train_end: called with `(logs)`.
+      on_train_batch_begin: called with `(batch, logs=logs)`.
+      on_train_batch_end: called with `(batch, logs=logs)`.
+      **kwargs: other hooks of `Callback`, by name; names that do not begin with "on_" become attributes.
 
     Raises:
-      TypeError: If a keyword begins with "on_" but is not a hook, or a hook is not callable.
+      TypeError: if a keyword begins with "on_" but is not a hook, or a hook is not callable.
 
     Example:
 

@@ -21,14 +21,14 @@ class LearningRateScheduler(Callback):
     With several named optimizers, each rate is set, and logged as `learning_rate_generator` and so on.
 
     Args:
-      schedule: Function called as `schedule(epoch, learning_rate)`, or as `schedule(epoch)` if it takes one argument,
+      schedule: function called as `schedule(epoch, learning_rate)`, or as `schedule(epoch)` if it takes one argument,
         with the index of the epoch, from 0, and the current learning rate, a float. It returns the new rate, a float or
         an array of one floating-point number (so optax schedules of the epoch work unchanged).
       verbose: 1 to print each new learning rate, 0 for no messages.
 
     Raises:
-      TypeError: If `schedule` is not callable.
-      ValueError: From `fit`, if `schedule` returns anything else, or if the learning rate of an optax transformation is
+      TypeError: if `schedule` is not callable.
+      ValueError: from `fit`, if `schedule` returns anything else, or if the learning rate of an optax transformation is
         unknown.
 
     Example:

@@ -29,12 +29,12 @@ class Profile(TrainBatchCallback):
     another profile, the callback warns and training continues.
 
     Args:
-      log_dir: Directory of the profile; created if missing.
-      steps: Numbers of the first and the last train batch, counted from 1 over the epochs of this `fit`; a resumed run
+      log_dir: directory of the profile; created if missing.
+      steps: numbers of the first and the last train batch, counted from 1 over the epochs of this `fit`; a resumed run
         counts from 1 again.
 
     Raises:
-      ValueError: If `steps` is not such a pair.
+      ValueError: if `steps` is not such a pair.
 
     Example:
 

@@ -19,22 +19,22 @@ class ReduceLROnPlateau(MonitorCallback):
     multiplied, and logged as `learning_rate_generator` and so on.
 
     Args:
-      monitor: Name of the log.
-      factor: Factor of the learning rate; below 1.
-      patience: Number of epochs without an improvement after which the learning rate is reduced.
+      monitor: name of the log.
+      factor: factor of the learning rate; below 1.
+      patience: number of epochs without an improvement after which the learning rate is reduced.
       verbose: 1 to print messages, 0 for no messages.
       mode: "min", "max" or "auto" (see `MonitorCallback`).
-      min_delta: Minimum change that counts as an improvement.
-      cooldown: Number of epochs after a reduction during which no waiting begins.
-      min_lr: Lower bound of the learning rate.
+      min_delta: minimum change that counts as an improvement.
+      cooldown: number of epochs after a reduction during which no waiting begins.
+      min_lr: lower bound of the learning rate.
 
     Attributes:
-      best: Best monitored value.
-      wait: Number of epochs since the last improvement, reduction or cooldown.
-      cooldown_counter: Number of remaining epochs of cooldown.
+      best: best monitored value.
+      wait: number of epochs since the last improvement, reduction or cooldown.
+      cooldown_counter: number of remaining epochs of cooldown.
 
     Raises:
-      ValueError: If `factor` is not above 0 and below 1; from `fit`, if no log has the name `monitor`, if `mode` is
+      ValueError: if `factor` is not above 0 and below 1; from `fit`, if no log has the name `monitor`, if `mode` is
         "auto" and the direction is unknown, or if the learning rate of an optax transformation is unknown.
 
     Example:

@@ -25,15 +25,15 @@ class RemoteMonitor(Callback):
     first process posts.
 
     Args:
-      root: Address of the server, with "http://" or "https://".
-      path: Path after `root` in the address.
-      field: Name of the form field that holds the JSON text.
-      headers: Additional HTTP headers.
+      root: address of the server, with "http://" or "https://".
+      path: path after `root` in the address.
+      field: name of the form field that holds the JSON text.
+      headers: additional HTTP headers.
       send_as_json: True to post the JSON itself, as "application/json", without a form.
 
     Raises:
-      TypeError: For arguments of a wrong type.
-      ValueError: If `root` is not such an address.
+      TypeError: for arguments of a wrong type.
+      ValueError: if `root` is not such an address.
 
     Example:
 

@@ -21,13 +21,13 @@ class SkipNonFinite(LateLogsCallback):
     afterwards. The check runs inside the step: nothing waits, and steps stay fused.
 
     Args:
-      max_consecutive: Number of consecutive skipped updates that ends the training, noticed at most one execution late.
+      max_consecutive: number of consecutive skipped updates that ends the training, noticed at most one execution late.
         None never ends it.
       raise_error: False to set `model.stop_training` then, so that `fit` ends as usual; True to raise.
 
     Raises:
-      ValueError: If `max_consecutive` is not a positive integer.
-      RuntimeError: From `fit`, with `raise_error=True`.
+      ValueError: if `max_consecutive` is not a positive integer.
+      RuntimeError: from `fit`, with `raise_error=True`.
 
     Example:
 

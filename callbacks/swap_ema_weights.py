@@ -16,11 +16,11 @@ class SwapEMAWeights(Callback):
     run continues with them.
 
     Args:
-      swap_on_epoch: Whether `get_weights` and `save_weights` return the averages from the end of an epoch to the
+      swap_on_epoch: whether `get_weights` and `save_weights` return the averages from the end of an epoch to the
         beginning of the next. Later callbacks in the list, such as `ModelCheckpoint`, then save the averages.
 
     Raises:
-      ValueError: From `fit`, `evaluate` and `predict`, if the model keeps no averages.
+      ValueError: from `fit`, `evaluate` and `predict`, if the model keeps no averages.
 
     Example:
 

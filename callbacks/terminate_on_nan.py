@@ -28,8 +28,8 @@ def warn_of_non_finite_logs(model: Any, logs: Logs) -> None:
     are checked.
 
     Args:
-      model: Trained model.
-      logs: Logs of the last epoch.
+      model: trained model.
+      logs: logs of the last epoch.
     """
     skips = getattr(model, "skip_non_finite", False)
     non_finite = {name: f"{name}={value}" for name, value in logs.items()
@@ -69,7 +69,7 @@ class TerminateOnNaN(LateLogsCallback):
         `on_train_end` is not called and no callback uses the non-finite weights as a result.
 
     Raises:
-      RuntimeError: From `fit`, with `raise_error=True`.
+      RuntimeError: from `fit`, with `raise_error=True`.
 
     Example:
 

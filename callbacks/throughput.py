@@ -64,13 +64,13 @@ class Throughput(TrainBatchCallback):
     end of an epoch waits for this callback.
 
     Args:
-      peak_flops_per_sec: Peak floating-point operations per second of a device. None uses a table of common
+      peak_flops_per_sec: peak floating-point operations per second of a device. None uses a table of common
         accelerators, with the peak of dense bfloat16 matrices (float16 on older GPUs). For a model that computes in
         float32, pass the float32 peak.
 
     Raises:
-      TypeError: If the peak is not a number.
-      ValueError: If the peak is not positive.
+      TypeError: if the peak is not a number.
+      ValueError: if the peak is not positive.
 
     Example:
 

@@ -24,11 +24,11 @@ class ValidateEvery(TrainBatchCallback):
     still validates at the end of epochs.
 
     Args:
-      steps: Number of train batches between validations, counted over the epochs of a `fit`. Batches in between stay
+      steps: number of train batches between validations, counted over the epochs of a `fit`. Batches in between stay
         fused.
-      minutes: Minutes between the beginning of `fit` or the end of the last validation and the next validation, which
+      minutes: minutes between the beginning of `fit` or the end of the last validation and the next validation, which
         follows the running execution. Give either `minutes` or `steps`.
-      validation_data: A tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or batches that can be iterated again, or
+      validation_data: a tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or batches that can be iterated again, or
         a dict of such sets by name, as in `evaluate`; None for the `validation_data` of `fit`. A `Dataset` of arrays
         may stay on the devices between validations; other data are sent each time.
       verbose: 1 to print a line for each validation, 0 for no messages.
@@ -36,16 +36,16 @@ class ValidateEvery(TrainBatchCallback):
     Attributes:
       history: "step", the numbers of the train batches, from 1, before each validation; and for each log of the
         validations, such as "val_loss", the list of its values. Cleared when `fit` begins.
-      last_logs: Logs of the last validation, with the prefix "val_"; empty before the first validation.
+      last_logs: logs of the last validation, with the prefix "val_"; empty before the first validation.
 
     A resumed run validates after the same batches as an uninterrupted run; with `minutes`, at about the same training
     time.
 
     Raises:
-      ValueError: Unless exactly one of `steps` and `minutes` is given, and positive; for validation data that can be
+      ValueError: unless exactly one of `steps` and `minutes` is given, and positive; for validation data that can be
         read only once; from `fit`, if neither this callback nor `fit` has `validation_data`, or for `minutes` in a run
         of several processes, whose clocks differ.
-      TypeError: If `steps` is not an integer, or `minutes` is not a number.
+      TypeError: if `steps` is not an integer, or `minutes` is not a number.
 
     Example:
 

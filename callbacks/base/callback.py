@@ -64,20 +64,20 @@ class Callback:
     need every batch.
 
     Attributes:
-      model: Model in training, evaluation or prediction (see `Run`).
-      params: Dict with "verbose", "epochs" and "steps" (None if unknown).
-      state_attributes: Names of the attributes that a checkpoint saves, so that a run resumes exactly (see
+      model: model in training, evaluation or prediction (see `Run`).
+      params: dict with "verbose", "epochs" and "steps" (None if unknown).
+      state_attributes: names of the attributes that a checkpoint saves, so that a run resumes exactly (see
         `state_dict` for the allowed values).
-      runs_on: With several processes, "all" to call the hooks in each process, or "chief" to call them in the first
+      runs_on: with several processes, "all" to call the hooks in each process, or "chief" to call them in the first
         process only, for callbacks that write files or print. All processes must be given the same callbacks, because
         callbacks decide which batches run together. A "chief" callback cannot use operations that need all processes:
         `evaluate`, weights that are split over processes, `next_sync_step`.
-      saves: Whether the callback saves the trained weights in `on_epoch_end`, or in `on_execution_end` at a sync point
+      saves: whether the callback saves the trained weights in `on_epoch_end`, or in `on_execution_end` at a sync point
         (a batch named by `next_sync_step`). Neither is called there if another callback finds the weights non-finite
         (see `flush`).
-      stops_consistently: Whether the callback sets `model.stop_training` at the same batch in every process, if it
+      stops_consistently: whether the callback sets `model.stop_training` at the same batch in every process, if it
         sets it. Otherwise the processes synchronize after each execution, which waits for the device.
-      run_folder: Folder that belongs to the run, where `fit` keeps a `run.json` (see `RunRecord`); None for no folder.
+      run_folder: folder that belongs to the run, where `fit` keeps a `run.json` (see `RunRecord`); None for no folder.
 
     Example:
 
@@ -132,7 +132,7 @@ class Callback:
         Called after `on_train_begin` and, in mid-epoch, after `on_epoch_begin`. These hooks reset the callback.
 
         Raises:
-          ValueError: If the names in `state` differ from the names that this callback saves.
+          ValueError: if the names in `state` differ from the names that this callback saves.
         """
         if set(state) != set(self.state_attributes):
             raise ValueError(f"`state` is not of {type(self).__name__}: it has {sorted(state)}. Expected: "
@@ -153,7 +153,7 @@ class Callback:
         Called after `on_train_begin` of the replacement run. Keras has no such hook.
 
         Args:
-          note: Return value of `note_of_beginning` in the killed run.
+          note: return value of `note_of_beginning` in the killed run.
         """
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -170,8 +170,8 @@ class Callback:
         """Called after an epoch of `fit` and its validation.
 
         Args:
-          epoch: Index of the epoch, from 0.
-          logs: Loss and metrics of the epoch, and of the validation with the prefix "val_". Later callbacks, including
+          epoch: index of the epoch, from 0.
+          logs: loss and metrics of the epoch, and of the validation with the prefix "val_". Later callbacks, including
             `History`, see the values that a hook assigns here.
         """
 
@@ -220,7 +220,7 @@ class Callback:
 
         Args:
           phase: "train" or "test".
-          batch: Index of the first batch of the execution, from 0 in the epoch.
+          batch: index of the first batch of the execution, from 0 in the epoch.
         """
         return None
 
@@ -246,7 +246,7 @@ class Callback:
         Keras has no such hook.
 
         Args:
-          point: Save point, which saves and restores the run (see `SavePoint`).
+          point: save point, which saves and restores the run (see `SavePoint`).
         """
 
     def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
@@ -256,8 +256,8 @@ class Callback:
 
         Args:
           phase: "train", "test" or "predict".
-          batch: Index of the last batch of the execution.
-          logs: Loss and metrics of the phase so far; for "predict", the outputs of the batch as "outputs".
+          batch: index of the last batch of the execution.
+          logs: loss and metrics of the phase so far; for "predict", the outputs of the batch as "outputs".
         """
 
 

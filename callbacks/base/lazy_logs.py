@@ -22,14 +22,14 @@ class LazyLogs(dict):
     plain dicts.
 
     Args:
-      keys: Names of the logs.
-      fetch: Function without arguments that returns the value of each of `keys`; called at most once. It is released
+      keys: names of the logs.
+      fetch: function without arguments that returns the value of each of `keys`; called at most once. It is released
         afterwards, together with the device memory that it references.
-      begin: Function that starts the work that `fetch` waits for; called at most once, before `fetch`. None if there
+      begin: function that starts the work that `fetch` waits for; called at most once, before `fetch`. None if there
         is no such work.
 
     Raises:
-      ValueError: At the first read, if the keys returned by `fetch` differ from `keys`.
+      ValueError: at the first read, if the keys returned by `fetch` differ from `keys`.
 
     Example:
 

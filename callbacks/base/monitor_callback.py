@@ -21,18 +21,18 @@ class MonitorCallback(Callback):
     """Base of callbacks that check each epoch whether a log has improved.
 
     Args:
-      monitor: Name of the log, such as "val_loss".
+      monitor: name of the log, such as "val_loss".
       mode: "min" if less is better, "max" if more is better. "auto" uses the direction of the metric of that name, and
         "min" for a loss. Any other value warns and counts as "auto".
-      baseline: Initial value of `best`. With None, the first monitored value counts as an improvement.
-      min_delta: Minimum change that counts as an improvement; its sign is ignored.
+      baseline: initial value of `best`. With None, the first monitored value counts as an improvement.
+      min_delta: minimum change that counts as an improvement; its sign is ignored.
 
     Attributes:
       monitor_op: `numpy.less` or `numpy.greater`; None before the end of the first epoch.
-      best: Best value so far.
+      best: best value so far.
 
     Raises:
-      ValueError: From `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the direction is unknown.
+      ValueError: from `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the direction is unknown.
 
     Example:
 
@@ -76,10 +76,10 @@ class MonitorCallback(Callback):
         every epoch therefore has to call it.
 
         Args:
-          available: Names of all logs that any epoch will have.
+          available: names of all logs that any epoch will have.
 
         Raises:
-          ValueError: If `monitor` is not available; the message lists similar names.
+          ValueError: if `monitor` is not available; the message lists similar names.
         """
         available = sorted(set(available))
         if self.monitor not in available:
@@ -93,7 +93,7 @@ class MonitorCallback(Callback):
         """Returns the monitored value, or None if the epoch has none (such as an epoch without a validation).
 
         Raises:
-          ValueError: If these are the first logs, `check_monitor` was not called, and the monitor is missing.
+          ValueError: if these are the first logs, `check_monitor` was not called, and the monitor is missing.
         """
         logs = logs or {}
         if not self._monitor_checked:

@@ -73,16 +73,16 @@ class SavePoint(Protocol):
         During a validation, the checkpoint holds the run before the validation: a resumed run repeats all of it.
 
         Args:
-          folder: Folder of the checkpoints; created if missing.
-          keep: Number of checkpoints to keep.
-          wait: Whether to return only after the checkpoint is written.
+          folder: folder of the checkpoints; created if missing.
+          keep: number of checkpoints to keep.
+          wait: whether to return only after the checkpoint is written.
 
         Returns:
           Whether a checkpoint is written; False if a callback finds the weights non-finite (see `Callback.flush`).
 
         Raises:
-          OSError: If this checkpoint or the previous checkpoint cannot be written.
-          RuntimeError: After an exception, if the run has changed since the previous save point.
+          OSError: if this checkpoint or the previous checkpoint cannot be written.
+          RuntimeError: after an exception, if the run has changed since the previous save point.
         """
 
     def restore(self, folder: str) -> str | None:
@@ -92,7 +92,7 @@ class SavePoint(Protocol):
           A sentence that describes where the run continues; None if there is no checkpoint.
 
         Raises:
-          ValueError: If no checkpoint is complete, or it is from another model, other data or other callbacks.
+          ValueError: if no checkpoint is complete, or it is from another model, other data or other callbacks.
         """
 
     def start_from(self, folder: str) -> None:
@@ -101,7 +101,7 @@ class SavePoint(Protocol):
         The data, the history and the callbacks start afresh.
 
         Raises:
-          ValueError: If no checkpoint is complete, or it is from another model.
+          ValueError: if no checkpoint is complete, or it is from another model.
         """
 
     def wait(self) -> None:
@@ -114,7 +114,7 @@ class SavePoint(Protocol):
         """Returns whether all processes must save here, because a process has received SIGTERM.
 
         Args:
-          boundary: Number of the moment; the same in all processes, and increasing from call to call.
+          boundary: number of the moment; the same in all processes, and increasing from call to call.
         """
 
 
@@ -164,7 +164,7 @@ class RunDetails(Protocol):
         Waits for the previous save and raises its error. A run may lack this method and `wait_for_save`.
 
         Raises:
-          OSError: If this save or the previous save cannot be written.
+          OSError: if this save or the previous save cannot be written.
         """
 
     def wait_for_save(self) -> None:
@@ -250,7 +250,7 @@ class Run(Protocol):
         """Returns the logs, without "val_", over the `validation_data` of the running `fit`.
 
         Raises:
-          ValueError: If `fit` has no validation data.
+          ValueError: if `fit` has no validation data.
         """
 
 

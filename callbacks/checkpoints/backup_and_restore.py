@@ -37,24 +37,24 @@ class BackupAndRestore(Callback):
     guarantees by platform. After `TerminateOnNaN` has found a NaN loss, nothing is saved, not even at the end.
 
     Args:
-      backup_dir: Folder for this run alone.
+      backup_dir: folder for this run alone.
       save_freq: "epoch" to save after each epoch, a number of batches, counted over the epochs, or a
         `datetime.timedelta`.
-      double_checkpoint: Whether to keep the checkpoint before the newest too, in case the newest gets damaged.
-      delete_checkpoint: Whether to delete the checkpoints at the end of the training. If False, the end is saved,
+      double_checkpoint: whether to keep the checkpoint before the newest too, in case the newest gets damaged.
+      delete_checkpoint: whether to delete the checkpoints at the end of the training. If False, the end is saved,
         regardless of `save_freq`.
-      save_on_error: Whether to save the run also when an exception ends it, in its state after the last batch that all
+      save_on_error: whether to save the run also when an exception ends it, in its state after the last batch that all
         callbacks have seen. Ctrl-C then ends the run at the next boundary of batches; a second Ctrl-C ends it at once.
         If a step fails on the device, or a callback fails after a batch, only earlier checkpoints remain, and a warning
         says so. For a single process only.
-      preemption_signal: Signal on which the run saves at the next boundary of batches and ends the process with exit
+      preemption_signal: signal on which the run saves at the next boundary of batches and ends the process with exit
         code 143; None for no signal. Several processes agree on the boundary, and support SIGTERM only, which may reach
         a single process.
 
     Raises:
-      ValueError: For an empty `backup_dir` or an unknown `save_freq`; from `fit`, if the folder has checkpoints but no
+      ValueError: for an empty `backup_dir` or an unknown `save_freq`; from `fit`, if the folder has checkpoints but no
         complete checkpoint, or checkpoints of another run.
-      OSError: From `fit`, if a checkpoint cannot be written. Earlier checkpoints remain.
+      OSError: from `fit`, if a checkpoint cannot be written. Earlier checkpoints remain.
 
     Example:
 

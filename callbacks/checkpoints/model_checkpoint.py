@@ -34,30 +34,30 @@ class ModelCheckpoint(PeriodicSaves):
     and the list of files resume with the run; as in Keras, another `fit` with the same instance continues them.
 
     Args:
-      filepath: Path of the file. `{epoch}` and `{batch}`, counted from 1, and the names of logs are replaced, as in
+      filepath: path of the file. `{epoch}` and `{batch}`, counted from 1, and the names of logs are replaced, as in
         "weights-{epoch:02d}-{val_loss:.2f}.safetensors". Missing folders are created.
-      monitor: Name of the log that ranks the models; None for no ranking.
+      monitor: name of the log that ranks the models; None for no ranking.
       verbose: 1 to print messages, 0 for no messages.
-      save_best_only: Whether to save only if the monitored value improves. An epoch without this value, such as an
+      save_best_only: whether to save only if the monitored value improves. An epoch without this value, such as an
         epoch without a validation, is not saved. If no log ever has the value, each save warns and is written.
       save_weights_only: True to write the weights to a safetensors file. False to write the whole training state, to a
         file if `filepath` has a suffix, else to a folder.
       mode: "min", "max" or "auto" (see `MonitorCallback`).
       save_freq: "epoch" to save after each epoch, or a number of batches, counted over the epochs. Executions end at
         these batches; all other batches stay fused.
-      initial_value_threshold: Value that the first save must improve on, with `save_best_only`.
-      max_to_keep: Number of files of this callback to keep: the best by the monitored value, or the newest if no log
+      initial_value_threshold: value that the first save must improve on, with `save_best_only`.
+      max_to_keep: number of files of this callback to keep: the best by the monitored value, or the newest if no log
         has the monitor. A file that would not be kept is not written. None keeps all files.
 
     Attributes:
-      best: Best monitored value so far, with `save_best_only`.
+      best: best monitored value so far, with `save_best_only`.
 
     Raises:
-      ValueError: If `save_freq` or `max_to_keep` is invalid, `save_best_only` is given without a monitor, or
+      ValueError: if `save_freq` or `max_to_keep` is invalid, `save_best_only` is given without a monitor, or
         `filepath` has the suffix of another format, such as ".keras"; from `fit`, if `mode` is "auto" and the direction
         is unknown.
-      KeyError: From `fit`, if `filepath` names an unknown log; before training if the logs are known by then.
-      OSError: From `fit`, if a file cannot be written.
+      KeyError: from `fit`, if `filepath` names an unknown log; before training if the logs are known by then.
+      OSError: from `fit`, if a file cannot be written.
 
     Example:
 
@@ -130,7 +130,7 @@ class ModelCheckpoint(PeriodicSaves):
         """Records whether a log has the monitor: without it files are still written, as in Keras.
 
         Raises:
-          KeyError: If `filepath` names an unknown log.
+          KeyError: if `filepath` names an unknown log.
         """
         available = set(available)
         self._monitor_comes = self.monitor in available

@@ -34,28 +34,28 @@ class OrbaxCheckpoint(PeriodicSaves):
     resume an interrupted run, including data and callbacks, use `BackupAndRestore`.
 
     Args:
-      directory: Folder of the checkpoints; created if missing.
-      monitor: Name of the log that ranks the models, for `save_best_only`.
+      directory: folder of the checkpoints; created if missing.
+      monitor: name of the log that ranks the models, for `save_best_only`.
       verbose: 1 to print messages, 0 for no messages.
-      save_best_only: Whether to save only if the monitored value improves. Nothing is saved without this value, with a
+      save_best_only: whether to save only if the monitored value improves. Nothing is saved without this value, with a
         warning if no log ever has it.
       mode: "min", "max" or "auto" (see `MonitorCallback`).
       save_freq: "epoch" to save after each epoch, or a number of batches, counted over the epochs. Executions end at
         these batches; all other batches stay fused.
-      initial_value_threshold: Value that the first save must improve on, with `save_best_only`.
-      max_to_keep: Number of newest checkpoints to keep; None keeps all. During a save there is one more checkpoint.
-      save_on_background: Whether a thread writes the checkpoint while training continues. The arrays are copied on
+      initial_value_threshold: value that the first save must improve on, with `save_best_only`.
+      max_to_keep: number of newest checkpoints to keep; None keeps all. During a save there is one more checkpoint.
+      save_on_background: whether a thread writes the checkpoint while training continues. The arrays are copied on
         their devices, and each save waits for the previous save. False waits for each save.
       save_weights_only: True to write only the weights, to safetensors files such as "run/7.safetensors", which
         `Model.load_weights` reads; training waits for these saves.
 
     Attributes:
-      best: Best monitored value so far, with `save_best_only`.
+      best: best monitored value so far, with `save_best_only`.
 
     Raises:
-      ValueError: For invalid values; from `fit`, if `mode` is "auto" and the direction is unknown.
-      TypeError: For arguments of a wrong type.
-      OSError: From `fit` or `wait_until_finished`, if a checkpoint cannot be written.
+      ValueError: for invalid values; from `fit`, if `mode` is "auto" and the direction is unknown.
+      TypeError: for arguments of a wrong type.
+      OSError: from `fit` or `wait_until_finished`, if a checkpoint cannot be written.
 
     Example:
 
@@ -127,7 +127,7 @@ class OrbaxCheckpoint(PeriodicSaves):
         """Waits until the last checkpoint is written, then deletes old checkpoints.
 
         Raises:
-          OSError: If the checkpoint cannot be written.
+          OSError: if the checkpoint cannot be written.
         """
         self._wait()
         self._prune()

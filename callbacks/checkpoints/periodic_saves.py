@@ -23,12 +23,12 @@ class PeriodicSaves(MonitorCallback, abc.ABC):
     """Calls `_save_if_due` after each epoch or after a number of batches, at which executions end.
 
     Args:
-      monitor, mode, baseline: Arguments of `MonitorCallback`.
+      monitor, mode, baseline: arguments of `MonitorCallback`.
       save_freq: "epoch", or a number of batches, counted over the epochs.
-      verbose: Whether `_say` prints.
+      verbose: whether `_say` prints.
 
     Raises:
-      ValueError: For another `save_freq`, or from `MonitorCallback`.
+      ValueError: for another `save_freq`, or from `MonitorCallback`.
     """
 
     counters = ("best", "_current_epoch", "_last_batch_seen", "_batches_seen_since_last_saving")

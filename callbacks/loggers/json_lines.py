@@ -24,15 +24,15 @@ class JSONLines:
     the lines that the file had when the run was saved.
 
     Args:
-      path: Path of the file, such as "runs/first/log.jsonl"; its folder is created if missing. A link is followed to
+      path: path of the file, such as "runs/first/log.jsonl"; its folder is created if missing. A link is followed to
         its target.
       append: True to keep the lines of an existing file and add the lines of this run, starting with its parameters;
         False to replace them. Lines of a run that restarts before its first checkpoint are kept too.
 
     Raises:
-      IsADirectoryError: If the path is a folder.
-      ValueError: If the path is something other than a regular file.
-      OSError: From the methods, if the file cannot be written.
+      IsADirectoryError: if the path is a folder.
+      ValueError: if the path is something other than a regular file.
+      OSError: from the methods, if the file cannot be written.
 
     Example:
 

@@ -42,11 +42,11 @@ class LogTo(LateLogsCallback):
     Args:
       *loggers: `JSONLines`, `TensorBoardFiles`, `MLflow` and `WandB` of `trainer.callbacks.loggers`, or any `Logger`.
       log_every: "epoch", or a number of batches, which also limits the batches of an execution.
-      params: Additional parameters, such as the parameters of the module; they override the parameters above.
+      params: additional parameters, such as the parameters of the module; they override the parameters above.
 
     Raises:
-      TypeError: If an element is not a logger, or an argument has a wrong type.
-      ValueError: Without a logger, or if two loggers write the same file.
+      TypeError: if an element is not a logger, or an argument has a wrong type.
+      ValueError: without a logger, or if two loggers write the same file.
 
     Example:
 

@@ -17,11 +17,11 @@ class TensorBoardFiles:
     A resumed run adds a file. TensorBoard ignores the data of earlier files from the first step of the new file on.
 
     Args:
-      log_dir: Directory of the files, created if missing. Artifacts are not copied.
+      log_dir: directory of the files, created if missing. Artifacts are not copied.
 
     Raises:
-      ImportError: If tensorboardX is not installed.
-      OSError: From the methods, if a file cannot be written.
+      ImportError: if tensorboardX is not installed.
+      OSError: from the methods, if a file cannot be written.
 
     Example:
 

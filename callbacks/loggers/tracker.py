@@ -24,7 +24,7 @@ class Tracker(abc.ABC):
     Subclasses define the methods that begin with an underscore.
 
     Args:
-      run: The package's run to use; None to create a run.
+      run: the package's run to use; None to create a run.
     """
 
     def __init__(self, run: Any = None):

@@ -15,13 +15,13 @@ class WandB(Tracker):
     resumed run keeps its id; the server ignores steps that it already has.
 
     Args:
-      project: Name of the project.
-      run: Return value of `wandb.init`, which stays open; excludes the other arguments.
-      **settings: Other arguments of `wandb.init`, such as `name`, `group`, `tags` or `mode="offline"`.
+      project: name of the project.
+      run: return value of `wandb.init`, which stays open; excludes the other arguments.
+      **settings: other arguments of `wandb.init`, such as `name`, `group`, `tags` or `mode="offline"`.
 
     Raises:
-      ImportError: If wandb is not installed.
-      ValueError: If `run` is given together with arguments for another run.
+      ImportError: if wandb is not installed.
+      ValueError: if `run` is given together with arguments for another run.
 
     Example:
 

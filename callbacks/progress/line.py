@@ -18,8 +18,8 @@ def open_line(console: Console | None = None, bar_width: int = BAR_WIDTH) -> Ter
     """Returns a line to draw; None if only whole lines should be printed.
 
     Args:
-      console: Rich console of the line; by default the notebook's cell, or standard output if it is a terminal.
-      bar_width: Number of characters of the bar.
+      console: rich console of the line; by default the notebook's cell, or standard output if it is a terminal.
+      bar_width: number of characters of the bar.
     """
     if not is_interactive_logging_enabled():
         return None

@@ -19,7 +19,7 @@ class NotebookLine:
     """Draws the content of `TerminalLine` as a replaceable output of a cell; the browser wraps long lines.
 
     Args:
-      bar_width: Number of characters of the bar.
+      bar_width: number of characters of the bar.
     """
 
     def __init__(self, bar_width: int = BAR_WIDTH) -> None:

@@ -11,7 +11,7 @@ class Pace:
     The time per step excludes the first execution, which may compile, once as many steps have followed.
 
     Attributes:
-      step: Number of steps so far.
+      step: number of steps so far.
 
     Example:
 

@@ -17,7 +17,7 @@ class PrintedAbove:
     Also redirects `logging` handlers that write to either stream.
 
     Args:
-      line: Line that is drawn.
+      line: line that is drawn.
     """
 
     def __init__(self, line: TerminalLine):

@@ -24,17 +24,17 @@ class Progbar:
     Terminals and notebooks redraw a bar. Elsewhere a line is printed every 30 seconds and at the end.
 
     Args:
-      target: Total number of steps; None if unknown.
-      width: Number of characters of the bar.
+      target: total number of steps; None if unknown.
+      width: number of characters of the bar.
       verbose: 1 for a bar, 2 for one line at the end, 0 for no output.
-      interval: Minimum seconds between two updates of the bar.
-      stateful_metrics: Names of values that are displayed as last given; others are averaged over steps.
-      stateless_metrics: Names of values that are averaged; all others are then displayed as last given.
-      unit_name: Name of a step.
+      interval: minimum seconds between two updates of the bar.
+      stateful_metrics: names of values that are displayed as last given; others are averaged over steps.
+      stateless_metrics: names of values that are averaged; all others are then displayed as last given.
+      unit_name: name of a step.
 
     Raises:
-      TypeError: For an argument of a wrong type.
-      ValueError: For both `stateful_metrics` and `stateless_metrics`, or numbers out of range.
+      TypeError: for an argument of a wrong type.
+      ValueError: for both `stateful_metrics` and `stateless_metrics`, or numbers out of range.
 
     Example:
 
@@ -75,10 +75,10 @@ class Progbar:
         """Displays the progress after a number of steps.
 
         Args:
-          current: Total number of steps so far.
-          values: Pairs of a name and its value over the steps since the last update. The final update's values are
+          current: total number of steps so far.
+          values: pairs of a name and its value over the steps since the last update. The final update's values are
             displayed unchanged, as in Keras: they are the values of the epoch.
-          finalize: Whether this is the final update; by default, whether `current` has reached `target`.
+          finalize: whether this is the final update; by default, whether `current` has reached `target`.
         """
         if finalize is None:
             finalize = self.target is not None and current >= self.target

@@ -45,7 +45,7 @@ class ProgbarLogger(Callback):
     The callback overrides `on_execution_end` and no batch hook.
 
     Args:
-      console: Rich console of the bar; by default a console for standard output.
+      console: rich console of the bar; by default a console for standard output.
 
     Example:
 
@@ -86,7 +86,7 @@ class ProgbarLogger(Callback):
         """Sets the verbosity, the number of epochs and the number of steps in an epoch, and resets the display.
 
         Raises:
-          ValueError: If "verbose" is none of 0, 1, 2 and "auto" (1).
+          ValueError: if "verbose" is none of 0, 1, 2 and "auto" (1).
         """
         super().set_params(params)
         self._verbose = check_verbose(params.get("verbose", 1))

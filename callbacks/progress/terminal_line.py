@@ -23,8 +23,8 @@ class TerminalLine:
     wrap to another line. Lines beyond the terminal's height are hidden until the final state.
 
     Args:
-      console: Console of the line; must be a terminal.
-      bar_width: Number of characters of the bar.
+      console: console of the line; must be a terminal.
+      bar_width: number of characters of the bar.
 
     Example:
 
@@ -49,12 +49,12 @@ class TerminalLine:
         """Replaces the previous state of the line.
 
         Args:
-          title: First text.
-          step: Number of steps so far.
-          steps: Total number of steps; None if unknown, which draws no bar.
-          logs: Texts after the steps, separated by dashes.
-          timings: Texts after the logs.
-          final: Whether the line stays, with all timings, and the next line is drawn below.
+          title: first text.
+          step: number of steps so far.
+          steps: total number of steps; None if unknown, which draws no bar.
+          logs: texts after the steps, separated by dashes.
+          timings: texts after the logs.
+          final: whether the line stays, with all timings, and the next line is drawn below.
         """
         from rich.cells import cell_len
         from rich.text import Text
@@ -85,8 +85,8 @@ class TerminalLine:
         """Writes a text to the terminal, above the drawn line.
 
         Args:
-          write: Function that writes.
-          text: Whole lines.
+          write: function that writes.
+          text: whole lines.
         """
         with self._lock:
             with self._console:
@@ -137,10 +137,10 @@ def _wrapped(line: str, texts: Sequence[str], width: int, length: Callable[[str]
     """Returns a line and texts, separated by dashes, wrapped into lines that cut no text.
 
     Args:
-      line: First line.
-      texts: Texts after the first line.
-      width: Maximum length of a line.
-      length: Function that returns the length of a text.
+      line: first line.
+      texts: texts after the first line.
+      width: maximum length of a line.
+      length: function that returns the length of a text.
 
     >>> _wrapped("Epoch 1/3", ["loss: 0.5", "accuracy: 0.7"], 24)
     ['Epoch 1/3 - loss: 0.5', '  accuracy: 0.7']

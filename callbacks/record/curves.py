@@ -25,14 +25,14 @@ def curves(history: Mapping[str, Sequence[Any]], epochs: Mapping[str, Sequence[i
     """Returns a matplotlib figure, which `figure.savefig("curves.png")` writes, and notebooks show.
 
     Args:
-      history: Values of each log; non-numeric logs are skipped.
-      epochs: Epochs of these values, from 0.
-      metrics: Names of metrics, without "val_"; None for all.
+      history: values of each log; non-numeric logs are skipped.
+      epochs: epochs of these values, from 0.
+      metrics: names of metrics, without "val_"; None for all.
 
     Raises:
-      ImportError: If matplotlib is not installed.
-      TypeError: If a metric is not a string.
-      ValueError: If the history lacks a metric, or has no numbers.
+      ImportError: if matplotlib is not installed.
+      TypeError: if a metric is not a string.
+      ValueError: if the history lacks a metric, or has no numbers.
     """
     for metric in metrics or ():
         if not isinstance(metric, str):

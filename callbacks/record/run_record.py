@@ -41,7 +41,7 @@ class RunRecord(Callback):
     process writes.
 
     Args:
-      folder: Folder of the file, created if missing.
+      folder: folder of the file, created if missing.
 
     Example:
 

@@ -14,8 +14,8 @@ def table_rows(history: Mapping[str, Sequence[Any]], epochs: Mapping[str, Sequen
     """Returns the cells of a table: a row of names, then a row for each epoch.
 
     Args:
-      history: Values of each log.
-      epochs: Epochs of these values, from 0. They are displayed from 1, as in progress bars.
+      history: values of each log.
+      epochs: epochs of these values, from 0. They are displayed from 1, as in progress bars.
 
     >>> table_rows({"loss": [0.5, 0.25], "val_loss": [0.75]}, {"loss": [0, 1], "val_loss": [1]})
     [['epoch', 'loss', 'val_loss'], ['1', '0.5', ''], ['2', '0.25', '0.75']]

@@ -18,11 +18,11 @@ def metadata_by_embedding(embeddings: list[str], metadata: str | Mapping[str, st
     """Returns the metadata file of each embedding that has a metadata file.
 
     Args:
-      embeddings: Names of all embeddings.
-      metadata: A file for all embeddings, or files by name.
+      embeddings: names of all embeddings.
+      metadata: a file for all embeddings, or files by name.
 
     Raises:
-      ValueError: If `metadata` has an unknown embedding.
+      ValueError: if `metadata` has an unknown embedding.
 
     >>> metadata_by_embedding(["words", "tags"], {"words": "words.tsv"})
     {'words': 'words.tsv'}
@@ -40,9 +40,9 @@ def write_embeddings(log_dir: str, embeddings: Mapping[str, np.ndarray], metadat
     """Writes the vectors of embeddings, in place of earlier vectors, and lists them for the projector.
 
     Args:
-      log_dir: Directory of TensorBoard.
-      embeddings: Arrays of shape (entries, features), by name.
-      metadata: Files with a line for each entry, by embedding name; their paths are relative to `log_dir`.
+      log_dir: directory of TensorBoard.
+      embeddings: arrays of shape (entries, features), by name.
+      metadata: files with a line for each entry, by embedding name; their paths are relative to `log_dir`.
     """
     entries = []
     for name, vectors in embeddings.items():

@@ -52,10 +52,10 @@ class EventFile:
     deleted, and at the end of the program.
 
     Args:
-      directory: Path of the directory, created if missing.
+      directory: path of the directory, created if missing.
 
     Raises:
-      OSError: If the file cannot be written.
+      OSError: if the file cannot be written.
 
     Example:
 
@@ -89,10 +89,10 @@ class EventFile:
         """Adds the first `MAX_IMAGES` images.
 
         Args:
-          tag: Name of the images.
-          images: Numbers of shape (images, height, width, channels), with 1, 3 or 4 channels. 0 is dark and 1 is
+          tag: name of the images.
+          images: numbers of shape (images, height, width, channels), with 1, 3 or 4 channels. 0 is dark and 1 is
             bright; other values are clipped.
-          step: Position on the time axis.
+          step: position on the time axis.
         """
         pixels = np.clip(np.nan_to_num(images[:MAX_IMAGES].astype(np.float32)) * 255.5, 0, 255).astype(np.uint8)
         strings = [str(images.shape[2]).encode(), str(images.shape[1]).encode(), *map(png, pixels)]
@@ -130,7 +130,7 @@ def histogram_buckets(values: np.ndarray) -> np.ndarray:
     Equal values are all counted in the last interval, as in TensorFlow; without finite values all rows are zero.
 
     Args:
-      values: Real numbers of any shape and dtype.
+      values: real numbers of any shape and dtype.
 
     Returns:
       A float64 array of shape `(BUCKETS, 3)`.

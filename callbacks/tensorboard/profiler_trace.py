@@ -15,10 +15,10 @@ class ProfilerTrace:
     """A trace that is recorded by the first process only; failures only warn, so that training continues.
 
     Args:
-      owner: Name of the callback, for warnings.
+      owner: name of the callback, for warnings.
 
     Attributes:
-      is_running: Whether it is recording.
+      is_running: whether it is recording.
 
     Example:
 

@@ -36,28 +36,28 @@ class TensorBoard(Callback):
     the default arguments no step waits for this callback, and fused steps stay fused.
 
     Args:
-      log_dir: Path of the directory; created if missing.
-      histogram_freq: Number of epochs between histograms of each weight, such as `Dense_0/kernel/histogram`; 0 writes
+      log_dir: path of the directory; created if missing.
+      histogram_freq: number of epochs between histograms of each weight, such as `Dense_0/kernel/histogram`; 0 writes
         none. The names are the paths in the tree of parameters, or of the model state.
-      write_graph: Whether to write the text of the compiled train step, once per `fit`, as `train_step`.
-      write_images: Whether to write each weight also as an image, such as `Dense_0/kernel/image`, together with the
+      write_graph: whether to write the text of the compiled train step, once per `fit`, as `train_step`.
+      write_images: whether to write each weight also as an image, such as `Dense_0/kernel/image`, together with the
         histograms.
-      write_steps_per_second: Whether to write `epoch_steps_per_second`; and `batch_steps_per_second`, the rate since
+      write_steps_per_second: whether to write `epoch_steps_per_second`; and `batch_steps_per_second`, the rate since
         the last such scalar of the epoch, if `update_freq` is not "epoch".
       update_freq: "epoch" to write logs after epochs only. An integer adds `batch_loss` and so on for every batch whose
         number it divides, with that number, counted from 1 in this `fit`, as the step; "batch" is 1. The integer limits
         the batches of an execution, and writing waits for the device.
-      profile_batch: Number of the batch to profile, counted from 1 as above, or the first and the last as a pair or as
+      profile_batch: number of the batch to profile, counted from 1 as above, or the first and the last as a pair or as
         "first,last"; 0 profiles none. Batches are executed individually up to the end of the last batch's epoch.
-      embeddings_freq: Number of epochs between writes of all embedding vectors for TensorBoard's projector; 0 writes
+      embeddings_freq: number of epochs between writes of all embedding vectors for TensorBoard's projector; 0 writes
         none. An embedding is a two-dimensional parameter with the name "embedding", as in Flax's `Embed`.
-      embeddings_metadata: Path, relative to `log_dir`, of a file with a line for each entry of an embedding; or a dict
+      embeddings_metadata: path, relative to `log_dir`, of a file with a line for each entry of an embedding; or a dict
         of such paths by the path of the layer, such as `Embed_0`.
 
     Raises:
-      ImportError: If tensorboardX is not installed.
-      ValueError: For invalid values; from `fit`, for unknown embeddings in `embeddings_metadata`.
-      OSError: From `fit`, if a file cannot be written.
+      ImportError: if tensorboardX is not installed.
+      ValueError: for invalid values; from `fit`, for unknown embeddings in `embeddings_metadata`.
+      OSError: from `fit`, if a file cannot be written.
     Example:
 
     >>> import pathlib, tempfile, types

@@ -49,13 +49,13 @@ def join_cluster(timeout_secs: float | None = None) -> None:
     monitors its processes. May be called again; later limits are ignored.
 
     Args:
-      timeout_secs: Seconds to wait for the other processes, now and during training; None for the default.
+      timeout_secs: seconds to wait for the other processes, now and during training; None for the default.
 
     Raises:
-      ClusterError: If the description of the cluster is wrong, the processes were started with different clusters, jobs
+      ClusterError: if the description of the cluster is wrong, the processes were started with different clusters, jobs
         or versions, or their CPU devices cannot reach each other. If the error is not caught, the exit code is 2.
-      ClusterTimeout: If processes are missing; the message names them.
-      RuntimeError: If JAX has used its devices already.
+      ClusterTimeout: if processes are missing; the message names them.
+      RuntimeError: if JAX has used its devices already.
     """
     timeout_secs = timeout_secs or DEFAULT_TIMEOUT_SECS
     try:
@@ -158,7 +158,7 @@ def cluster_devices(timeout_secs: float | None = None) -> list[jax.Device]:
     """Returns all devices of this process's cluster, which it joins; outside of a cluster, its own devices.
 
     Args:
-      timeout_secs: See `join_cluster`.
+      timeout_secs: see `join_cluster`.
     """
     join_cluster(timeout_secs)
     return list(jax.devices() if jax.process_count() > 1 else jax.local_devices())

@@ -10,7 +10,7 @@ def reached_preemption_sync_point(boundary: int) -> bool:
     """Returns whether all processes of the job must save at this boundary, because a process has received SIGTERM.
 
     Args:
-      boundary: Number of a boundary of batches, which all processes reach; increasing from call to call.
+      boundary: number of a boundary of batches, which all processes reach; increasing from call to call.
     """
     from jax.experimental import multihost_utils  # imports much of JAX
 

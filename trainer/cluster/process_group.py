@@ -32,12 +32,12 @@ class ProcessGroup:
     single process all calls return at once.
 
     Args:
-      members: Numbers of the processes, in ascending order.
-      name: Name of the group; the same in all members, and different for each group.
+      members: numbers of the processes, in ascending order.
+      name: name of the group; the same in all members, and different for each group.
 
     Attributes:
-      index: Position of this process among the members.
-      count: Number of members.
+      index: position of this process among the members.
+      count: number of members.
 
     >>> group = ProcessGroup.of([0])
     >>> group.all_gather("here"), group.any(False)
@@ -67,13 +67,13 @@ class ProcessGroup:
         """Returns the texts of all processes, in the order of their numbers.
 
         Args:
-          text: Text of this process.
-          what: Subject of the text, which the processes compare.
+          text: text of this process.
+          what: subject of the text, which the processes compare.
 
         Raises:
-          ClusterError: If another process makes another call.
-          TimeoutError: If processes are missing; the watchdog, which names late processes, acts earlier.
-          RuntimeError: If this is a prefetching thread whose data are no longer needed.
+          ClusterError: if another process makes another call.
+          TimeoutError: if processes are missing; the watchdog, which names late processes, acts earlier.
+          RuntimeError: if this is a prefetching thread whose data are no longer needed.
         """
         if self.count == 1:
             return [text]
@@ -89,8 +89,8 @@ class ProcessGroup:
         """Returns whether `flag` is true in any process.
 
         Args:
-          flag: Flag of this process.
-          what: As in `all_gather`.
+          flag: flag of this process.
+          what: as in `all_gather`.
 
         Raises:
           The errors of `all_gather`.
@@ -101,11 +101,11 @@ class ProcessGroup:
         """Raises in all processes if a process differs from the others.
 
         Args:
-          what: Name of the described object in messages, such as "model".
-          describe: Returns short texts by name, which must be equal. Not called with a single process.
+          what: name of the described object in messages, such as "model".
+          describe: returns short texts by name, which must be equal. Not called with a single process.
 
         Raises:
-          ClusterError: If a process differs; the message has its name, the difference and both descriptions.
+          ClusterError: if a process differs; the message has its name, the difference and both descriptions.
         """
         if self.count == 1:
             return

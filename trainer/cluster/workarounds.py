@@ -42,7 +42,7 @@ def threads_that_wait_their_turn(use_gloo: Callable[[], bool]) -> Iterator[None]
     this. Measured with jax 0.10.2 and 0.12.
 
     Args:
-      use_gloo: Returns, at the end of the block, whether Gloo connects the devices. Threads that launch work on GPUs
+      use_gloo: returns, at the end of the block, whether Gloo connects the devices. Threads that launch work on GPUs
         are unchanged.
     """
     before = _threads()

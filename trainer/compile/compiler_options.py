@@ -22,7 +22,7 @@ def options_of_one_run(device: jax.Device) -> CompilerOptions:
     user stays as it is.
 
     Args:
-      device: A device of the program.
+      device: a device of the program.
     """
     is_set = _LEVEL in os.environ.get("XLA_FLAGS", "")
     return {_LEVEL: 1} if device.platform == "cpu" and not is_set else {}
@@ -34,10 +34,10 @@ def compiler_options(
     """Returns the options of a program for `compile_lowered`.
 
     Args:
-      devices: Devices of the program.
-      deterministic: Whether the program gives the same bits each time that it is compiled and run on such devices.
-      overlap: Whether collectives are scheduled beside other work.
-      bytes_per_pack: Maximum bytes of the collectives that XLA joins; 0 leaves it to XLA.
+      devices: devices of the program.
+      deterministic: whether the program gives the same bits each time that it is compiled and run on such devices.
+      overlap: whether collectives are scheduled beside other work.
+      bytes_per_pack: maximum bytes of the collectives that XLA joins; 0 leaves it to XLA.
 
     Source: https://openxla.org/xla/determinism and https://openxla.org/xla/flags_guidance
     """

@@ -35,7 +35,7 @@ def over_axes(axes: Collection[str]) -> Constrain:
     """Returns a function for programs of a single replica, which knows only its own rows.
 
     Args:
-      axes: Mesh axes that may split the arrays of a replica. Other axes are left out of shardings.
+      axes: mesh axes that may split the arrays of a replica. Other axes are left out of shardings.
     """
     def constrain(arrays: Any, shardings: Any) -> Any:
         if not axes:

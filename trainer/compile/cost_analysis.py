@@ -28,9 +28,9 @@ class Cost(NamedTuple):
     """The floating-point operations of a program.
 
     Attributes:
-      flops: Number of all floating-point operations.
-      repeated_flops: Operations of all iterations but the first of loops with known length.
-      products: Operations of products and convolutions by compute type: the dtype of the operands, or "tensorfloat32"
+      flops: number of all floating-point operations.
+      repeated_flops: operations of all iterations but the first of loops with known length.
+      products: operations of products and convolutions by compute type: the dtype of the operands, or "tensorfloat32"
         for float32 in JAX's default precision, as GPUs compute it.
     """
 
@@ -53,7 +53,7 @@ def cost_of(program: ClosedJaxpr | Jaxpr) -> Cost:
     removes them.
 
     Args:
-      program: A traced program, such as `jax.jit(function).trace(...).jaxpr`.
+      program: a traced program, such as `jax.jit(function).trace(...).jaxpr`.
 
     Example:
       >>> import jax
@@ -110,10 +110,10 @@ def flops_by_scope(program: ClosedJaxpr | Jaxpr, scope_of: Callable[[str], Any],
     """Returns the floating-point operations of a traced program by named scope, counted as in `cost_of`.
 
     Args:
-      program: A traced program, such as the result of `jax.make_jaxpr`.
-      scope_of: Returns the key of a scope from the names of all scopes around an operation, joined by "/"; None for the
+      program: a traced program, such as the result of `jax.make_jaxpr`.
+      scope_of: returns the key of a scope from the names of all scopes around an operation, joined by "/"; None for the
         key of the enclosing operations.
-      outer: Key of the operations around the program.
+      outer: key of the operations around the program.
 
     Example:
       >>> import jax

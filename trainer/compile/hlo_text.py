@@ -28,9 +28,9 @@ class Array(NamedTuple):
     """The type of an array.
 
     Attributes:
-      dtype: Name of the dtype in HLO, such as "f32".
-      shape: Shape of the array.
-      bits: Bits of an element.
+      dtype: name of the dtype in HLO, such as "f32".
+      shape: shape of the array.
+      bits: bits of an element.
     """
 
     dtype: str
@@ -47,12 +47,12 @@ class Instruction(NamedTuple):
     """An HLO instruction.
 
     Attributes:
-      name: Name of the instruction.
-      operation: Operation, such as "fusion" or "all-reduce-start".
-      arrays: Output arrays.
-      operands: Names of the instructions whose results are the operands.
-      is_root: Whether its result is the result of its computation.
-      text: The whole line.
+      name: name of the instruction.
+      operation: operation, such as "fusion" or "all-reduce-start".
+      arrays: output arrays.
+      operands: names of the instructions whose results are the operands.
+      is_root: whether its result is the result of its computation.
+      text: the whole line.
     """
 
     name: str
@@ -95,11 +95,11 @@ class Program:
     """The computations of a program.
 
     Args:
-      text: Text of the program, from `jax.stages.Compiled.as_text()`.
+      text: text of the program, from `jax.stages.Compiled.as_text()`.
 
     Attributes:
-      header: The first line.
-      computations: Instructions of each computation by name, in the order of the schedule.
+      header: the first line.
+      computations: instructions of each computation by name, in the order of the schedule.
 
     Example:
       >>> program = Program('''HloModule step

@@ -27,9 +27,9 @@ def compiled(
     """Returns `function` compiled. Inside another compiled function, all calls share its trace.
 
     Args:
-      function: A pure function of arrays.
-      out_shardings: Shardings of the outputs, a prefix of their tree; None leaves them to the compiler.
-      donate: Indices of the arguments whose buffers the outputs may reuse.
+      function: a pure function of arrays.
+      out_shardings: shardings of the outputs, a prefix of their tree; None leaves them to the compiler.
+      donate: indices of the arguments whose buffers the outputs may reuse.
       compiler_options: XLA's options, for a function that no other compiled function calls.
     """
     options = {} if out_shardings is None else {"out_shardings": out_shardings}
@@ -45,11 +45,11 @@ def on_each_device(
     Other axes of the mesh are left to the compiler.
 
     Args:
-      function: Function of a shard of the arguments.
-      mesh: The devices.
-      axes: Axes of the mesh.
-      in_specs: Partition specs of the arguments over these axes, a prefix of their trees.
-      out_specs: Returns the partition specs of the outputs, a prefix of their tree, from the tree of a shard's outputs.
+      function: function of a shard of the arguments.
+      mesh: the devices.
+      axes: axes of the mesh.
+      in_specs: partition specs of the arguments over these axes, a prefix of their trees.
+      out_specs: returns the partition specs of the outputs, a prefix of their tree, from the tree of a shard's outputs.
     """
     # No check of varying axes: with it, gradients of replicated parameters are already summed, and Flax's recurrent
     # layers fail in their scan.
@@ -76,7 +76,7 @@ def compile_lowered(lowered: Any, options: CompilerOptions | None = None) -> Any
     """Returns the executable of a `jax.stages.Lowered`. Threads compile one program at a time.
 
     Args:
-      lowered: The program.
+      lowered: the program.
       options: XLA's options; see `compiler_options.py`.
     """
     with _COMPILER:
@@ -97,9 +97,9 @@ def compiling(
     """Begins to compile `function` in a thread, while the caller traces.
 
     Args:
-      function: A pure function of arrays.
-      *args: Arguments with the shapes of later calls.
-      out_shardings: As in `compiled`.
+      function: a pure function of arrays.
+      *args: arguments with the shapes of later calls.
+      out_shardings: as in `compiled`.
       options: XLA's options.
 
     Returns:
@@ -115,9 +115,9 @@ def init_placed(init: Callable[..., Any], shardings: Callable[[Any], Any], *args
     """Begins to compile `init`, with each leaf in its own buffer: no device holds more than its shard.
 
     Args:
-      init: A pure function.
-      shardings: Returns the sharding of each leaf of the result, from a tree of shapes.
-      *args: Arguments of `init`.
+      init: a pure function.
+      shardings: returns the sharding of each leaf of the result, from a tree of shapes.
+      *args: arguments of `init`.
 
     Returns:
       The shapes of the result, and a function that returns `init(*args)`.

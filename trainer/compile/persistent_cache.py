@@ -22,14 +22,14 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
     program. Old entries are not deleted. Programs from the folder run unchecked: no other user may have write access.
 
     Args:
-      folder: The folder, created for its owner alone if it does not exist. By default "trainer-jax" in the user's cache
+      folder: the folder, created for its owner alone if it does not exist. By default "trainer-jax" in the user's cache
         folder.
 
     Returns:
       The folder.
 
     Raises:
-      OSError: The folder cannot be created or written to.
+      OSError: the folder cannot be created or written to.
       TypeError: `folder` is not a path.
       ValueError: `folder` is empty.
 

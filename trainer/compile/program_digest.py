@@ -25,8 +25,8 @@ def program_digest(function: Callable[..., Any], *arguments: PyTree) -> str:
     Traces change with the versions of the packages: compare digests only between equal versions.
 
     Args:
-      function: A traceable function of arrays.
-      *arguments: Trees of arrays or shapes.
+      function: a traceable function of arrays.
+      *arguments: trees of arrays or shapes.
 
     >>> one, other, same = (program_digest(f, np.ones(3)) for f in (lambda x: x + 1, lambda x: x + 2, lambda y: y + 1))
     >>> one == other, one == same

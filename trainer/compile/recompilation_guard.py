@@ -24,7 +24,7 @@ class CompileGuard:
 
     Args:
       mode: "warn" issues a RuntimeWarning, "error" raises before compiling, "off" does nothing.
-      step: Name of the step, for messages.
+      step: name of the step, for messages.
     """
 
     def __init__(self, mode: str, step: str):
@@ -37,11 +37,11 @@ class CompileGuard:
         """Records that the step is about to compile, and reports it if it is unexpected.
 
         Args:
-          batch: Shapes of the batch, a tree of `jax.ShapeDtypeStruct`s.
-          number: Number of the batch in its epoch.
+          batch: shapes of the batch, a tree of `jax.ShapeDtypeStruct`s.
+          number: number of the batch in its epoch.
 
         Raises:
-          RuntimeError: The compilation is unexpected, and the mode is "error".
+          RuntimeError: the compilation is unexpected, and the mode is "error".
         """
         # The library, not the user, may stack or run another number of batches of a known shape.
         if self._mode == "off" or batch in self._compiled:

@@ -34,10 +34,10 @@ def as_count(argument: str, value: Any, minimum: int = 1, expected: str | None =
     """Returns `value`, a whole number of at least `minimum`, as an int.
 
     Args:
-      argument: Name of the argument, for the error.
-      value: The value.
-      minimum: The least value.
-      expected: Expected values in the error, if the caller accepts more than such a number.
+      argument: name of the argument, for the error.
+      value: the value.
+      minimum: the least value.
+      expected: expected values in the error, if the caller accepts more than such a number.
 
     Raises:
       TypeError: `value` is no whole number.
@@ -103,11 +103,11 @@ def as_count_or_word(
     """Returns `value`, a whole number of at least `minimum` as an int, or a string in `words`.
 
     Args:
-      argument: Name of the argument, for the error.
-      value: The value.
-      words: Allowed strings.
-      minimum: The least number.
-      expected: Expected values in the error, if the caller accepts more than these.
+      argument: name of the argument, for the error.
+      value: the value.
+      words: allowed strings.
+      minimum: the least number.
+      expected: expected values in the error, if the caller accepts more than these.
 
     Raises:
       TypeError: `value` is neither a whole number nor a string.
@@ -133,10 +133,10 @@ def check_word(argument: str, value: Any, words: Collection[str], expected: str 
     """Returns `value`, a string in `words`.
 
     Args:
-      argument: Name of the argument, for the error.
-      value: The value.
-      words: Allowed strings.
-      expected: Expected values in the error, if the caller accepts more than these.
+      argument: name of the argument, for the error.
+      value: the value.
+      words: allowed strings.
+      expected: expected values in the error, if the caller accepts more than these.
 
     Raises:
       TypeError: `value` is no string.
@@ -174,7 +174,7 @@ def check_validation_freq(value: Any) -> None:
 
     Raises:
       TypeError: `value` is anything else.
-      ValueError: A number is less than 1.
+      ValueError: a number is less than 1.
     """
     is_collection = isinstance(value, Collection) and not isinstance(value, str)
     for number in value if is_collection else [value]:
@@ -185,13 +185,13 @@ def require(arguments: dict[str, Any], expected: str, holds: Callable[[float], b
     """Raises an error unless every argument is a number for which `holds` is true.
 
     Args:
-      arguments: Values by the names of their arguments.
-      expected: Expected values in the error.
-      holds: The condition.
+      arguments: values by the names of their arguments.
+      expected: expected values in the error.
+      holds: the condition.
 
     Raises:
-      TypeError: An argument is no number.
-      ValueError: The condition is false for a number.
+      TypeError: an argument is no number.
+      ValueError: the condition is false for a number.
     """
     for argument, value in arguments.items():
         number = as_number(argument, value, expected)

@@ -23,15 +23,15 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
     """Registers a class or function of yours under a name for configurations.
 
     Args:
-      package: Part of the name before `>`, such as the name of your project.
-      name: Part of the name after it; by default the name of the class or function.
+      package: part of the name before `>`, such as the name of your project.
+      name: part of the name after it; by default the name of the class or function.
 
     Returns:
       A decorator, which returns the decorated object.
 
     Raises:
-      TypeError: A name is no string, or the decorated object is no class or function.
-      ValueError: A class has no `get_config`.
+      TypeError: a name is no string, or the decorated object is no class or function.
+      ValueError: a class has no `get_config`.
 
     Example:
       >>> import trainer
@@ -77,7 +77,7 @@ class CustomObjectScope:
     It holds in the current thread, and in threads that read data for a `fit` inside it.
 
     Args:
-      custom_objects: Classes and functions by name; None for an empty dict.
+      custom_objects: classes and functions by name; None for an empty dict.
 
     Raises:
       TypeError: `custom_objects` is no mapping.
@@ -135,10 +135,10 @@ def get_registered_object(
     """Returns the class or the function of a name, or None.
 
     Args:
-      name: The name, such as "my_project>Huber10".
-      custom_objects: Additional objects with the highest priority, followed by `custom_object_scope` and registered
+      name: the name, such as "my_project>Huber10".
+      custom_objects: additional objects with the highest priority, followed by `custom_object_scope` and registered
         objects.
-      module_objects: Additional objects with the lowest priority.
+      module_objects: additional objects with the lowest priority.
 
     >>> get_registered_object("largest", {"largest": max})
     <built-in function max>
@@ -159,8 +159,8 @@ def to_config(value: Any, module: str) -> Config:
     """Returns an object or a function as plain data.
 
     Args:
-      value: An object with `get_config`, or a function with a name.
-      module: Public module of its class if it belongs to this package, such as "losses".
+      value: an object with `get_config`, or a function with a name.
+      module: public module of its class if it belongs to this package, such as "losses".
 
     Raises:
       TypeError: `value` is anything else.

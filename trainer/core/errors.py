@@ -24,7 +24,7 @@ def naming_file(path: str) -> Iterator[None]:
     """Names a file in the errors of code that parses its content.
 
     Raises:
-      ValueError: Replaces any error about malformed content, unless the error already names the file.
+      ValueError: replaces any error about malformed content, unless the error already names the file.
 
     >>> with naming_file("state"):
     ...     {}["format_version"]
@@ -51,9 +51,9 @@ def unknown_name(argument: str, received: str, known: Iterable[str]) -> ValueErr
     """Returns the error for a name that is not in `known`, with up to five similar names, or all names if they are few.
 
     Args:
-      argument: Argument of the name, such as "optimizer".
-      received: The received name.
-      known: All accepted names.
+      argument: argument of the name, such as "optimizer".
+      received: the received name.
+      known: all accepted names.
     """
     return ValueError(f"Unknown {argument} {received!r}. {near_hint(received, known)}")
 
@@ -106,7 +106,7 @@ def see(code: str) -> str:
     """Returns the sentence that refers to an entry of docs/errors.md.
 
     Args:
-      code: Heading of the entry.
+      code: heading of the entry.
 
     >>> see("monitor")
     'See docs/errors.md#monitor.'

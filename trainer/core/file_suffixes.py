@@ -21,10 +21,10 @@ def check_suffix(argument: str, path: str | os.PathLike[str], suffix: str, or_fo
     """Raises ValueError for a name with the suffix of another program's format.
 
     Args:
-      argument: Name of the argument, for the error.
-      path: Name of the file to write.
-      suffix: Suffix to use instead.
-      or_folder: Whether a name without a suffix, for a folder, is accepted too.
+      argument: name of the argument, for the error.
+      path: name of the file to write.
+      suffix: suffix to use instead.
+      or_folder: whether a name without a suffix, for a folder, is accepted too.
 
     >>> check_suffix("filepath", "digits.safetensors", ".safetensors")
     >>> check_suffix("filepath", "digits.weights.h5", ".safetensors")

@@ -40,14 +40,14 @@ class Policy:
     """The dtypes of a module's parameters, computations and outputs.
 
     Args:
-      name: Name of the policy.
-      param_dtype: Floating dtype of parameters in storage and updates.
-      compute_dtype: Floating dtype of the module's computations.
-      output_dtype: Floating dtype of the module's outputs, which the loss and the metrics receive.
-      scales_gradients: Whether gradients need a loss scale, because of float16's narrow range.
+      name: name of the policy.
+      param_dtype: floating dtype of parameters in storage and updates.
+      compute_dtype: floating dtype of the module's computations.
+      output_dtype: floating dtype of the module's outputs, which the loss and the metrics receive.
+      scales_gradients: whether gradients need a loss scale, because of float16's narrow range.
 
     Raises:
-      ValueError: A dtype is not a floating-point dtype.
+      ValueError: a dtype is not a floating-point dtype.
 
     >>> get("mixed_float16").compute_dtype
     dtype('float16')
@@ -94,7 +94,7 @@ def get(precision: str | Policy | None) -> Policy | None:
         keeps all dtypes of the module and the data.
 
     Raises:
-      ValueError: The name is unknown.
+      ValueError: the name is unknown.
       TypeError: `precision` is none of these.
 
     >>> get("mixed_bfloat16").param_dtype
@@ -123,7 +123,7 @@ def with_matmul_precision(name: str | None) -> contextlib.AbstractContextManager
     """Returns a context that sets the precision of traced float32 products, and of their gradients.
 
     Args:
-      name: A name in `MATMUL_PRECISIONS`, see `jax.lax.Precision`; None leaves it to `jax.default_matmul_precision`.
+      name: a name in `MATMUL_PRECISIONS`, see `jax.lax.Precision`; None leaves it to `jax.default_matmul_precision`.
 
     >>> with with_matmul_precision("highest"):
     ...     print(jax.make_jaxpr(jnp.dot)(jnp.ones(2), jnp.ones(2)).eqns[0].params["precision"][0].name)
@@ -136,8 +136,8 @@ def multiplies_float32(platform: str, name: str | None) -> bool:
     """Returns whether float32 products use unrounded operands, unlike TF32 on GPUs.
 
     Args:
-      platform: Platform of the devices, such as "cpu".
-      name: Argument of `with_matmul_precision`.
+      platform: platform of the devices, such as "cpu".
+      name: argument of `with_matmul_precision`.
 
     >>> multiplies_float32("cpu", None), multiplies_float32("gpu", None), multiplies_float32("gpu", "highest")
     (True, False, True)
@@ -161,13 +161,13 @@ def apply_with_policy(
     NaN.
 
     Args:
-      policy: The policy; None applies the module unchanged.
-      apply: The module as a function.
-      params: Its parameters. Floating leaves are cast to `compute_dtype`, except for narrower leaves.
-      model_state: Its state, which is not cast: running averages need float32.
-      inputs: One batch. Floating leaves are cast like parameters. Pass numbers that stand for things, such as tokens,
+      policy: the policy; None applies the module unchanged.
+      apply: the module as a function.
+      params: its parameters. Floating leaves are cast to `compute_dtype`, except for narrower leaves.
+      model_state: its state, which is not cast: running averages need float32.
+      inputs: one batch. Floating leaves are cast like parameters. Pass numbers that stand for things, such as tokens,
         as integers: bfloat16 represents whole numbers exactly only up to 256.
-      scale: Factor of gradients inside of the module, a float32 scalar; None for no scaling.
+      scale: factor of gradients inside of the module, a float32 scalar; None for no scaling.
 
     Returns:
       `(outputs, new_model_state)`, with floating outputs in `output_dtype` and the state in the dtypes of
@@ -262,8 +262,8 @@ class LossScale(NamedTuple):
     """The state of dynamic loss scaling.
 
     Attributes:
-      scale: Factor of gradients inside of modules, a float32 scalar and a power of two.
-      good_steps: Number of steps with finite gradients since the last change of the scale, an int32 scalar.
+      scale: factor of gradients inside of modules, a float32 scalar and a power of two.
+      good_steps: number of steps with finite gradients since the last change of the scale, an int32 scalar.
     """
 
     scale: jax.Array
@@ -288,10 +288,10 @@ def next_loss_scale(loss_scale: LossScale, is_finite: jax.Array, growth_steps: i
     2**100, a model whose gradients are all zero would reach an infinite scale, and NaN.
 
     Args:
-      loss_scale: The loss scale of the step.
-      is_finite: Whether all gradients of the step are finite, a boolean scalar that is equal on all replicas, such as
+      loss_scale: the loss scale of the step.
+      is_finite: whether all gradients of the step are finite, a boolean scalar that is equal on all replicas, such as
         `all_finite` of reduced gradients.
-      growth_steps: Number of such steps after which the scale is doubled.
+      growth_steps: number of such steps after which the scale is doubled.
 
     >>> float(next_loss_scale(initial_loss_scale(), jnp.array(False)).scale)
     16384.0
@@ -313,8 +313,8 @@ class SkippedUpdates(NamedTuple):
     """Counts of updates that were skipped because of non-finite gradients.
 
     Attributes:
-      total: Number of all skipped updates, an int32 scalar.
-      in_a_row: Number of skipped updates since the last update, an int32 scalar.
+      total: number of all skipped updates, an int32 scalar.
+      in_a_row: number of skipped updates since the last update, an int32 scalar.
     """
 
     total: jax.Array

@@ -13,8 +13,8 @@ def printable(text: str, newlines: bool = False) -> str:
     """Returns a text with non-printable characters escaped, as in Python's string literals.
 
     Args:
-      text: The text.
-      newlines: Whether to keep line feeds, such as in the text of an error.
+      text: the text.
+      newlines: whether to keep line feeds, such as in the text of an error.
 
     Example:
       >>> print(printable("a\\x1b[31mb\\nc"))
@@ -30,8 +30,8 @@ def received(document: str | bytes) -> Any:
     """Returns the value of a JSON document, with all strings printable and on a single line.
 
     Raises:
-      ValueError: The document is not JSON.
-      RecursionError: The document is nested too deeply.
+      ValueError: the document is not JSON.
+      RecursionError: the document is nested too deeply.
 
     Example:
       >>> received('{"name": "worker\\\\u0007"}')

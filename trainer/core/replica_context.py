@@ -65,15 +65,15 @@ class ReplicaContext:
     of `fit`, `evaluate` and `predict`, which see the whole batch, and of code outside of any step.
 
     Attributes:
-      num_replicas_in_sync: Number of replicas that run this step together.
-      is_part: Whether the rows are a microbatch, and not all of the replica's rows of the batch.
-      batch_norm_groups: Number of replicas whose rows the batch holds; with `batch_norm="per_replica"`, BatchNorm
+      num_replicas_in_sync: number of replicas that run this step together.
+      is_part: whether the rows are a microbatch, and not all of the replica's rows of the batch.
+      batch_norm_groups: number of replicas whose rows the batch holds; with `batch_norm="per_replica"`, BatchNorm
         normalizes the rows of each replica on their own.
-      has_whole_batch: Whether code of a step that several devices divide sees a single replica.
-      keys_differ: Whether each replica has random keys of its own.
-      mask_reads: Number of times that code has read which rows are padding, to detect code that does not.
-      is_told_reduction: Whether the last call of `apply_gradients` set the reduction of gradients over the replicas.
-      untold_reductions: Number of calls that did not set it.
+      has_whole_batch: whether code of a step that several devices divide sees a single replica.
+      keys_differ: whether each replica has random keys of its own.
+      mask_reads: number of times that code has read which rows are padding, to detect code that does not.
+      is_told_reduction: whether the last call of `apply_gradients` set the reduction of gradients over the replicas.
+      untold_reductions: number of calls that did not set it.
     """
 
     num_replicas_in_sync: int = 1
@@ -144,8 +144,8 @@ class ReplicaContext:
         """Returns this replica's share of a mean over the batch. The mean of all shares is the mean over the batch.
 
         Args:
-          total: Sum over this replica's rows, a scalar.
-          divisor: Divisor of this replica. Pass an int only if it is the number of its values.
+          total: sum over this replica's rows, a scalar.
+          divisor: divisor of this replica. Pass an int only if it is the number of its values.
         """
         # The number of values needs no exchange with other replicas.
         whole = divisor * self.num_replicas_in_sync if isinstance(divisor, int) else self.sum(divisor)
@@ -160,8 +160,8 @@ class ReplicaContext:
 
         Args:
           reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
-          value: A tree of arrays with the same shapes on all replicas.
-          options: A `trainer.distribute.CommunicationOptions`, for this reduction only.
+          value: a tree of arrays with the same shapes on all replicas.
+          options: a `trainer.distribute.CommunicationOptions`, for this reduction only.
         """
         ReduceOp.of(reduce_op)
         return value
@@ -190,9 +190,9 @@ class ReplicaContext:
         This context already has the rows of a single replica.
 
         Args:
-          function: See `trainer.distribute.on_each_replica`.
-          args: Positional arguments, in which arrays with the context's rows are split.
-          kwargs: Keyword arguments, which each replica receives whole.
+          function: see `trainer.distribute.on_each_replica`.
+          args: positional arguments, in which arrays with the context's rows are split.
+          kwargs: keyword arguments, which each replica receives whole.
         """
         return function(*args, **kwargs)
 
@@ -226,8 +226,8 @@ class ReplicaContext:
         """Returns the loss of the whole batch as a function of the parameters, with its gradients.
 
         Args:
-          reduce_op: Reduction of gradients over the replicas.
-          loss_fn: Returns this replica's part of the loss.
+          reduce_op: reduction of gradients over the replicas.
+          loss_fn: returns this replica's part of the loss.
         """
         @jax.custom_vjp
         def whole(params: PyTree) -> jax.Array:
@@ -249,11 +249,11 @@ class ReplicaContext:
         """Returns the parameters and the optimizer state after an update with reduced gradients.
 
         Args:
-          rule: An `UpdateRule`, which applies gradients to parameters.
-          grads: Result of `reduce_gradients`.
-          opt_state: Optimizer state from `gather_params`.
-          params: The parameters.
-          extra: Additional arguments for the optimizer: the loss of the whole batch, and functions of it.
+          rule: an `UpdateRule`, which applies gradients to parameters.
+          grads: result of `reduce_gradients`.
+          opt_state: optimizer state from `gather_params`.
+          params: the parameters.
+          extra: additional arguments for the optimizer: the loss of the whole batch, and functions of it.
         """
         return rule.update(grads, opt_state, params, extra)
 

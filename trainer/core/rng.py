@@ -30,10 +30,10 @@ def stream_key(
     """Returns the key of a random stream.
 
     Args:
-      seed: The model's seed, an int or an integer scalar.
-      stream: Name of the stream, such as "dropout".
-      step: The train step; each step draws other numbers.
-      replica: Number of a replica of `strategy.run`, or of a microbatch; each draws other numbers.
+      seed: the model's seed, an int or an integer scalar.
+      stream: name of the stream, such as "dropout".
+      step: the train step; each step draws other numbers.
+      replica: number of a replica of `strategy.run`, or of a microbatch; each draws other numbers.
 
     Returns:
       A typed PRNG key of shape `()`.

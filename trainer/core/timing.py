@@ -20,10 +20,10 @@ class Timing:
     rest is "host", the loop itself.
 
     Attributes:
-      rows: Number of training rows of the run so far; counted by the loop.
-      steps: Number of all steps of the run so far; see `begin_steps`.
-      on_phase: Called with the category of the time from now on, or "host"; None for no call.
-      inner_secs: Seconds of other runs inside of this run, such as an `evaluate` in a callback; counted by the outer
+      rows: number of training rows of the run so far; counted by the loop.
+      steps: number of all steps of the run so far; see `begin_steps`.
+      on_phase: called with the category of the time from now on, or "host"; None for no call.
+      inner_secs: seconds of other runs inside of this run, such as an `evaluate` in a callback; counted by the outer
         run, and in some category too.
 
     Example:

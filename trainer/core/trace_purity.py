@@ -68,8 +68,8 @@ def given_its_state(function: Callable[..., Any], owner: Any = None) -> Iterator
     """Makes `check_may_read` refuse reads in the block, which traces `function`: only its arguments may change.
 
     Args:
-      function: The traced function.
-      owner: The object whose own values must be arguments, while values of other objects may be read; None to refuse
+      function: the traced function.
+      owner: the object whose own values must be arguments, while values of other objects may be read; None to refuse
         all reads.
     """
     with state.replaced(traced_function=function, traced_owner=owner):
@@ -80,9 +80,9 @@ def check_may_read(reader: Any, what: str, fix: str) -> None:
     """Raises TypeError during the trace of a function that must receive its values as arguments.
 
     Args:
-      reader: The object that is about to read, possibly an attribute of another object.
-      what: Name of the values to read, for the message.
-      fix: The value to pass instead.
+      reader: the object that is about to read, possibly an attribute of another object.
+      what: name of the values to read, for the message.
+      fix: the value to pass instead.
     """
     tracing = state.current()
     owner, constants = tracing.traced_owner, tracing.read_constants

@@ -24,14 +24,14 @@ class TrainState:
     """The state of training after `step` steps.
 
     Attributes:
-      step: Number of completed train steps, an int32 scalar. It advances once per train step, however often gradients
+      step: number of completed train steps, an int32 scalar. It advances once per train step, however often gradients
         are applied.
-      params: Trainable arrays, a nested dict; for a dict of modules, with an entry per module.
-      model_state: All other collections of the model, such as BatchNorm's running averages.
-      opt_state: Optimizer state; for a dict of optimizers, with an entry per optimizer. None without an optimizer.
-      seed: Seed of all random streams, a uint32 scalar.
-      layouts: Sharding annotations of the parameters, as pairs of a path and a layout. Not part of the pytree's leaves.
-      optimizer: The `UpdateRule` that applies gradients, or a mapping of module names to rules. Not part of the
+      params: trainable arrays, a nested dict; for a dict of modules, with an entry per module.
+      model_state: all other collections of the model, such as BatchNorm's running averages.
+      opt_state: optimizer state; for a dict of optimizers, with an entry per optimizer. None without an optimizer.
+      seed: seed of all random streams, a uint32 scalar.
+      layouts: sharding annotations of the parameters, as pairs of a path and a layout. Not part of the pytree's leaves.
+      optimizer: the `UpdateRule` that applies gradients, or a mapping of module names to rules. Not part of the
         pytree's leaves.
     """
 
@@ -125,22 +125,22 @@ class TrainState:
         """Returns the state after an optimizer update.
 
         Args:
-          grads: Gradients, a tree like `params`; in `strategy.run`, this replica's gradients.
-          model_state: New model state, as returned by `Model.apply`; None leaves it unchanged.
-          reduce: Reduction of gradients over the replicas of `strategy.run`. "mean", the default, suits losses from
+          grads: gradients, a tree like `params`; in `strategy.run`, this replica's gradients.
+          model_state: new model state, as returned by `Model.apply`; None leaves it unchanged.
+          reduce: reduction of gradients over the replicas of `strategy.run`. "mean", the default, suits losses from
             `Model.compute_loss`; "sum" suits a loss divided by the global batch; None leaves them unreduced. If a
             function for `strategy.run` does not set it, its first run is compared with a single device.
-          value: The loss, for transformations that need it, such as `optax.contrib.reduce_on_plateau`. In
+          value: the loss, for transformations that need it, such as `optax.contrib.reduce_on_plateau`. In
             `strategy.run` it is this replica's loss, which is reduced like gradients.
-          value_fn: Returns the loss for other parameters, a tree like `params`, for line searches. It is ignored with
+          value_fn: returns the loss for other parameters, a tree like `params`, for line searches. It is ignored with
             several optimizers, and on replicas of a strategy that splits the state.
-          **named_grads: Gradients of single modules by name, if the model is a dict of modules. Other modules keep
+          **named_grads: gradients of single modules by name, if the model is a dict of modules. Other modules keep
             their parameters.
 
         Raises:
-          ValueError: There is no optimizer, a name has no optimizer, or gradients are missing; in `strategy.run`,
+          ValueError: there is no optimizer, a name has no optimizer, or gradients are missing; in `strategy.run`,
             without `reduce`, the gradients are scaled for a sum.
-          TypeError: Neither or both of `grads` and `named_grads` are given.
+          TypeError: neither or both of `grads` and `named_grads` are given.
 
         Example:
           >>> state = state.apply_gradients(grads, model_state=model_state)  # doctest: +SKIP

@@ -23,7 +23,7 @@ def path_name(key_path: Sequence[Any]) -> str:
     """Returns the name of a leaf: the keys, indices and attributes that lead to it, joined by "/".
 
     Args:
-      key_path: The path from `jax.tree_util`; empty for a tree that is itself a leaf.
+      key_path: the path from `jax.tree_util`; empty for a tree that is itself a leaf.
 
     >>> path_name((jax.tree_util.DictKey("up"), jax.tree_util.SequenceKey(0), jax.tree_util.GetAttrKey("mu")))
     'up/0/mu'
@@ -49,7 +49,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     """Returns the leaves of a tree by their names, in the tree's order.
 
     Raises:
-      ValueError: Two leaves have the same name, as in `{"a/b": x, "a": {"b": y}}`.
+      ValueError: two leaves have the same name, as in `{"a/b": x, "a": {"b": y}}`.
 
     >>> named_leaves({"up": {"kernel": 1, "bias": 2}})
     {'up/bias': 2, 'up/kernel': 1}
@@ -83,8 +83,8 @@ def matches(pattern: str, path: str) -> bool:
     number of segments.
 
     Args:
-      pattern: A valid regular expression.
-      path: Names joined by "/".
+      pattern: a valid regular expression.
+      path: names joined by "/".
 
     >>> matches("bias", "bias"), matches(".*/bias", "bias"), matches(".*/bias", "block/up/bias")
     (True, False, True)
@@ -143,8 +143,8 @@ def check_pattern(argument: str, pattern: Any) -> None:
     """Checks that a pattern is a regular expression.
 
     Args:
-      argument: Argument of the pattern, such as "freeze".
-      pattern: The pattern.
+      argument: argument of the pattern, such as "freeze".
+      pattern: the pattern.
 
     Raises:
       TypeError: `pattern` is not a string.
@@ -164,13 +164,13 @@ def check_patterns(argument: str, patterns: Iterable[str], paths: Iterable[str])
     """Checks that each pattern is a regular expression and matches a path.
 
     Args:
-      argument: Argument of the patterns, such as "freeze".
-      patterns: Patterns for `matches`.
-      paths: All existing paths.
+      argument: argument of the patterns, such as "freeze".
+      patterns: patterns for `matches`.
+      paths: all existing paths.
 
     Raises:
       TypeError: `patterns` is a single string, or has an item that is no string.
-      ValueError: A pattern is not a valid regular expression or matches no path.
+      ValueError: a pattern is not a valid regular expression or matches no path.
 
     >>> check_patterns("freeze", ["upp/kernel"], ["block/up/bias", "block/up/kernel"])
     Traceback (most recent call last):

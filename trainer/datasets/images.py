@@ -26,7 +26,7 @@ class mnist:
         """Returns 60,000 images to train on and 10,000 to test on: uint8, `(rows, 28, 28)`, and labels `(rows,)`.
 
         Args:
-          path: Name of the file in the cache folder, `$KERAS_HOME/datasets` or `~/.keras/datasets`, to which it is
+          path: name of the file in the cache folder, `$KERAS_HOME/datasets` or `~/.keras/datasets`, to which it is
             downloaded if missing; or the path of a copy, with its folder.
 
         Source: https://keras.io/api/datasets/mnist/.
@@ -44,7 +44,7 @@ class fashion_mnist:
         """Returns 60,000 images to train on and 10,000 to test on: uint8, `(rows, 28, 28)`, and labels `(rows,)`.
 
         Args:
-          path: Folder with the four files; by default `datasets/fashion-mnist` in the cache folder, to which they are
+          path: folder with the four files; by default `datasets/fashion-mnist` in the cache folder, to which they are
             downloaded if missing.
 
         Source: https://keras.io/api/datasets/fashion_mnist/.
@@ -68,7 +68,7 @@ class cifar10:
         """Returns 50,000 images to train on and 10,000 to test on: uint8, `(rows, 32, 32, 3)`, and labels `(rows, 1)`.
 
         Args:
-          path: Folder `cifar-10-batches-py`, or its parent folder; by default in the cache folder, to which it is
+          path: folder `cifar-10-batches-py`, or its parent folder; by default in the cache folder, to which it is
             downloaded if missing.
 
         Source: https://keras.io/api/datasets/cifar10/.
@@ -87,7 +87,7 @@ class cifar100:
 
         Args:
           label_mode: "fine" for the classes, "coarse" for their groups.
-          path: Folder `cifar-100-python`, or its parent folder; by default in the cache folder, to which it is
+          path: folder `cifar-100-python`, or its parent folder; by default in the cache folder, to which it is
             downloaded if missing.
 
         Source: https://keras.io/api/datasets/cifar100/.

@@ -43,8 +43,8 @@ def path_of(path: str | os.PathLike[str], name: str) -> str:
     """Returns the path of a file, which is downloaded if missing.
 
     Args:
-      path: Name in the cache folder; or with folders, the path of an existing file.
-      name: Name of the file on Keras's server.
+      path: name in the cache folder; or with folders, the path of an existing file.
+      name: name of the file on Keras's server.
     """
     path = arguments.as_path("path", path)
     if not os.path.dirname(path):
@@ -59,7 +59,7 @@ def archive_folder(path: str | os.PathLike[str] | None, archive: str) -> str:
     """Returns the folder of a CIFAR archive, which is downloaded if missing.
 
     Args:
-      path: The folder, or its parent folder; None for the cache folder.
+      path: the folder, or its parent folder; None for the cache folder.
       archive: "cifar-10" or "cifar-100".
     """
     name, file_hash = _ARCHIVES[archive]
@@ -73,7 +73,7 @@ def files_in(path: str | os.PathLike[str], names: Sequence[str]) -> list[str]:
     """Returns the paths of files in a folder.
 
     Raises:
-      FileNotFoundError: If a file is missing.
+      FileNotFoundError: if a file is missing.
     """
     folder = arguments.as_path("path", path, "a folder")
     missing = [name for name in names if not os.path.isfile(os.path.join(folder, name))]

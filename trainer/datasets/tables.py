@@ -20,9 +20,9 @@ class boston_housing:
         """Returns 13 numbers of each place, and the median price of its houses in thousands of dollars.
 
         Args:
-          path: Name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
-          test_split: Fraction of the rows for testing.
-          seed: Seed of the order of rows.
+          path: name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
+          test_split: fraction of the rows for testing.
+          seed: seed of the order of rows.
 
         Source: https://keras.io/api/datasets/boston_housing/.
         """
@@ -42,9 +42,9 @@ class california_housing:
 
         Args:
           version: "large", or "small" for the first 600 rows.
-          path: Name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
-          test_split: Fraction of the rows for testing.
-          seed: Seed of the order of rows.
+          path: name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
+          test_split: fraction of the rows for testing.
+          seed: seed of the order of rows.
 
         Source: https://keras.io/api/datasets/california_housing/.
         """
@@ -66,11 +66,11 @@ class _Bundled:
         """Returns training rows and test rows from scikit-learn, without a download.
 
         Args:
-          test_split: Fraction of the rows for testing.
-          seed: Seed of the order of rows.
+          test_split: fraction of the rows for testing.
+          seed: seed of the order of rows.
 
         Raises:
-          ImportError: Without scikit-learn.
+          ImportError: without scikit-learn.
 
         Source: scikit-learn's `sklearn.datasets`.
         """

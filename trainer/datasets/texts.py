@@ -34,17 +34,17 @@ class imdb:
         Words are numbered by frequency. `trainer.utils.pad_sequences` converts the lists to an array.
 
         Args:
-          path: Name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
-          num_words: Number of most frequent words to keep; None for all.
-          skip_top: Number of most frequent words to drop.
-          maxlen: Texts of at least this many words are dropped.
-          seed: Seed of the order.
-          start_char: Number at the beginning of each text; None for no such number.
-          oov_char: Number that replaces dropped words; None to remove them.
-          index_from: Offset of the word numbers.
+          path: name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
+          num_words: number of most frequent words to keep; None for all.
+          skip_top: number of most frequent words to drop.
+          maxlen: texts of at least this many words are dropped.
+          seed: seed of the order.
+          start_char: number at the beginning of each text; None for no such number.
+          oov_char: number that replaces dropped words; None to remove them.
+          index_from: offset of the word numbers.
 
         Raises:
-          ValueError: If no text is left, or the file has data other than numbers. Nothing in it is executed.
+          ValueError: if no text is left, or the file has data other than numbers. Nothing in it is executed.
 
         Source: https://keras.io/api/datasets/imdb/.
         """
@@ -63,7 +63,7 @@ class imdb:
         """Returns the number of each word, to which `load_data` adds `index_from`.
 
         Args:
-          path: Name of the file in the cache folder, or the path of a copy.
+          path: name of the file in the cache folder, or the path of a copy.
         """
         return _word_index(path_of(path, "imdb_word_index.json"))
 
@@ -80,15 +80,15 @@ class reuters:
         """Returns texts, as arrays of lists, and the numbers of their topics, for training and for testing.
 
         Args:
-          path: Name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
-          num_words: Number of most frequent words to keep; None for all.
-          skip_top: Number of most frequent words to drop.
-          maxlen: Texts of at least this many words are dropped.
-          test_split: Fraction of the texts for testing.
-          seed: Seed of the order.
-          start_char: Number at the beginning of each text; None for no such number.
-          oov_char: Number that replaces dropped words; None to remove them.
-          index_from: Offset of the word numbers.
+          path: name of the file in the cache folder, or the path of a copy; see `mnist.load_data`.
+          num_words: number of most frequent words to keep; None for all.
+          skip_top: number of most frequent words to drop.
+          maxlen: texts of at least this many words are dropped.
+          test_split: fraction of the texts for testing.
+          seed: seed of the order.
+          start_char: number at the beginning of each text; None for no such number.
+          oov_char: number that replaces dropped words; None to remove them.
+          index_from: offset of the word numbers.
 
         Source: https://keras.io/api/datasets/reuters/.
         """
@@ -105,7 +105,7 @@ class reuters:
         """Returns the number of each word, to which `load_data` adds `index_from`.
 
         Args:
-          path: Name of the file in the cache folder, or the path of a copy.
+          path: name of the file in the cache folder, or the path of a copy.
         """
         return _word_index(path_of(path, "reuters_word_index.json"))
 

@@ -29,8 +29,8 @@ class FunctionalModule(abc.ABC):
     Parameters and state are nested dicts with string keys and arrays as leaves.
 
     Attributes:
-      name: Name of the module in messages and tables.
-      names: Names of the modules in a dict of modules; empty for a single module.
+      name: name of the module in messages and tables.
+      names: names of the modules in a dict of modules; empty for a single module.
     """
 
     name: str
@@ -50,9 +50,9 @@ class FunctionalModule(abc.ABC):
         """Returns new parameters, new state and the outputs for `inputs`. Pure, and can be compiled.
 
         Args:
-          key: A typed PRNG key of shape `()`.
-          inputs: One batch, as `apply` takes it.
-          initial_values: Value of `self.initial_values`; read at the call by default.
+          key: a typed PRNG key of shape `()`.
+          inputs: one batch, as `apply` takes it.
+          initial_values: value of `self.initial_values`; read at the call by default.
 
         Returns:
           `(params, model_state, outputs)`. No array aliases an array of `initial_values`.
@@ -65,18 +65,18 @@ class FunctionalModule(abc.ABC):
         """Returns the outputs and the new state.
 
         Args:
-          params: Parameters, structured as in the result of `init`.
-          model_state: State, structured as in the result of `init`.
-          inputs: One batch: an array, a tuple of arguments or a dict of keyword arguments.
-          training: Whether dropout is active, and batch statistics are used and recorded.
-          make_key: Returns the key of a random stream. Called only for streams that the module asks for (Linen) or
+          params: parameters, structured as in the result of `init`.
+          model_state: state, structured as in the result of `init`.
+          inputs: one batch: an array, a tuple of arguments or a dict of keyword arguments.
+          training: whether dropout is active, and batch statistics are used and recorded.
+          make_key: returns the key of a random stream. Called only for streams that the module asks for (Linen) or
             holds (NNX).
           batch_norm: "global" for statistics over the whole batch, "per_replica" for statistics over the rows of each
             replica.
-          remat: Whether gradients in training use less memory and a second forward pass; `remat.py` says for which
+          remat: whether gradients in training use less memory and a second forward pass; `remat.py` says for which
             layers. Outputs, state and gradients are the same.
-          compute_dtype: Dtype of layers without a dtype of their own; None to infer it from the values.
-          is_frozen: Whether a parameter is frozen. BatchNorm layers with only frozen parameters normalize by their
+          compute_dtype: dtype of layers without a dtype of their own; None to infer it from the values.
+          is_frozen: whether a parameter is frozen. BatchNorm layers with only frozen parameters normalize by their
             running averages in training too, and do not update them. None if all parameters are trained.
 
         Returns:
@@ -112,8 +112,8 @@ class FunctionalModule(abc.ABC):
         """Calls the module without computing or allocating anything, and notifies an observer of each layer's call.
 
         Args:
-          inputs: One batch, or the same structure of `jax.ShapeDtypeStruct`.
-          observer: Receives the calls.
+          inputs: one batch, or the same structure of `jax.ShapeDtypeStruct`.
+          observer: receives the calls.
 
         Returns:
           The shapes of the parameters and the shapes of the non-trainable values, in dicts of the same structure.
@@ -123,7 +123,7 @@ class FunctionalModule(abc.ABC):
         """Returns a row per layer, in the order of the calls, without computing or allocating anything.
 
         Args:
-          inputs: As in `observe_calls`.
+          inputs: as in `observe_calls`.
         """
         recorder = CallRecorder(inputs)
         return recorder.rows(*self.observe_calls(inputs, recorder))
@@ -132,7 +132,7 @@ class FunctionalModule(abc.ABC):
         """Returns the module itself and all layers in it in the order of the calls, outer layers before inner layers.
 
         Args:
-          inputs: As in `summary_rows`. None returns the layers that are known without a call; for a Linen module, only
+          inputs: as in `summary_rows`. None returns the layers that are known without a call; for a Linen module, only
             the layers of a stack.
 
         Raises:

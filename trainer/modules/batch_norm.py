@@ -39,10 +39,10 @@ def batch_statistics(x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use
     """Returns mean and variance over the real rows of a batch.
 
     Args:
-      x: This replica's batch. Axis 0 is the rows, or the items of each row in sequence.
-      axis: The feature axis or axes, which are kept.
-      dtype: Dtype of the sums and of the result.
-      use_fast_variance: Whether to compute `E[x^2] - E[x]^2`, with one exchange between replicas, instead of
+      x: this replica's batch. Axis 0 is the rows, or the items of each row in sequence.
+      axis: the feature axis or axes, which are kept.
+      dtype: dtype of the sums and of the result.
+      use_fast_variance: whether to compute `E[x^2] - E[x]^2`, with one exchange between replicas, instead of
         `E[(x - E[x])^2]`, with two.
       mask: True where `x` counts, broadcastable to `x`; None if all of it counts.
       policy: "global" or "per_replica". With "per_replica", a replica without real rows uses its padding.
@@ -107,9 +107,9 @@ def is_layer_frozen(path: str, params: Iterable[str], is_frozen: IsFrozen | None
     """Returns whether all parameters of a layer are frozen, or its path if it has no parameters.
 
     Args:
-      path: Path of the layer, such as "encoder/BatchNorm_0".
-      params: Paths of its parameters.
-      is_frozen: Whether a path is frozen; None if no path is.
+      path: path of the layer, such as "encoder/BatchNorm_0".
+      params: paths of its parameters.
+      is_frozen: whether a path is frozen; None if no path is.
 
     >>> is_layer_frozen("norm", ["norm/bias", "norm/scale"], lambda path: path.endswith("bias"))
     False
@@ -150,10 +150,10 @@ def call_linen_batch_norm(layer: nn.BatchNorm, call: Callable[..., jax.Array], x
     """Normalizes `x` in training, and writes the layer's running averages.
 
     Args:
-      layer: The bound layer.
-      call: Its own `__call__`.
-      x: This replica's batch.
-      mask: The `mask` argument of the layer's call.
+      layer: the bound layer.
+      call: its own `__call__`.
+      x: this replica's batch.
+      mask: the `mask` argument of the layer's call.
       policy: "global" or "per_replica".
     """
     axis_name = mapped_axis(layer.axis_name)
@@ -185,8 +185,8 @@ def statistics_and_input(
     normalized by the statistics of each replica.
 
     Args:
-      epsilon: The layer's `epsilon`, added to the variance.
-      **others: See `batch_statistics`.
+      epsilon: the layer's `epsilon`, added to the variance.
+      **others: see `batch_statistics`.
     """
     groups = get_replica_context().batch_norm_groups if policy == "per_replica" else 1
     if groups == 1:

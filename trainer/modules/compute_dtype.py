@@ -24,11 +24,11 @@ def call_linen_layer(layer: nn.Module, call: Callable[..., Any], args: tuple, kw
     """Calls a method of a bound Linen layer, with `dtype` in place of a `dtype` of None, and returns its result.
 
     Args:
-      layer: The bound layer, which Flax made for this call. It keeps the dtype.
-      call: The method, as an interceptor receives it.
-      args: Positional arguments of the method.
-      kwargs: Keyword arguments of the method.
-      dtype: The compute dtype; None leaves the layer as it is.
+      layer: the bound layer, which Flax made for this call. It keeps the dtype.
+      call: the method, as an interceptor receives it.
+      args: positional arguments of the method.
+      kwargs: keyword arguments of the method.
+      dtype: the compute dtype; None leaves the layer as it is.
     """
     if dtype is not None and takes_dtype(layer) and not any(map(jnp.iscomplexobj, jax.tree.leaves((args, kwargs)))):
         object.__setattr__(layer, "dtype", dtype)

@@ -28,10 +28,10 @@ def as_functional(module: Any, call_kwargs: CallKwargs = _NO_KWARGS, eval_module
     """Returns the functional form of a module.
 
     Args:
-      module: A Linen module, an NNX module, a list of layers to apply in sequence, a plain function of the inputs, or a
+      module: a Linen module, an NNX module, a list of layers to apply in sequence, a plain function of the inputs, or a
         dict of names to any of these.
-      call_kwargs: Keyword arguments of its calls; for a dict of modules, dicts of these by name.
-      eval_module: Another module with the same parameters, for all calls outside of training; for a dict of modules, a
+      call_kwargs: keyword arguments of its calls; for a dict of modules, dicts of these by name.
+      eval_module: another module with the same parameters, for all calls outside of training; for a dict of modules, a
         dict of such modules by name, which may omit names.
 
     Returns:
@@ -40,7 +40,7 @@ def as_functional(module: Any, call_kwargs: CallKwargs = _NO_KWARGS, eval_module
     Raises:
       TypeError: `module`, or an item of a list or dict, is of another kind, such as a callable object that holds
         arrays.
-      ValueError: A list or dict is empty, or `call_kwargs` has names that are no parameters of the module's call.
+      ValueError: a list or dict is empty, or `call_kwargs` has names that are no parameters of the module's call.
 
     >>> import jax, jax.numpy as jnp
     >>> functional = as_functional(nn.Dense(2))

@@ -22,8 +22,8 @@ class TwoPhaseFunctional(FunctionalModule):
     """A module for training, and another module for all other calls, with the parameters and state of the first.
 
     Args:
-      trained: The module for training, which owns the parameters.
-      evaluated: The module for all other calls. Values that it holds itself are not used.
+      trained: the module for training, which owns the parameters.
+      evaluated: the module for all other calls. Values that it holds itself are not used.
     """
 
     def __init__(self, trained: FunctionalModule, evaluated: FunctionalModule):
@@ -56,7 +56,7 @@ class TwoPhaseFunctional(FunctionalModule):
         """See the base class.
 
         Raises:
-          ValueError: The modules have different parameters, or the module for evaluation has state that the other
+          ValueError: the modules have different parameters, or the module for evaluation has state that the other
             lacks.
         """
         params, model_state, outputs = self._trained.init(key, inputs, initial_values)

@@ -44,8 +44,8 @@ class LinenFunctional(FunctionalModule):
     `apply`, such as `is_frozen`.
 
     Args:
-      module: An unbound Linen module.
-      call_kwargs: Keyword arguments that the user sets for each call.
+      module: an unbound Linen module.
+      call_kwargs: keyword arguments that the user sets for each call.
     """
 
     def __init__(self, module: nn.Module, call_kwargs: CallKwargs = _NO_KWARGS):

@@ -37,7 +37,7 @@ class StreamWanted(Exception):
     """A module asks with `has_rng` for a random stream that it lacks.
 
     Attributes:
-      name: Name of the stream.
+      name: name of the stream.
     """
 
     def __init__(self, name: str):
@@ -50,12 +50,12 @@ class LinenCalls:
     """Intercepts the calls of a Linen module's layers.
 
     Attributes:
-      training: Whether the calls are part of training.
-      batch_norm: As in `FunctionalModule.apply`.
-      compute_dtype: As in `FunctionalModule.apply`.
-      is_frozen: As in `FunctionalModule.apply`.
-      check: Checks for layers in the wrong phase; None to skip the checks.
-      streams: Names of the available random streams; None if `has_rng` cannot request more.
+      training: whether the calls are part of training.
+      batch_norm: as in `FunctionalModule.apply`.
+      compute_dtype: as in `FunctionalModule.apply`.
+      is_frozen: as in `FunctionalModule.apply`.
+      check: checks for layers in the wrong phase; None to skip the checks.
+      streams: names of the available random streams; None if `has_rng` cannot request more.
     """
 
     training: bool

@@ -28,14 +28,14 @@ class NamedFunctional(FunctionalModule):
     Parameters and state are dicts with the names of the modules at the top level.
 
     Args:
-      parts: The modules by name.
+      parts: the modules by name.
 
     Attributes:
-      parts: The modules by name.
+      parts: the modules by name.
 
     Raises:
-      ValueError: There are no parts, or two NNX modules share a variable, of which each would train a copy.
-      TypeError: A name is not a string.
+      ValueError: there are no parts, or two NNX modules share a variable, of which each would train a copy.
+      TypeError: a name is not a string.
     """
 
     def __init__(self, parts: Mapping[str, FunctionalModule]):
@@ -59,12 +59,12 @@ class NamedFunctional(FunctionalModule):
         """Returns parameters, state and outputs, each by name.
 
         Args:
-          key: A typed PRNG key of shape `()`.
-          inputs: One batch for each module, by name.
-          initial_values: Value of `self.initial_values`; read at the call by default.
+          key: a typed PRNG key of shape `()`.
+          inputs: one batch for each module, by name.
+          initial_values: value of `self.initial_values`; read at the call by default.
 
         Raises:
-          ValueError: The names of `inputs` differ from the names of the modules.
+          ValueError: the names of `inputs` differ from the names of the modules.
         """
         self._check_names(inputs)
         values = self.initial_values if initial_values is None else initial_values
@@ -79,16 +79,16 @@ class NamedFunctional(FunctionalModule):
         """Returns the outputs of a single module, and the state of all modules.
 
         Args:
-          params: Parameters of that module alone.
-          model_state: State of all modules, by name.
-          inputs: One batch for that module.
-          training: As in the base class.
-          make_key: As in the base class. Names of streams begin with the module's name.
-          batch_norm: As in the base class.
-          remat: As in the base class.
-          compute_dtype: As in the base class.
-          is_frozen: As in the base class. Paths begin with the module's name.
-          module: Name of the module to apply.
+          params: parameters of that module alone.
+          model_state: state of all modules, by name.
+          inputs: one batch for that module.
+          training: as in the base class.
+          make_key: as in the base class. Names of streams begin with the module's name.
+          batch_norm: as in the base class.
+          remat: as in the base class.
+          compute_dtype: as in the base class.
+          is_frozen: as in the base class. Paths begin with the module's name.
+          module: name of the module to apply.
 
         Raises:
           UnnamedModuleError: `module` is missing.

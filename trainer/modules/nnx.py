@@ -70,14 +70,14 @@ class NNXFunctional(FunctionalModule):
     empty, or as zeros, in each call. All other variables are state.
 
     Args:
-      module: An NNX module. Training starts from its values.
-      call_kwargs: Keyword arguments that the user sets for each call.
+      module: an NNX module. Training starts from its values.
+      call_kwargs: keyword arguments that the user sets for each call.
 
     Raises:
-      TypeError: The module holds arrays of its own, but no `nnx.Param`.
+      TypeError: the module holds arrays of its own, but no `nnx.Param`.
 
     Attributes:
-      module: The user's module.
+      module: the user's module.
     """
 
     def __init__(self, module: nnx.Module, call_kwargs: CallKwargs = _NO_KWARGS):

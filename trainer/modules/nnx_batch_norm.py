@@ -85,9 +85,9 @@ def set_nnx_policy(module: nnx.Module, policy: str, frozen: Container[tuple[Any,
     """Sets the statistics for training in the layers replaced by `replace_nnx_batch_norms`.
 
     Args:
-      module: A private clone.
+      module: a private clone.
       policy: "global" or "per_replica", the rows of the statistics.
-      frozen: Paths of layers that use their running averages instead, and do not update them.
+      frozen: paths of layers that use their running averages instead, and do not update them.
     """
     for path, layer in list(nnx.iter_modules(module)):
         if isinstance(layer, _ReplicaBatchNorm):

@@ -61,9 +61,9 @@ class Rematerialisation:
         An abstract run chooses the layers, once for each structure and shapes of the inputs.
 
         Args:
-          apply: Applies the module; each layer is called by `call_layer`.
-          make_key: Returns the key of a random stream.
-          inputs: The batch.
+          apply: applies the module; each layer is called by `call_layer`.
+          make_key: returns the key of a random stream.
+          inputs: the batch.
         """
         leaves, structure = jax.tree.flatten(inputs)
         spec = structure, tuple((jnp.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
@@ -77,9 +77,9 @@ def call_layer(path: Hashable, call: Call, rematerialised: Call) -> Any:
     """Returns the outputs of a layer, from a plain call unless it is chosen for rematerialization.
 
     Args:
-      path: A name that is unique among the layers of the caller.
-      call: Calls the layer.
-      rematerialised: Calls the layer by `rematerialise`.
+      path: a name that is unique among the layers of the caller.
+      call: calls the layer.
+      rematerialised: calls the layer by `rematerialise`.
     """
     observer: _Observer | None = state.current().layer_observer
     return call() if observer is None else observer.call_layer(path, call, rematerialised)
@@ -98,8 +98,8 @@ def rematerialise(transform: Callable[..., Any], call: Callable[..., Any], *obje
 
     Args:
       transform: `jax.checkpoint`, or a form of it that takes objects other than arrays as arguments.
-      call: A function that may also use arrays of the scope around it.
-      objects: The objects to pass through the transformation.
+      call: a function that may also use arrays of the scope around it.
+      objects: the objects to pass through the transformation.
     """
     structure: Any = None
     constants: dict[int, Any] = {}

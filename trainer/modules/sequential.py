@@ -25,10 +25,10 @@ def call_in_turn(layers: Sequence[Callable[..., Any]], inputs: PyTree, training:
     """Returns the output of the last layer. Each layer is called on the output of the layer before it.
 
     Args:
-      layers: Bound Linen layers or NNX layers, and plain functions between them.
-      inputs: One batch.
-      training: Whether the call is part of training.
-      make_key: Returns a key for each name that a layer's signature asks for.
+      layers: bound Linen layers or NNX layers, and plain functions between them.
+      inputs: one batch.
+      training: whether the call is part of training.
+      make_key: returns a key for each name that a layer's signature asks for.
     """
     for index, layer in enumerate(layers):
         args, kwargs = call_arguments(layer, inputs, training, functools.partial(_key, make_key, index))

@@ -49,12 +49,12 @@ def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: Train
     """Writes the computation of a predict step with a state, as a program for one device; see `Model.export`.
 
     Args:
-      path: Path of the file.
-      predict_step: Pure function from the state and a batch to outputs.
-      state: State for the predict step; the optimizer and its state are not used.
-      inputs: Some rows of `x`, or their shapes.
-      batch_size: Rows of each batch; None for any number.
-      platforms: Platforms of the program; None for JAX's current platform and "cpu".
+      path: path of the file.
+      predict_step: pure function from the state and a batch to outputs.
+      state: state for the predict step; the optimizer and its state are not used.
+      inputs: some rows of `x`, or their shapes.
+      batch_size: rows of each batch; None for any number.
+      platforms: platforms of the program; None for JAX's current platform and "cpu".
     """
     _check_can_serialize()
     platforms = checked_platforms(platforms)
@@ -77,16 +77,16 @@ def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
     only trusted files.
 
     Args:
-      filepath: Path of the file.
+      filepath: path of the file.
 
     Returns:
       The model's predictions as a function.
 
     Raises:
-      FileNotFoundError: If there is no such file; the message lists similar names.
-      ValueError: If the file is of another kind, is damaged, has a newer format, or was not exported for this machine's
+      FileNotFoundError: if there is no such file; the message lists similar names.
+      ValueError: if the file is of another kind, is damaged, has a newer format, or was not exported for this machine's
         platforms.
-      ImportError: If the package `flatbuffers` is not installed.
+      ImportError: if the package `flatbuffers` is not installed.
 
     Example:
       >>> import trainer
@@ -116,17 +116,17 @@ class ExportedModel:
     Each new number of rows compiles once.
 
     Args:
-      exported: Program from the leaves of the weights and of the inputs to the leaves of the outputs.
+      exported: program from the leaves of the weights and of the inputs to the leaves of the outputs.
       weights: Weights of the program, on the device to run on.
-      input_spec: See below.
-      outputs: Structure of the outputs.
-      batch_size: See below.
+      input_spec: see below.
+      outputs: structure of the outputs.
+      batch_size: see below.
 
     Attributes:
-      input_spec: Inputs, a tree of `jax.ShapeDtypeStruct` with the rows first; JAX's symbol "rows" stands for any
+      input_spec: inputs, a tree of `jax.ShapeDtypeStruct` with the rows first; JAX's symbol "rows" stands for any
         number.
-      batch_size: Number of rows of each call; None for any number.
-      platforms: Platforms of the program, such as `("cuda", "cpu")`.
+      batch_size: number of rows of each call; None for any number.
+      platforms: platforms of the program, such as `("cuda", "cpu")`.
     """
 
     def __init__(self, exported: jax.export.Exported, weights: Sequence[jax.Array], input_spec: Any,
@@ -151,7 +151,7 @@ class ExportedModel:
             cast.
 
         Raises:
-          ValueError: If the structure, a shape or the kind of a dtype differs, or the number of rows differs from the
+          ValueError: if the structure, a shape or the kind of a dtype differs, or the number of rows differs from the
             exported batch size.
         """
         leaves, rows = self._checked(x)
@@ -164,11 +164,11 @@ class ExportedModel:
         """Returns the outputs for all rows as NumPy arrays, computed in batches.
 
         Args:
-          x: Inputs as in a call, with any number of rows.
-          batch_size: Rows of a batch; by default 32, or the exported batch size.
+          x: inputs as in a call, with any number of rows.
+          batch_size: rows of a batch; by default 32, or the exported batch size.
 
         Raises:
-          ValueError: As in a call; also if `batch_size` differs from the exported batch size.
+          ValueError: as in a call; also if `batch_size` differs from the exported batch size.
         """
         arguments.check_count("batch_size", batch_size, 1, optional=True)
         if self.batch_size is not None and batch_size not in (None, self.batch_size):

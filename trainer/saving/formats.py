@@ -38,13 +38,13 @@ def save(format_name: str, path: str, predict_step: Callable[[TrainState, Any], 
     """Writes the computation of a predict step with a state; see `Model.export`.
 
     Args:
-      format_name: A name in `FORMATS`.
-      path, predict_step, state, inputs, batch_size, platforms: Arguments of `export.save`.
+      format_name: a name in `FORMATS`.
+      path, predict_step, state, inputs, batch_size, platforms: arguments of `export.save`.
 
     Raises:
-      ValueError: For an unknown format, or if the format does not support the model.
-      FileExistsError: If `path` exists and is not an export in this format.
-      ImportError: If a package of the converter is not installed.
+      ValueError: for an unknown format, or if the format does not support the model.
+      FileExistsError: if `path` exists and is not an export in this format.
+      ImportError: if a package of the converter is not installed.
     """
     if format_name not in FORMATS:
         raise errors.unknown_name("format", str(format_name), FORMATS)

@@ -33,14 +33,14 @@ def save(path: str, prediction: Prediction, batch_size: int | None, platforms: S
     """Writes a prediction to a file, in one step.
 
     Args:
-      path: Path of the file.
-      prediction: Prediction to write.
-      batch_size: Rows of each batch; None for any number.
-      platforms: Not used, because ONNX's runtimes have their own platforms.
-      jax2onnx, onnx, onnxruntime: These packages.
+      path: path of the file.
+      prediction: prediction to write.
+      batch_size: rows of each batch; None for any number.
+      platforms: not used, because ONNX's runtimes have their own platforms.
+      jax2onnx, onnx, onnxruntime: these packages.
 
     Raises:
-      ValueError: If the converter does not support an operation, or the program's results differ from the model's.
+      ValueError: if the converter does not support an operation, or the program's results differ from the model's.
     """
     check_names(prediction)
     weights = [jax.numpy.asarray(array) for array in prediction.host_weights().values()]

@@ -32,10 +32,10 @@ class Prediction:
     """A predict step with a state, as a function of arrays.
 
     Attributes:
-      function: Compiled function from the list of weights and the list of input leaves to the list of output leaves.
+      function: compiled function from the list of weights and the list of input leaves to the list of output leaves.
       weights: Weights of the function, by name.
-      inputs: Tree of leaves with the inputs' shapes and dtypes.
-      outputs: Shapes of the outputs, a tree of `jax.ShapeDtypeStruct`, whose sizes may depend on the number of rows.
+      inputs: tree of leaves with the inputs' shapes and dtypes.
+      outputs: shapes of the outputs, a tree of `jax.ShapeDtypeStruct`, whose sizes may depend on the number of rows.
     """
 
     function: Any
@@ -64,14 +64,14 @@ def prediction_of(
     """Returns a prediction with only the weights that it reads, for example the generator's in a GAN.
 
     Args:
-      predict_step: Pure function from the state and a batch to outputs.
-      state: State for the predict step; the optimizer and its state are not used.
-      inputs: Some rows of `x`, or their shapes.
-      batch_size: Number of rows of the trace; None for any number.
-      what: Purpose of the export, for errors.
+      predict_step: pure function from the state and a batch to outputs.
+      state: state for the predict step; the optimizer and its state are not used.
+      inputs: some rows of `x`, or their shapes.
+      batch_size: number of rows of the trace; None for any number.
+      what: purpose of the export, for errors.
 
     Raises:
-      ValueError: If the predict step cannot be traced with these rows.
+      ValueError: if the predict step cannot be traced with these rows.
     """
     leaves, structure = jax.tree.flatten((state.params, state.model_state))
     names = [f"{part}{tree_paths.SEPARATOR}{name}" for part in ("params", "model_state")
@@ -112,7 +112,7 @@ def with_rows(make: Callable[[Any], T], batch_size: int | None, what: str) -> T:
     """Returns the result of `make` for `batch_size` rows, or for JAX's symbol of any number if that is None.
 
     Raises:
-      ValueError: If `make` fails; the message says so if a fixed number of rows would work.
+      ValueError: if `make` fails; the message says so if a fixed number of rows would work.
     """
     try:
         return make(batch_size or any_rows())
@@ -146,7 +146,7 @@ def describe_tree(tree: Any, name: str) -> Any:
     """Returns a tree of arrays or shapes for JSON, with None for the number of rows.
 
     Raises:
-      TypeError: If the tree has containers other than dicts with string keys, lists and tuples.
+      TypeError: if the tree has containers other than dicts with string keys, lists and tuples.
     """
     if tree is None:
         return None

@@ -18,14 +18,14 @@ def to_categorical(x: ArrayLike, num_classes: int | None = None) -> np.ndarray:
     """Converts class indices to one-hot vectors.
 
     Args:
-      x: Class indices, from 0, of any shape; a last axis of size 1 is removed.
-      num_classes: Number of classes; None for the largest index plus 1.
+      x: class indices, from 0, of any shape; a last axis of size 1 is removed.
+      num_classes: number of classes; None for the largest index plus 1.
 
     Returns:
       Array of float64, `(*x.shape, num_classes)`.
 
     Raises:
-      ValueError: For an index that is not a class, or without indices and `num_classes`.
+      ValueError: for an index that is not a class, or without indices and `num_classes`.
 
     >>> to_categorical([0, 2]).tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
@@ -51,9 +51,9 @@ def normalize(x: ArrayLike, axis: int = -1, order: int | float = 2) -> np.ndarra
     """Scales vectors to a norm of 1; zero vectors are unchanged.
 
     Args:
-      x: Array of vectors.
-      axis: Axis of the vectors.
-      order: Order of the norm, as in `numpy.linalg.norm`; 2 is the Euclidean norm.
+      x: array of vectors.
+      axis: axis of the vectors.
+      order: order of the norm, as in `numpy.linalg.norm`; 2 is the Euclidean norm.
 
     >>> normalize([[3.0, 4.0], [0.0, 0.0]]).tolist()
     [[0.6, 0.8], [0.0, 0.0]]
@@ -70,19 +70,19 @@ def pad_sequences(
     """Pads or truncates sequences of different lengths to an array.
 
     Args:
-      sequences: Lists or arrays of numbers, or of vectors of one shape.
-      maxlen: Length of all sequences; None for the length of the longest.
-      dtype: Dtype of the result. `object` holds strings.
+      sequences: lists or arrays of numbers, or of vectors of one shape.
+      maxlen: length of all sequences; None for the length of the longest.
+      dtype: dtype of the result. `object` holds strings.
       padding: "pre" to pad short sequences at the beginning, "post" at the end.
       truncating: "pre" to remove the first values of long sequences, "post" the last values.
-      value: Padding value.
+      value: padding value.
 
     Returns:
       Array of shape `(len(sequences), maxlen, ...)`.
 
     Raises:
-      TypeError: If an element is not a sequence.
-      ValueError: For other words than "pre" and "post", or values of different shapes.
+      TypeError: if an element is not a sequence.
+      ValueError: for other words than "pre" and "post", or values of different shapes.
 
     >>> pad_sequences([[1], [2, 3], [4, 5, 6]], maxlen=2).tolist()
     [[0, 1], [2, 3], [5, 6]]

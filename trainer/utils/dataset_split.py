@@ -27,20 +27,20 @@ def split_dataset(
     """Splits data into two datasets, the first rows and the last rows, for example for training and testing.
 
     Args:
-      dataset: An array, or a list, tuple or dict of arrays with equally many rows; a `trainer.data.Dataset` of rows or
+      dataset: an array, or a list, tuple or dict of arrays with equally many rows; a `trainer.data.Dataset` of rows or
         batches, which is read once; or an iterable of rows, such as a generator or a torch `Dataset`, which is read
         into memory.
-      left_size: Number or fraction of rows of the first dataset; by default the remainder of `right_size`.
-      right_size: Number or fraction of rows of the second dataset; by default the remainder of `left_size`.
-      shuffle: Whether to shuffle the rows first, in the same order as Keras.
-      seed: Seed of the order; by default drawn from Python's `random`.
+      left_size: number or fraction of rows of the first dataset; by default the remainder of `right_size`.
+      right_size: number or fraction of rows of the second dataset; by default the remainder of `left_size`.
+      shuffle: whether to shuffle the rows first, in the same order as Keras.
+      seed: seed of the order; by default drawn from Python's `random`.
 
     Returns:
       `(left, right)`, datasets of rows; datasets of batches of the same size if `dataset` has batches.
 
     Raises:
-      TypeError: For sizes that are not numbers, or unsupported data.
-      ValueError: Without sizes; for sizes out of range, an empty part, or endless data.
+      TypeError: for sizes that are not numbers, or unsupported data.
+      ValueError: without sizes; for sizes out of range, an empty part, or endless data.
 
     >>> left, right = split_dataset((np.arange(10), np.arange(10) * 2), left_size=0.8)
     >>> left, right, next(iter(right))

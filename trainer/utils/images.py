@@ -29,17 +29,17 @@ def load_img(
     """Loads a file as a Pillow image.
 
     Args:
-      path: Path of the file, or a binary file object.
+      path: path of the file, or a binary file object.
       color_mode: "rgb", "rgba" or "grayscale"; grey images of 16 and 32 bits keep their depth with "grayscale".
-      target_size: Height and width to resize to; by default the size of the file.
+      target_size: height and width to resize to; by default the size of the file.
       interpolation: "nearest", "bilinear", "bicubic", "hamming", "box" or "lanczos".
-      keep_aspect_ratio: Whether to crop the largest central part with the aspect ratio of `target_size` first.
+      keep_aspect_ratio: whether to crop the largest central part with the aspect ratio of `target_size` first.
 
     Raises:
-      ValueError: For another color mode or interpolation, or for colors of more than 8 bits, which Pillow cuts off.
-      TypeError: For an argument of a wrong type.
-      OSError: If there is no such file, or it is not an image.
-      ImportError: Without Pillow.
+      ValueError: for another color mode or interpolation, or for colors of more than 8 bits, which Pillow cuts off.
+      TypeError: for an argument of a wrong type.
+      OSError: if there is no such file, or it is not an image.
+      ImportError: without Pillow.
 
     Example::
 
@@ -79,12 +79,12 @@ def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None, 
     """Converts a Pillow image to an array of shape `(height, width, channels)`.
 
     Args:
-      img: Image, or an array of two or three dimensions.
+      img: image, or an array of two or three dimensions.
       data_format: "channels_last", the default, or "channels_first" for `(channels, height, width)`.
-      dtype: Dtype of the array.
+      dtype: dtype of the array.
 
     Raises:
-      ValueError: For another `data_format`, or for an array with another number of dimensions.
+      ValueError: for another `data_format`, or for an array with another number of dimensions.
 
     >>> img_to_array(np.zeros((2, 3))).shape
     (2, 3, 1)
@@ -103,15 +103,15 @@ def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dty
     """Converts an array to a Pillow image of 8 bits.
 
     Args:
-      x: Array of shape `(height, width, channels)` with 1, 3 or 4 channels.
+      x: array of shape `(height, width, channels)` with 1, 3 or 4 channels.
       data_format: "channels_last", the default, or "channels_first" for `(channels, height, width)`.
-      scale: Whether to scale the values so that the minimum is 0 and the maximum 255. Otherwise they are truncated to
+      scale: whether to scale the values so that the minimum is 0 and the maximum 255. Otherwise they are truncated to
         integers, and must lie in [0, 255]; a grey image may have greater values, and then has 32 bits.
-      dtype: Dtype of the scaling.
+      dtype: dtype of the scaling.
 
     Raises:
-      ValueError: For another shape or `data_format`, or for values that the image cannot hold.
-      ImportError: Without Pillow.
+      ValueError: for another shape or `data_format`, or for values that the image cannot hold.
+      ImportError: without Pillow.
 
     Source: `keras.utils.array_to_img`.
     """
@@ -145,16 +145,16 @@ def save_img(
     """Saves an array to an image file.
 
     Args:
-      path: Path of the file, or a binary file object.
-      x: Array, as in `array_to_img`.
-      data_format: As in `array_to_img`.
-      file_format: Format such as "png"; by default from the path's suffix. Required for a file object.
-      scale: As in `array_to_img`.
-      **kwargs: Arguments of `PIL.Image.Image.save`.
+      path: path of the file, or a binary file object.
+      x: array, as in `array_to_img`.
+      data_format: as in `array_to_img`.
+      file_format: format such as "png"; by default from the path's suffix. Required for a file object.
+      scale: as in `array_to_img`.
+      **kwargs: arguments of `PIL.Image.Image.save`.
 
     Raises:
-      ValueError: From `array_to_img`, for an unknown format, or for a transparent image as JPEG.
-      ImportError: Without Pillow.
+      ValueError: from `array_to_img`, for an unknown format, or for a transparent image as JPEG.
+      ImportError: without Pillow.
 
     Source: `keras.utils.save_img`.
     """

@@ -28,12 +28,12 @@ class Layer:
     """A layer of the graph, or an input of the model.
 
     Attributes:
-      name: Path, such as "encoder/Dense_0"; a layer with several calls occurs once.
-      type_name: Name of the class; "Input" for an input.
-      outer: Name of the calling layer, or None.
-      input_shapes, output_shapes: Shapes, with None for the batch dimension.
-      input_dtypes, output_dtypes: Dtypes of the same arrays.
-      calls_others: Whether the layer calls other layers.
+      name: path, such as "encoder/Dense_0"; a layer with several calls occurs once.
+      type_name: name of the class; "Input" for an input.
+      outer: name of the calling layer, or None.
+      input_shapes, output_shapes: shapes, with None for the batch dimension.
+      input_dtypes, output_dtypes: dtypes of the same arrays.
+      calls_others: whether the layer calls other layers.
     """
 
     name: str
@@ -51,10 +51,10 @@ class LayerGraph:
     """The layers of a module, in the order of their calls, and the data flow between them.
 
     Attributes:
-      inputs: Inputs of the model, by name.
-      layers: All layers, by name, including layers that call others.
-      drawn: Names of the layers that edges connect: the innermost layers, or the layers that the model itself calls.
-      edges: Pairs of names, of inputs and of drawn layers.
+      inputs: inputs of the model, by name.
+      layers: all layers, by name, including layers that call others.
+      drawn: names of the layers that edges connect: the innermost layers, or the layers that the model itself calls.
+      edges: pairs of names, of inputs and of drawn layers.
     """
 
     inputs: dict[str, Layer]
@@ -67,9 +67,9 @@ def layer_graph(module: FunctionalModule, inputs: PyTree, nested: bool) -> Layer
     """Returns the graph of a module's layers in an evaluation, without computing or allocating anything.
 
     Args:
-      module: Module.
-      inputs: A batch, or the same structure of `jax.ShapeDtypeStruct`.
-      nested: Whether to connect the innermost layers instead of the layers that the module itself calls.
+      module: module.
+      inputs: a batch, or the same structure of `jax.ShapeDtypeStruct`.
+      nested: whether to connect the innermost layers instead of the layers that the module itself calls.
     """
     calls = _Calls(inputs)
     module.observe_calls(inputs, calls)
@@ -155,8 +155,8 @@ class _Flow:
     """Layers that the values of a traced program come from.
 
     Attributes:
-      drawn: Layers whose marks count; marks of other layers are ignored.
-      edges: Edges found so far, in order.
+      drawn: layers whose marks count; marks of other layers are ignored.
+      edges: edges found so far, in order.
     """
 
     drawn: set[str]

@@ -37,25 +37,25 @@ def plot_model(
     operations that are not layers, such as an addition, or the plain functions of a `Sequential`.
 
     Args:
-      model: A built model: Linen, NNX, `Sequential`, or several modules.
-      to_file: Path of the file; its suffix sets the format: `.png`, `.svg`, `.pdf`, `.jpg`, or `.dot`, Graphviz's text,
+      model: a built model: Linen, NNX, `Sequential`, or several modules.
+      to_file: path of the file; its suffix sets the format: `.png`, `.svg`, `.pdf`, `.jpg`, or `.dot`, Graphviz's text,
         which needs no Graphviz.
-      show_shapes: Whether to show the input and output shapes.
-      show_dtype: Whether to show the dtypes.
-      show_layer_names: Whether to show the layers' paths, which name the parameters.
-      rankdir: Direction: "TB" from top to bottom, "LR" from left to right; also "BT" and "RL".
-      expand_nested: Whether to draw layers that call others as frames around these.
-      dpi: Dots per inch of raster images.
-      show_trainable: Whether to show if a layer's parameters are trainable (T) or frozen (NT).
+      show_shapes: whether to show the input and output shapes.
+      show_dtype: whether to show the dtypes.
+      show_layer_names: whether to show the layers' paths, which name the parameters.
+      rankdir: direction: "TB" from top to bottom, "LR" from left to right; also "BT" and "RL".
+      expand_nested: whether to draw layers that call others as frames around these.
+      dpi: dots per inch of raster images.
+      show_trainable: whether to show if a layer's parameters are trainable (T) or frozen (NT).
 
     Returns:
       A displayable picture in a notebook; otherwise None.
 
     Raises:
-      TypeError: For an argument of a wrong type.
-      ValueError: For an unknown suffix or direction.
-      RuntimeError: If the model is not built, or Graphviz fails.
-      ImportError: Without Graphviz, which pip does not install; the message says how to install it.
+      TypeError: for an argument of a wrong type.
+      ValueError: for an unknown suffix or direction.
+      RuntimeError: if the model is not built, or Graphviz fails.
+      ImportError: without Graphviz, which pip does not install; the message says how to install it.
 
     Source: https://keras.io/api/utils/model_plotting_utils/#plot_model-function.
     """
@@ -81,14 +81,14 @@ def model_to_dot(
     Keras returns an object of the package pydot; `pydot.graph_from_dot_data` makes it from the text.
 
     Args:
-      model: A built model, as in `plot_model`.
-      show_shapes: As in `plot_model`.
-      show_dtype: As in `plot_model`.
-      show_layer_names: As in `plot_model`.
-      rankdir: As in `plot_model`.
-      expand_nested: As in `plot_model`.
-      dpi: As in `plot_model`.
-      show_trainable: As in `plot_model`.
+      model: a built model, as in `plot_model`.
+      show_shapes: as in `plot_model`.
+      show_dtype: as in `plot_model`.
+      show_layer_names: as in `plot_model`.
+      rankdir: as in `plot_model`.
+      expand_nested: as in `plot_model`.
+      dpi: as in `plot_model`.
+      show_trainable: as in `plot_model`.
 
     >>> import numpy as np
     >>> from flax import linen as nn

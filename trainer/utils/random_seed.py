@@ -19,10 +19,10 @@ def set_random_seed(seed: int) -> None:
     weights, and `Model(module, seed=1)` starts with others. The weights of an NNX module come from its own `nnx.Rngs`.
 
     Args:
-      seed: Integer from 0 to 2**32 - 1.
+      seed: integer from 0 to 2**32 - 1.
 
     Raises:
-      TypeError, ValueError: If the seed is not such an integer.
+      TypeError, ValueError: if the seed is not such an integer.
 
     >>> set_random_seed(0)
     >>> random.randint(0, 100)

@@ -30,13 +30,13 @@ def split_address(address: str) -> tuple[str, int]:
     """Returns the host and the port of "host:port"; an IPv6 host is in brackets.
 
     Args:
-      address: Address such as "10.0.0.1:2222", "worker-0.jobs:2222" or "[fd00::1]:2222".
+      address: address such as "10.0.0.1:2222", "worker-0.jobs:2222" or "[fd00::1]:2222".
 
     Returns:
       The host without brackets, and the port.
 
     Raises:
-      ClusterError: If the address has no port, an unusable port, or an unreachable host.
+      ClusterError: if the address has no port, an unusable port, or an unreachable host.
 
     Example:
       >>> split_address("[fd00::1]:2222")
@@ -113,16 +113,16 @@ class ClusterDescription:
     Attributes:
       addresses: "host:port" of every process, in the order of their numbers; "" if unknown. All processes meet at the
         first address.
-      process_id: Number of this process; None for a process that does not train, such as an evaluator.
-      role: Task type of this process, such as "worker".
-      names: Name of each process in messages, such as "worker 1"; empty for "process 0", "process 1", ...
-      source: Source of the description in each process, for messages.
-      job_id: Identifier that distinguishes this job from others, if the source has it; else "".
-      local_id: Number of this process on its machine; the process uses the accelerator with this number. None if
+      process_id: number of this process; None for a process that does not train, such as an evaluator.
+      role: task type of this process, such as "worker".
+      names: name of each process in messages, such as "worker 1"; empty for "process 0", "process 1", ...
+      source: source of the description in each process, for messages.
+      job_id: identifier that distinguishes this job from others, if the source has it; else "".
+      local_id: number of this process on its machine; the process uses the accelerator with this number. None if
         processes use all visible accelerators.
 
     Raises:
-      ClusterError: If there is no address, an address is wrong, or `process_id` or `names` do not fit the addresses.
+      ClusterError: if there is no address, an address is wrong, or `process_id` or `names` do not fit the addresses.
 
     Example:
       >>> cluster = ClusterDescription(("10.0.0.1:2222", "10.0.0.2:2222"), process_id=1, names=("chief", "worker 0"))

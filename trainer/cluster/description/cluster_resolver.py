@@ -44,15 +44,15 @@ class TFConfigClusterResolver:
     processes would wait for it.
 
     Args:
-      tf_config: Text of TF_CONFIG, or the parsed object. None reads the environment variable.
+      tf_config: text of TF_CONFIG, or the parsed object. None reads the environment variable.
 
     Attributes:
-      task_type: Role of this process.
-      task_id: Index among the processes of its role.
+      task_type: role of this process.
+      task_id: index among the processes of its role.
       environment: TF_CONFIG's "environment", or "".
 
     Raises:
-      ClusterError: If TF_CONFIG is not set, or has any error that is detectable without the network.
+      ClusterError: if TF_CONFIG is not set, or has any error that is detectable without the network.
 
     Example:
       >>> resolver = TFConfigClusterResolver({"cluster": {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"]},
@@ -114,7 +114,7 @@ def resolve_cluster() -> ClusterDescription | None:
     A TF_CONFIG that is set but empty is an error, because each process would otherwise silently train alone.
 
     Raises:
-      ClusterError: If TF_CONFIG or the variables of Open MPI or SLURM are wrong.
+      ClusterError: if TF_CONFIG or the variables of Open MPI or SLURM are wrong.
     """
     if VARIABLE in os.environ:
         return TFConfigClusterResolver().description()

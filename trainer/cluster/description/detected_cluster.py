@@ -22,12 +22,12 @@ def detected_cluster(kind: str, timeout_secs: float) -> ClusterDescription | Non
     Only process 0's address is known.
 
     Args:
-      kind: Return value of `detect_cluster`.
-      timeout_secs: Seconds to wait until the host name of process 0 is known.
+      kind: return value of `detect_cluster`.
+      timeout_secs: seconds to wait until the host name of process 0 is known.
 
     Raises:
-      ClusterError: If JAX cannot find this process's place, for example without the right to read pods.
-      ImportError: If this version of JAX has no such query.
+      ClusterError: if JAX cannot find this process's place, for example without the right to read pods.
+      ImportError: if this version of JAX has no such query.
     """
     from jax._src.clusters import ClusterEnv
 

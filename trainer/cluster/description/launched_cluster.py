@@ -23,16 +23,16 @@ def launched_cluster(
     or a port derived from the job's number.
 
     Args:
-      called: The launcher's term for a process, such as "task".
-      number_name: Variable with this process's number.
-      count_name: Variable with the number of processes.
-      local_name: Variable with this process's number on its machine.
-      launcher: Returns process 0's host, in the form of an address, the job's number, and the variable of both.
-      job_id: Identifier that distinguishes this job from others.
-      advice: Advice for a variable with an unexpected value.
+      called: the launcher's term for a process, such as "task".
+      number_name: variable with this process's number.
+      count_name: variable with the number of processes.
+      local_name: variable with this process's number on its machine.
+      launcher: returns process 0's host, in the form of an address, the job's number, and the variable of both.
+      job_id: identifier that distinguishes this job from others.
+      advice: advice for a variable with an unexpected value.
 
     Raises:
-      ClusterError: If a variable has an unexpected value, or the address is wrong.
+      ClusterError: if a variable has an unexpected value, or the address is wrong.
     """
     count, number = (whole_number(name, advice) for name in (count_name, number_name))
     if not number < count:
@@ -57,7 +57,7 @@ def whole_number(name: str, advice: str) -> int:
     """Returns the value of an environment variable.
 
     Raises:
-      ClusterError: If the value is not an integer; the message includes `advice`.
+      ClusterError: if the value is not an integer; the message includes `advice`.
     """
     text = os.environ.get(name, "")
     if not (text.isascii() and text.isdecimal()):

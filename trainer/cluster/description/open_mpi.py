@@ -35,7 +35,7 @@ def open_mpi_cluster() -> ClusterDescription:
     one machine.
 
     Raises:
-      ClusterError: If a variable of `mpirun` has an unexpected value, or the address is wrong.
+      ClusterError: if a variable of `mpirun` has an unexpected value, or the address is wrong.
 
     Source: https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables
     """

@@ -26,7 +26,7 @@ def slurm_cluster() -> ClusterDescription:
     They meet on the step's first machine, unless the environment has an address (see `launched_cluster`).
 
     Raises:
-      ClusterError: If a variable of `srun` has an unexpected value, or the address is wrong.
+      ClusterError: if a variable of `srun` has an unexpected value, or the address is wrong.
 
     Source: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
     """

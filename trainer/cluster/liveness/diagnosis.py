@@ -30,11 +30,11 @@ class Report(NamedTuple):
     """The report of a process.
 
     Attributes:
-      heartbeat: Value that changes with each report.
-      moves: Number of calls of `Watchdog.progress`.
-      step: Step of the last of these calls.
-      phase: Phase of the last of these calls.
-      diagnosis: Reason for the end of the process; empty if it continues.
+      heartbeat: value that changes with each report.
+      moves: number of calls of `Watchdog.progress`.
+      step: step of the last of these calls.
+      phase: phase of the last of these calls.
+      diagnosis: reason for the end of the process; empty if it continues.
     """
 
     heartbeat: int
@@ -55,9 +55,9 @@ class Seen(NamedTuple):
     """The knowledge of a process about another process, or about itself.
 
     Attributes:
-      report: Last report.
-      silent_secs: Seconds since the last observed change of the heartbeat.
-      still_secs: Seconds since the last observed move of the process.
+      report: last report.
+      silent_secs: seconds since the last observed change of the heartbeat.
+      still_secs: seconds since the last observed move of the process.
     """
 
     report: Report
@@ -74,7 +74,7 @@ class Observer:
     Time during which this process itself was suspended does not count for the others.
 
     Args:
-      heartbeat_secs: Expected seconds between two observations.
+      heartbeat_secs: expected seconds between two observations.
     """
 
     def __init__(self, heartbeat_secs: float):
@@ -120,10 +120,10 @@ def diagnose(
     processes and goes on in others, the data differ. This is diagnosed as soon as the reports are of the same moment.
 
     Args:
-      seen: Knowledge about each process.
-      num_processes: Number of processes.
-      timeout_secs: Limit for a stalled job, in seconds.
-      silence_secs: Limit for a silent process, in seconds; `timeout_secs` by default.
+      seen: knowledge about each process.
+      num_processes: number of processes.
+      timeout_secs: limit for a stalled job, in seconds.
+      silence_secs: limit for a silent process, in seconds; `timeout_secs` by default.
 
     >>> at_work, waits = Report(9, 80, 7, "data"), Report(9, 81, 7, "device")
     >>> diagnose({0: Seen(waits, 0.5, 4.0), 1: Seen(at_work, 0.5, 4.5)}, 2, timeout_secs=4.0)

@@ -26,12 +26,12 @@ def end_process(
     Returns only if another thread is already ending the process.
 
     Args:
-      text: Sentence that describes the cause.
-      ends: Beginning of a sentence on the end of this process, such as "worker 0 ends at step 3".
-      linger: Function that waits before the end.
-      linger_secs: Maximum seconds of that wait.
-      code: Exit code.
-      place: Text that replaces the stack of the main thread.
+      text: sentence that describes the cause.
+      ends: beginning of a sentence on the end of this process, such as "worker 0 ends at step 3".
+      linger: function that waits before the end.
+      linger_secs: maximum seconds of that wait.
+      code: exit code.
+      place: text that replaces the stack of the main thread.
     """
     if not _ending.acquire(blocking=False):
         return

@@ -68,16 +68,16 @@ class Watchdog:
     counts as gone. The watchdog begins at once, and ends with `stop`, or with the process.
 
     Args:
-      timeout_secs: Limit for the detection of a silent process or a stalled job, in seconds. Three quarters of it must
+      timeout_secs: limit for the detection of a silent process or a stalled job, in seconds. Three quarters of it must
         exceed the longest execution and the longest wait for data. Must be the same in all processes. Compiling and
         saving may take ten times as long.
-      star: Connections to the other processes, which the watchdog owns from now on.
+      star: connections to the other processes, which the watchdog owns from now on.
 
     Raises:
-      ValueError: If `timeout_secs` is not greater than 0.
+      ValueError: if `timeout_secs` is not greater than 0.
 
     Attributes:
-      timeout_secs: Limit in seconds.
+      timeout_secs: limit in seconds.
     """
 
     def __init__(self, timeout_secs: float, star: Star):
@@ -114,8 +114,8 @@ class Watchdog:
         """Reports progress of the main thread. Costs less than a microsecond.
 
         Args:
-          step: Number of begun steps; the same in all processes at the same position, and never decreasing.
-          phase: Activity of the thread from now on: "device" while it waits for a result, "host" while it starts
+          step: number of begun steps; the same in all processes at the same position, and never decreasing.
+          phase: activity of the thread from now on: "device" while it waits for a result, "host" while it starts
             executions, "agreement" while it waits for the others at the end of an epoch, "compile", "checkpoint",
             "idle" between two runs, or any other word for its own work, such as "data" or "callbacks".
         """
@@ -168,7 +168,7 @@ class Watchdog:
         four missing heartbeats are enough, 20 s at most. Returns if no process is lost.
 
         Args:
-          secs: Seconds to wait instead for a diagnosis that needs no missing heartbeats and no printed error.
+          secs: seconds to wait instead for a diagnosis that needs no missing heartbeats and no printed error.
         """
         if not self._thread.is_alive() or self._is_over:
             return

@@ -62,13 +62,13 @@ class Connection:
     """A non-blocking end of a TCP connection.
 
     Args:
-      sock: Connected socket.
-      selector: Selector that the connection registers with.
+      sock: connected socket.
+      selector: selector that the connection registers with.
 
     Attributes:
-      since: Start time, by `time.monotonic`.
-      ended: Whether no more data arrive.
-      is_cut: Whether the network has ended it, not the process at the other end.
+      since: start time, by `time.monotonic`.
+      ended: whether no more data arrive.
+      is_cut: whether the network has ended it, not the process at the other end.
     """
 
     def __init__(self, sock: socket.socket, selector: selectors.BaseSelector):
@@ -115,7 +115,7 @@ class Connection:
         """Returns the messages that have arrived completely. Marks a closed connection as ended.
 
         Raises:
-          NotOurs: If other data than messages arrive.
+          NotOurs: if other data than messages arrive.
         """
         try:
             arrived = self._sock.recv(_RECEIVE_BYTES)
@@ -140,7 +140,7 @@ class Connection:
         """Closes the connection. Can be called again.
 
         Args:
-          abort: Whether to close at once, see `close_at_once`.
+          abort: whether to close at once, see `close_at_once`.
         """
         self.ended = True
         if self._sock.fileno() < 0:

@@ -32,13 +32,13 @@ def gather(hello: Hello, wait: Wait, listeners: Sequence[socket.socket] = ()) ->
     """Returns connections to the other processes after all have sent the same as `hello` and received the outcome.
 
     Args:
-      hello: Description of this process.
-      wait: Deadline.
-      listeners: Sockets that listen for the others; by default, on the port of this process's address.
+      hello: description of this process.
+      wait: deadline.
+      listeners: sockets that listen for the others; by default, on the port of this process's address.
 
     Raises:
-      ClusterError: If processes differ or share a number, or if the port is not available.
-      ClusterTimeout: If processes are missing at the deadline.
+      ClusterError: if processes differ or share a number, or if the port is not available.
+      ClusterTimeout: if processes are missing at the deadline.
     """
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())

@@ -25,9 +25,9 @@ class Place(NamedTuple):
     """The machine of a process, and its Gloo address.
 
     Attributes:
-      name: Name of the process, for messages.
-      machine: Identifier of the machine.
-      gloo_address: Return value of `own_gloo_address` there.
+      name: name of the process, for messages.
+      machine: identifier of the machine.
+      gloo_address: return value of `own_gloo_address` there.
     """
 
     name: str
@@ -50,7 +50,7 @@ def why_not_connected(places: Sequence[Place]) -> str:
     """Returns the reason why the CPU devices of some processes cannot reach each other; "" if none is known.
 
     Args:
-      places: Places of all processes.
+      places: places of all processes.
 
     Example:
       >>> one, other = Place("worker 0", "machine 0", "127.0.1.1"), Place("worker 1", "machine 1", "10.0.0.2")

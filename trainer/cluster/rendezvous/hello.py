@@ -22,13 +22,13 @@ class Hello(NamedTuple):
     """A process's description of itself.
 
     Attributes:
-      cluster: Addresses of all processes, as known to this process.
-      process_id: Number of the process among them.
-      job_id: Identifier of its job; "" if unknown.
-      versions: Versions that must be equal in all processes, by name.
-      process: Location of the process, for messages.
-      nonce: Identifier of the process, which stays the same when it reconnects.
-      gloo_address: Address of its CPU devices, see `own_gloo_address`.
+      cluster: addresses of all processes, as known to this process.
+      process_id: number of the process among them.
+      job_id: identifier of its job; "" if unknown.
+      versions: versions that must be equal in all processes, by name.
+      process: location of the process, for messages.
+      nonce: identifier of the process, which stays the same when it reconnects.
+      gloo_address: address of its CPU devices, see `own_gloo_address`.
     """
 
     cluster: tuple[str, ...]
@@ -48,7 +48,7 @@ class Hello(NamedTuple):
         """Returns the description in a message.
 
         Raises:
-          NotOurs: If a value has an unexpected type.
+          NotOurs: if a value has an unexpected type.
         """
         cluster, versions, process_id = (message.get(key) for key in ("cluster", "versions", "process_id"))
         texts = {key: message.get(key) for key in ("job_id", "process", "nonce", "gloo_address")}

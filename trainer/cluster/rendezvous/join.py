@@ -25,8 +25,8 @@ def join(hello: Hello, wait: Wait) -> Star:
     """Returns the connection to process 0 after it has confirmed that all processes are present and agree.
 
     Raises:
-      ClusterError: If process 0 reports that processes differ.
-      ClusterTimeout: If processes are missing at the deadline.
+      ClusterError: if process 0 reports that processes differ.
+      ClusterTimeout: if processes are missing at the deadline.
     """
     return _Joining(hello, wait).run()
 
@@ -134,7 +134,7 @@ def connect(address: str, timeout_secs: float) -> socket.socket:
     """Returns a socket that is connected to an address.
 
     Raises:
-      OSError: If the address cannot be reached in time.
+      OSError: if the address cannot be reached in time.
     """
     sock = socket.create_connection(split_address(address), timeout_secs)
     # On one machine, a port without a listener can be given to the connecting socket itself, which then talks to itself

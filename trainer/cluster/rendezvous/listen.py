@@ -17,7 +17,7 @@ def listen(cluster: ClusterDescription) -> list[socket.socket]:
     They listen on loopback only for a loopback address, otherwise on all interfaces.
 
     Raises:
-      ClusterError: If the port is in use or not permitted.
+      ClusterError: if the port is in use or not permitted.
     """
     host, port = split_address(cluster.coordinator_address)
     owner = cluster.member(0)
@@ -37,11 +37,11 @@ def bind_all(host: str, port: int) -> list[socket.socket]:
     """Returns sockets that listen on a port.
 
     Args:
-      host: Host name of this machine, whose addresses are all used; "" for all interfaces.
-      port: Port; 0 for any free port.
+      host: host name of this machine, whose addresses are all used; "" for all interfaces.
+      port: port; 0 for any free port.
 
     Raises:
-      OSError: If the port is not available.
+      OSError: if the port is not available.
     """
     if host:
         return _listen_on_each(host, port)

@@ -60,19 +60,19 @@ def agree(
     The lookup of a host name takes as long as the system's resolver allows, which may exceed the deadline.
 
     Args:
-      description: The cluster, and the number of this process.
-      timeout_secs: Seconds to wait for the others. The shortest timeout among the processes applies to all.
-      say: Function that is called from time to time with a line about the awaited processes and the reason.
-      job_id: Identifier that distinguishes jobs that meet by mistake. None uses the environment variable
+      description: the cluster, and the number of this process.
+      timeout_secs: seconds to wait for the others. The shortest timeout among the processes applies to all.
+      say: function that is called from time to time with a line about the awaited processes and the reason.
+      job_id: identifier that distinguishes jobs that meet by mistake. None uses the environment variable
         TRAINER_JOB_ID, or else the description's; "" if there is none.
-      say_every_secs: Seconds between calls of `say`.
-      listeners: Sockets on which process 0 awaits the others; by default, on the port of its address.
+      say_every_secs: seconds between calls of `say`.
+      listeners: sockets on which process 0 awaits the others; by default, on the port of its address.
 
     Raises:
-      ClusterError: If processes differ, two share a number, process 0 cannot listen on its port, or this process does
+      ClusterError: if processes differ, two share a number, process 0 cannot listen on its port, or this process does
         not train. All reachable processes raise the same error. Also if this process is refused for its job.
-      ClusterTimeout: If processes are missing at the deadline. The message names them.
-      ValueError: If `timeout_secs` or `say_every_secs` is not positive.
+      ClusterTimeout: if processes are missing at the deadline. The message names them.
+      ValueError: if `timeout_secs` or `say_every_secs` is not positive.
 
     Example:
       >>> agree(ClusterDescription(("localhost:2222",), process_id=0), timeout_secs=60).close()

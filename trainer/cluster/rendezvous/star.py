@@ -23,14 +23,14 @@ class Star:
     """Connections of process 0 to all other processes, or of another process to process 0.
 
     Args:
-      selector: Selector of the connections.
-      connections: Connections by the numbers of the other processes.
-      cluster: All processes, and the number of this process.
-      unconnected: Reason why the CPU devices of some processes cannot reach each other; "" if none is known.
+      selector: selector of the connections.
+      connections: connections by the numbers of the other processes.
+      cluster: all processes, and the number of this process.
+      unconnected: reason why the CPU devices of some processes cannot reach each other; "" if none is known.
 
     Attributes:
-      connections, cluster, unconnected: See above.
-      process: Number of this process.
+      connections, cluster, unconnected: see above.
+      process: number of this process.
     """
 
     def __init__(

@@ -14,10 +14,10 @@ class Wait:
     """A deadline, with periodic messages until then.
 
     Args:
-      cluster: Cluster whose processes are awaited.
-      timeout_secs: Seconds from now to the deadline.
-      say: Function that is called with each line.
-      say_every_secs: Seconds between lines.
+      cluster: cluster whose processes are awaited.
+      timeout_secs: seconds from now to the deadline.
+      say: function that is called with each line.
+      say_every_secs: seconds between lines.
     """
 
     def __init__(

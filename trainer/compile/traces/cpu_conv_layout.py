@@ -20,7 +20,7 @@ def with_fast_convolutions(function: Callable[..., Any]) -> Callable[..., Any]:
     The gradients of a convolution are convolutions in other layouts. Their arrays are transposed before and after.
 
     Args:
-      function: A compiled, pure function of trees of arrays. It is traced when the returned function is called.
+      function: a compiled, pure function of trees of arrays. It is traced when the returned function is called.
 
     Example:
       >>> import jax.numpy as jnp

@@ -39,9 +39,9 @@ def run(equation: Any, values: Sequence[Any], **changes: Any) -> list[Any]:
     """Returns the results of an equation's operation for other operands.
 
     Args:
-      equation: An equation of a traced program.
-      values: The operands.
-      **changes: Parameters to change.
+      equation: an equation of a traced program.
+      values: the operands.
+      **changes: parameters to change.
     """
     params = equation.primitive.get_bind_params({**equation.params, **changes})
     functions, params = params if isinstance(params, tuple) else ((), params)  # depends on the version of JAX
@@ -58,8 +58,8 @@ def rewritten(function: Callable[..., Any], change: Change, skipped: Collection[
     """Returns a function with changed equations in its trace, which is made at each call.
 
     Args:
-      function: A compiled, pure function of trees of arrays. It is called directly if no equation changes.
-      change, skipped: As in `with_equations`.
+      function: a compiled, pure function of trees of arrays. It is called directly if no equation changes.
+      change, skipped: as in `with_equations`.
     """
 
     def call(*args: Any) -> Any:
@@ -83,11 +83,11 @@ def with_equations(
     """Returns a program with changed equations, also in its loops, branches and calls; the same object if none changes.
 
     Args:
-      program: A `ClosedJaxpr` or `Jaxpr`.
-      change: Called in the order of the program, for inner equations before the outer equation.
-      known: Results so far, by the identity of the program, for a `change` that does not depend on the place: a program
+      program: a `ClosedJaxpr` or `Jaxpr`.
+      change: called in the order of the program, for inner equations before the outer equation.
+      known: results so far, by the identity of the program, for a `change` that does not depend on the place: a program
         that several equations call stays a single program. None rewrites it for each of them.
-      skipped: Names of primitives whose programs stay as they are.
+      skipped: names of primitives whose programs stay as they are.
     """
     if known is not None and id(program) in known:
         return known[id(program)]

@@ -34,7 +34,7 @@ def with_late_gathers(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns an equal function that gathers shards again for each use of the whole array.
 
     Args:
-      function: A pure function of trees of arrays, which gathers arrays of the first tree by a tiled
+      function: a pure function of trees of arrays, which gathers arrays of the first tree by a tiled
         `jax.lax.all_gather`. It is traced when the returned function is called.
     """
 

@@ -14,8 +14,8 @@ def is_passed_through(function: Callable[[dict[Any, Any]], dict[Any, Any]], valu
     """Returns, for each key, whether `function(values)[key]` is `values[key]`, also through inner compiled functions.
 
     Args:
-      function: A function from a dict of arrays to a dict with the same keys.
-      values: Arguments for the trace.
+      function: a function from a dict of arrays to a dict with the same keys.
+      values: arguments for the trace.
 
     >>> is_passed_through(lambda x: {"a": jax.jit(lambda a: a)(x["a"]), "b": x["b"] + 1}, {"a": 1.0, "b": 1.0})
     {'a': True, 'b': False}
@@ -30,8 +30,8 @@ def first_passed_through(jaxpr: Any, count: int) -> list[bool]:
     """Returns, for each of the first results of a traced function, whether it is the argument in the same place.
 
     Args:
-      jaxpr: A `ClosedJaxpr`.
-      count: Number of results, and of first arguments.
+      jaxpr: a `ClosedJaxpr`.
+      count: number of results, and of first arguments.
     """
     results, arguments = jaxpr.jaxpr.outvars[:count], jaxpr.jaxpr.invars[:count]
     return [_origin(jaxpr.jaxpr, result) is argument for result, argument in zip(results, arguments, strict=True)]

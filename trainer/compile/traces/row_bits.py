@@ -35,13 +35,13 @@ def with_bits_of_rows(function: Callable[..., Any], axis_name: str) -> Callable[
     """Returns a function of a replica's rows with the random draws of a single device for all rows.
 
     Args:
-      function: A compiled, pure function of trees of arrays, of which the last tree holds the rows. Rows are the first
+      function: a compiled, pure function of trees of arrays, of which the last tree holds the rows. Rows are the first
         axis of the bits drawn for them. The function is traced when the returned function is called; if it draws bits,
         also on twice the rows, to find the draws for rows.
-      axis_name: Name of the replica axis, as for `jax.lax.axis_index`.
+      axis_name: name of the replica axis, as for `jax.lax.axis_index`.
 
     Raises:
-      UnlikeDraws: Raised by the returned function, if draws differ in another way for twice the rows, as in code that
+      UnlikeDraws: raised by the returned function, if draws differ in another way for twice the rows, as in code that
         depends on the number of rows.
 
     Example:

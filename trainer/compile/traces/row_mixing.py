@@ -63,11 +63,11 @@ def why_rows_mix(
     All results that depend on the batch must have its rows. Nothing is computed.
 
     Args:
-      function: A traceable function of a batch and of other arguments.
-      batch: A tree of arrays or shapes, rows first. The number of rows does not matter.
-      *others: Other arguments, such as weights: trees of arrays or shapes.
-      rows: Numbers of rows for which the function must compute the same, for calls with some of a batch's rows.
-      known: Results so far for the same function; updated.
+      function: a traceable function of a batch and of other arguments.
+      batch: a tree of arrays or shapes, rows first. The number of rows does not matter.
+      *others: other arguments, such as weights: trees of arrays or shapes.
+      rows: numbers of rows for which the function must compute the same, for calls with some of a batch's rows.
+      known: results so far for the same function; updated.
 
     Example:
       >>> x = np.ones((4, 3))
@@ -102,9 +102,9 @@ def certain_mixing(function: Callable[..., Any], batch: PyTree, *others: PyTree)
     Returns None if no such operation is known, or the function cannot be traced on any number of rows.
 
     Args:
-      function: As in `why_rows_mix`.
-      batch: As in `why_rows_mix`.
-      *others: As in `why_rows_mix`.
+      function: as in `why_rows_mix`.
+      batch: as in `why_rows_mix`.
+      *others: as in `why_rows_mix`.
 
     Example:
       >>> certain_mixing(lambda x: jax.random.normal(jax.random.key(0), x.shape), np.ones((4, 3)))

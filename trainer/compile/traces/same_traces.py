@@ -24,10 +24,10 @@ def are_same_but_for_rows(one: Any, other: Any, rows: int, other_rows: int) -> b
     """Returns whether two traces are equal except for the number of rows in shapes.
 
     Args:
-      one: A closed jaxpr.
-      other: Another closed jaxpr.
-      rows: Number of rows of `one`, which is no factor of any other size.
-      other_rows: Number of rows of `other`.
+      one: a closed jaxpr.
+      other: another closed jaxpr.
+      rows: number of rows of `one`, which is no factor of any other size.
+      other_rows: number of rows of `other`.
 
     Example:
       >>> traces = [jax.make_jaxpr(lambda x: x[:, 0] * 2)(np.ones((rows, 3))) for rows in (1009, 4)]

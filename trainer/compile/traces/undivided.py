@@ -31,8 +31,8 @@ def with_undivided_axes(function: Callable[..., Any], mesh: Mesh) -> Callable[..
     before.
 
     Args:
-      function: A compiled, pure function of trees of arrays. It is traced when the returned function is called.
-      mesh: The devices.
+      function: a compiled, pure function of trees of arrays. It is traced when the returned function is called.
+      mesh: the devices.
 
     Example:
       >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("replica",))

@@ -27,7 +27,7 @@ class JaxOptions:
     """The option values of the thread that creates this object.
 
     Args:
-      leave_out: Options that another thread or process must not have.
+      leave_out: options that another thread or process must not have.
 
     >>> with jax.numpy_rank_promotion("raise"):
     ...     options = JaxOptions()

@@ -21,7 +21,7 @@ class SentContext:
     user's context variables are not sent, because they may hold anything.
 
     Args:
-      strategy: Replaces the strategy in scope; the process must be able to receive it. None for no strategy.
+      strategy: replaces the strategy in scope; the process must be able to receive it. None for no strategy.
     """
 
     def __init__(self, strategy: Any = None):

@@ -28,22 +28,22 @@ class Ambient:
     Types of higher rooms are `Any` here; the file that owns a field declares its type.
 
     Attributes:
-      strategy: The `Strategy` in scope (`distribute/strategies/strategy.py`).
-      strategy_elsewhere: Name of the strategy in scope in the process that this process works for.
-      custom_objects: The user's classes and functions by name (`core/configs.py`).
-      reader: The reader that the code reads data for, ahead of their use (`data/prefetch.py`).
-      replica: The `ReplicaContext` of the step that is traced or run (`core/replica_context.py`).
-      traced_function: The function being traced that must receive its values as arguments (`core/trace_purity.py`).
-      traced_owner: The object whose own values that function must receive as arguments; None for the values of all
+      strategy: the `Strategy` in scope (`distribute/strategies/strategy.py`).
+      strategy_elsewhere: name of the strategy in scope in the process that this process works for.
+      custom_objects: the user's classes and functions by name (`core/configs.py`).
+      reader: the reader that the code reads data for, ahead of their use (`data/prefetch.py`).
+      replica: the `ReplicaContext` of the step that is traced or run (`core/replica_context.py`).
+      traced_function: the function being traced that must receive its values as arguments (`core/trace_purity.py`).
+      traced_owner: the object whose own values that function must receive as arguments; None for the values of all
         objects.
-      read_constants: The `Constants` that the code being compiled has read.
-      constrain: Function that replaces JAX's sharding constraints (`compile/constraints.py`).
-      layer_observer: Object that calls layers, to rematerialize them or to plan it (`modules/remat.py`).
-      metric_values: Temporary values of metric variables by `id`, a dict that assignments update
+      read_constants: the `Constants` that the code being compiled has read.
+      constrain: function that replaces JAX's sharding constraints (`compile/constraints.py`).
+      layer_observer: object that calls layers, to rematerialize them or to plan it (`modules/remat.py`).
+      metric_values: temporary values of metric variables by `id`, a dict that assignments update
         (`metrics/variable.py`).
-      metric_values_are_closed: Whether stored values of metric variables must not be used.
-      step_metrics: The `StepMetrics` of the step being traced (`metrics/base.py`).
-      loss_parts: List to which losses append their sums (`step/loss_parts.py`).
+      metric_values_are_closed: whether stored values of metric variables must not be used.
+      step_metrics: the `StepMetrics` of the step being traced (`metrics/base.py`).
+      loss_parts: list to which losses append their sums (`step/loss_parts.py`).
     """
 
     strategy: Any = None

@@ -23,7 +23,7 @@ def in_caller_context(function: Callable[Arguments, Returned]) -> Callable[Argum
     function at the same time.
 
     Args:
-      function: The function to run in a thread.
+      function: the function to run in a thread.
 
     Example:
       >>> import threading

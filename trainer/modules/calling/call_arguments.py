@@ -37,8 +37,8 @@ class CallKwargs(NamedTuple):
     """Keyword arguments that the user sets for each call of a module; None if unset.
 
     Attributes:
-      train: Keyword arguments of calls in training.
-      eval: Keyword arguments of all other calls.
+      train: keyword arguments of calls in training.
+      eval: keyword arguments of all other calls.
     """
 
     train: Mapping[str, Any] | None = None
@@ -74,14 +74,14 @@ def call_arguments(target: Any, inputs: PyTree, training: bool, make_key: MakeKe
     are passed in training, and always if they have no default, unless `inputs` has values for them.
 
     Args:
-      target: A module or a function.
-      inputs: One batch.
-      training: Whether the call is part of training.
-      make_key: Returns the key of a random stream; None to pass no keys.
-      given: Keyword arguments set by the user.
+      target: a module or a function.
+      inputs: one batch.
+      training: whether the call is part of training.
+      make_key: returns the key of a random stream; None to pass no keys.
+      given: keyword arguments set by the user.
 
     Raises:
-      ValueError: A dict of inputs and `given` share a name.
+      ValueError: a dict of inputs and `given` share a name.
       TypeError: `target` needs more inputs, or has several keyword-only inputs.
 
     >>> call_arguments(lambda x, y, *, deterministic: x + y, (1, 2), training=True)

@@ -24,7 +24,7 @@ class ModeCheck:
     backbone. Outside of training, dropout must be inactive, and BatchNorm must not use the batch's statistics.
 
     Args:
-      training: Whether the call is part of training.
+      training: whether the call is part of training.
     """
 
     def __init__(self, training: bool):
@@ -37,8 +37,8 @@ class ModeCheck:
         """Records that a layer is being called.
 
         Args:
-          layer: The layer.
-          arguments: Arguments of the call, by parameter name.
+          layer: the layer.
+          arguments: arguments of the call, by parameter name.
         """
         defaults = {field.name: field.default for field in dataclasses.fields(layer)} if (
             dataclasses.is_dataclass(layer)) else {}
@@ -66,8 +66,8 @@ class ModeCheck:
         """Raises ValueError if a layer has broken the rules.
 
         Args:
-          module: The user's module.
-          streams: The random streams that the call has used.
+          module: the user's module.
+          streams: the random streams that the call has used.
         """
         found = [*self._found] or [f"the random stream {name!r}" for name in streams
                                    if not self._training and name.startswith(_DROPS)]

@@ -30,8 +30,8 @@ def check_holds_no_weights(function: Any, what: str) -> None:
     A function may close over arrays, and a `functools.partial` may hold arrays as arguments: these are constants.
 
     Args:
-      function: A callable that is no Flax module.
-      what: Name of the callable in the message, such as "`module`".
+      function: a callable that is no Flax module.
+      what: name of the callable in the message, such as "`module`".
     """
     for held, name in _weights(function, "", _DEPTH, set()):
         raise TypeError(

@@ -16,8 +16,8 @@ class ModuleLayer(NamedTuple):
     """A layer of a module.
 
     Attributes:
-      path: Names that lead to the layer, joined by "/"; empty for the module itself.
-      module: The user's object or function, or a module of the same class with the same arguments.
+      path: names that lead to the layer, joined by "/"; empty for the module itself.
+      module: the user's object or function, or a module of the same class with the same arguments.
     """
 
     path: str

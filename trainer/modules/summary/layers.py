@@ -28,16 +28,16 @@ class LayerRow(NamedTuple):
     """One layer of a summary.
 
     Attributes:
-      path: Names that lead to the layer, joined by "/"; empty for the module itself.
-      type_name: Name of its class.
-      output_shape: Shapes of its outputs, with None for the batch dimension.
-      params: Number of values that the layer itself holds: parameters and state.
-      trainable: Number of these values that are trained; in a module's own rows, the number of parameters.
-      nbytes: Bytes of these values; if devices hold parts of them, on all devices together.
-      flops: Floating-point operations of the layer itself per row of inputs, without operations of inner layers that
+      path: names that lead to the layer, joined by "/"; empty for the module itself.
+      type_name: name of its class.
+      output_shape: shapes of its outputs, with None for the batch dimension.
+      params: number of values that the layer itself holds: parameters and state.
+      trainable: number of these values that are trained; in a module's own rows, the number of parameters.
+      nbytes: bytes of these values; if devices hold parts of them, on all devices together.
+      flops: floating-point operations of the layer itself per row of inputs, without operations of inner layers that
         have their own rows. A product counts two for each multiplication, all other operations one for each output
         value.
-      sharding: How parameters are split over a mesh, such as "kernel (None, 'model')"; empty if none is.
+      sharding: how parameters are split over a mesh, such as "kernel (None, 'model')"; empty if none is.
     """
 
     path: str
@@ -54,7 +54,7 @@ class CallRecorder(CallObserver):
     """Collects the called layers, in the order in which their calls begin.
 
     Args:
-      inputs: One batch, whose number of rows becomes None in shapes.
+      inputs: one batch, whose number of rows becomes None in shapes.
     """
 
     def __init__(self, inputs: PyTree):
@@ -112,8 +112,8 @@ class CallRecorder(CallObserver):
         """Returns a row for each layer that holds values itself or calls no other layer.
 
         Args:
-          params: Parameters, as nested dicts whose keys are the names of the layers.
-          states: Dicts of the same structure with the non-trainable values.
+          params: parameters, as nested dicts whose keys are the names of the layers.
+          states: dicts of the same structure with the non-trainable values.
         """
         trainable, trainable_bytes = self._sizes_by_layer(params)
         fixed = [self._sizes_by_layer(state) for state in states]
@@ -159,8 +159,8 @@ def without_frozen(rows: Sequence[LayerRow], frozen: Mapping[str, int]) -> list[
     """Returns the rows with frozen parameters counted as not trained.
 
     Args:
-      rows: The layers of a module.
-      frozen: Number of values of each frozen parameter, by its path, such as "encoder/Dense_0/kernel".
+      rows: the layers of a module.
+      frozen: number of values of each frozen parameter, by its path, such as "encoder/Dense_0/kernel".
 
     >>> without_frozen([LayerRow("head", "Dense", "(None, 2)", 8, 8)], {"head/kernel": 6})[0].trainable
     2
@@ -177,8 +177,8 @@ def with_shardings(rows: Sequence[LayerRow], specs: Mapping[str, str]) -> list[L
     """Returns the rows with the shardings of their parameters.
 
     Args:
-      rows: The layers of a module.
-      specs: Sharding of each split parameter, by its path.
+      rows: the layers of a module.
+      specs: sharding of each split parameter, by its path.
 
     >>> with_shardings([LayerRow("up", "Dense", "(None, 8)", 72, 72)], {"up/kernel": "(None, 'model')"})[0].sharding
     "kernel (None, 'model')"

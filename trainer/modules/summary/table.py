@@ -48,11 +48,11 @@ def render_summary(rows: Sequence[LayerRow], name: str, total: int, trainable: i
     """Returns a summary as lines of text.
 
     Args:
-      rows: The layers.
-      name: Name of the model.
-      total: Number of values in the model: parameters, including frozen parameters, and state.
-      trainable: Number of trained values.
-      state_count: Number of values of the state, such as running averages.
+      rows: the layers.
+      name: name of the model.
+      total: number of values in the model: parameters, including frozen parameters, and state.
+      trainable: number of trained values.
+      state_count: number of values of the state, such as running averages.
 
     >>> row = LayerRow("head", "Dense", "(None, 2)", 1008, 1008, 4032, 2016.0)
     >>> print("\\n".join(render_summary([row], "Net", 1008, 1008, 0)))

@@ -32,7 +32,7 @@ def checked_path(argument: str, value: Any) -> str:
     """Returns a path as a string.
 
     Raises:
-      TypeError: If `value` is not a path; the message names `argument`.
+      TypeError: if `value` is not a path; the message names `argument`.
     """
     if not isinstance(value, (str, os.PathLike)):
         raise errors.wrong_type(argument, value, "a path, such as 'model.safetensors'")
@@ -43,14 +43,14 @@ def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
     """Opens a safetensors file; see `weights_file.read_arrays`.
 
     Args:
-      path: Path of the file.
-      expected: Expected kind of file, for error messages.
-      instead_of_folder: Sentence with advice for a folder.
+      path: path of the file.
+      expected: expected kind of file, for error messages.
+      instead_of_folder: sentence with advice for a folder.
 
     Raises:
-      FileNotFoundError: If there is no such file; the message lists similar names in the folder.
-      IsADirectoryError: If the path is a folder.
-      ValueError: If the path is not a safetensors file, or is damaged.
+      FileNotFoundError: if there is no such file; the message lists similar names in the folder.
+      IsADirectoryError: if the path is a folder.
+      ValueError: if the path is not a safetensors file, or is damaged.
     """
     if os.path.isdir(path):
         raise IsADirectoryError(f"{path!r} is a folder. Expected: {expected}. {instead_of_folder}")
@@ -80,13 +80,13 @@ def read_with_text(
     """Returns the text and the arrays of a file that `save_with_text` wrote under the same key.
 
     Args:
-      path, expected, instead_of_folder: Arguments of `open_arrays`.
-      key: Key of the text.
-      instead_of_others: Sentence with advice for a file without such a text.
+      path, expected, instead_of_folder: arguments of `open_arrays`.
+      key: key of the text.
+      instead_of_others: sentence with advice for a file without such a text.
 
     Raises:
-      FileNotFoundError, IsADirectoryError: From `open_arrays`.
-      ValueError: If the file is of another kind or damaged.
+      FileNotFoundError, IsADirectoryError: from `open_arrays`.
+      ValueError: if the file is of another kind or damaged.
     """
     with open_arrays(path, expected, instead_of_folder) as file:
         text = file.metadata.get(key)
@@ -103,7 +103,7 @@ def is_whole(file: ArraysFile, key: str) -> bool:
     """Returns whether a file of `save_with_text` matches its checksum. Reads the file once, array by array.
 
     Raises:
-      ValueError: If the file is truncated during the read.
+      ValueError: if the file is truncated during the read.
     """
     return file.metadata.get(_CHECKSUM_KEY) == checksum(file.metadata[key], file)
 

@@ -20,14 +20,14 @@ def open_locked(path: str, flags: int = os.O_RDONLY) -> int | None:
     """Opens a file or folder and locks it for this process, without waiting.
 
     Args:
-      path: File or folder.
-      flags: Flags of `os.open`.
+      path: file or folder.
+      flags: flags of `os.open`.
 
     Returns:
       The descriptor, to be closed with `close`; None if it is locked already, here or in another process.
 
     Raises:
-      OSError: If it cannot be opened.
+      OSError: if it cannot be opened.
     """
     descriptor = os.open(path, flags, 0o666)
     if not lock(descriptor):

@@ -51,15 +51,15 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
     file is unchanged. Arrays are fetched from their devices one at a time.
 
     Args:
-      path: Path of the file, in an existing folder. An existing file is replaced.
-      arrays: Arrays by name, such as "encoder/Dense_0/kernel". A name cannot be "__metadata__".
-      metadata: Text to save with the arrays.
-      checksums: Whether to save the SHA-256 of each array too, which `ArraysFile` verifies when it reads.
+      path: path of the file, in an existing folder. An existing file is replaced.
+      arrays: arrays by name, such as "encoder/Dense_0/kernel". A name cannot be "__metadata__".
+      metadata: text to save with the arrays.
+      checksums: whether to save the SHA-256 of each array too, which `ArraysFile` verifies when it reads.
 
     Raises:
-      TypeError: If a name or a text of the metadata is not a string, or a value is not an array.
-      ValueError: If safetensors does not support an array's dtype, or this process cannot access all of an array.
-      OSError: If the file cannot be written.
+      TypeError: if a name or a text of the metadata is not a string, or a value is not an array.
+      ValueError: if safetensors does not support an array's dtype, or this process cannot access all of an array.
+      OSError: if the file cannot be written.
 
     >>> save_arrays("weights.safetensors", {"up/bias": np.zeros(3, np.float32)}, {"epoch": "4"})
     >>> with read_arrays("weights.safetensors") as weights:
@@ -113,14 +113,14 @@ def read_arrays(path: str | os.PathLike[str]) -> ArraysFile:
     """Opens a safetensors file as a mapping from names to arrays, each read on access.
 
     Args:
-      path: Path of the file.
+      path: path of the file.
 
     Returns:
       The open file. Use it in a `with` statement, or call its `close`.
 
     Raises:
-      OSError: If the file cannot be opened.
-      ValueError: If it is not a safetensors file, is truncated, or has an inconsistent header; also on reading an array
+      OSError: if the file cannot be opened.
+      ValueError: if it is not a safetensors file, is truncated, or has an inconsistent header; also on reading an array
         whose checksum differs, in a file with checksums.
 
     >>> save_arrays("weights.safetensors", {"up/kernel": np.ones((2, 3), np.int8)})
@@ -140,8 +140,8 @@ class ArraysFile(Mapping[str, np.ndarray]):
     """The arrays of an open safetensors file by name; `read_arrays` opens it.
 
     Attributes:
-      metadata: Text that was saved with the arrays.
-      shapes: Shape and dtype of each array by name, in the header's order.
+      metadata: text that was saved with the arrays.
+      shapes: shape and dtype of each array by name, in the header's order.
     """
 
     def __init__(self, path: str, file: BinaryIO):
@@ -218,11 +218,11 @@ class MatchReport:
     """Match between the arrays of a file and the arrays of a model.
 
     Attributes:
-      matched: Names in both, with the same shape and kind of dtype.
-      missing: Names in the model but not in the file.
-      unexpected: Names in the file but not in the model.
-      mismatched: Names in both whose shapes or kinds of dtype differ, with (shape, dtype) in the file and in the model.
-      skipped: Names in either that no pattern selects; the other attributes exclude them.
+      matched: names in both, with the same shape and kind of dtype.
+      missing: names in the model but not in the file.
+      unexpected: names in the file but not in the model.
+      mismatched: names in both whose shapes or kinds of dtype differ, with (shape, dtype) in the file and in the model.
+      skipped: names in either that no pattern selects; the other attributes exclude them.
     """
 
     matched: tuple[str, ...]
@@ -244,10 +244,10 @@ class MatchReport:
         """Checks that all selected arrays can be loaded.
 
         Args:
-          partial: Whether arrays may be missing from the file or from the model, as long as an array matches.
+          partial: whether arrays may be missing from the file or from the model, as long as an array matches.
 
         Raises:
-          ValueError: If an array is missing or unexpected and `partial` is false, if shapes or kinds of dtype differ,
+          ValueError: if an array is missing or unexpected and `partial` is false, if shapes or kinds of dtype differ,
             or if `partial` is true and nothing matches.
         """
         incomplete = bool(self.missing or self.unexpected)
@@ -263,14 +263,14 @@ def match_arrays(available: Mapping[str, Spec], wanted: Mapping[str, Spec],
     Dtypes match if they are of the same kind, such as float32 and bfloat16: the reader casts.
 
     Args:
-      available: Shape and dtype by name in the file, as in `ArraysFile.shapes`.
-      wanted: Shape and dtype by name in the model.
-      patterns: Regular expressions over whole path segments, as in `paths.matches`: names without a match are skipped.
+      available: shape and dtype by name in the file, as in `ArraysFile.shapes`.
+      wanted: shape and dtype by name in the model.
+      patterns: regular expressions over whole path segments, as in `paths.matches`: names without a match are skipped.
         None selects all.
 
     Raises:
-      TypeError: If `patterns` is a string, or has elements other than strings.
-      ValueError: If `patterns` is empty, or a pattern is not a regular expression or matches no wanted name.
+      TypeError: if `patterns` is a string, or has elements other than strings.
+      ValueError: if `patterns` is empty, or a pattern is not a regular expression or matches no wanted name.
 
     >>> file = {"up/bias": ((3,), np.dtype("float32")), "down/bias": ((3,), np.dtype("float32"))}
     >>> print(match_arrays(file, {"up/bias": ((2,), np.dtype("float32"))}))

@@ -43,7 +43,7 @@ def flush(path: str) -> None:
     """Flushes a file, or the names in a folder, to the disk.
 
     Raises:
-      OSError: If it cannot be written.
+      OSError: if it cannot be written.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -62,11 +62,11 @@ def put_in_place(temporary: str, path: str) -> None:
     `.<name>.<hex>.old`. A process that is killed between the two renames leaves it there.
 
     Args:
-      temporary: Folder whose content is on the disk.
-      path: Its final name, in the same folder.
+      temporary: folder whose content is on the disk.
+      path: its final name, in the same folder.
 
     Raises:
-      OSError: If the names cannot be changed.
+      OSError: if the names cannot be changed.
     """
     folder = os.path.dirname(path)
     if not os.path.lexists(path):
@@ -106,7 +106,7 @@ def remove(path: str) -> None:
     """Removes a folder; removes only the link if it is a symbolic link.
 
     Raises:
-      OSError: If it cannot be removed.
+      OSError: if it cannot be removed.
     """
     if os.path.islink(path):
         os.unlink(path)
@@ -118,7 +118,7 @@ def discard(path: str) -> None:
     """Renames a folder, then deletes it; removes only the link if it is a symbolic link.
 
     Raises:
-      OSError: If it cannot be removed.
+      OSError: if it cannot be removed.
     """
     temporary = temporary_path(path)
     os.rename(path, temporary)

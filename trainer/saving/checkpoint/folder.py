@@ -29,11 +29,11 @@ class CheckpointFolder:
     lock.
 
     Args:
-      path: Path of the folder. Other content is left alone.
-      keep: Number of checkpoints that `prune` keeps, 1 or more.
+      path: path of the folder. Other content is left alone.
+      keep: number of checkpoints that `prune` keeps, 1 or more.
 
     Raises:
-      ValueError: If `keep` is less than 1.
+      ValueError: if `keep` is less than 1.
 
     >>> from trainer.saving.checkpoint import CheckpointWriter
     >>> folder = CheckpointFolder("run", keep=1)
@@ -69,9 +69,9 @@ class CheckpointFolder:
           The path of the checkpoint.
 
         Raises:
-          CheckpointError: If there are checkpoints, renamed checkpoints included, but none is complete.
-          NewerFormatError: If a newer version of the trainer has written the newest checkpoint.
-          PermissionError: If a file is not readable.
+          CheckpointError: if there are checkpoints, renamed checkpoints included, but none is complete.
+          NewerFormatError: if a newer version of the trainer has written the newest checkpoint.
+          PermissionError: if a file is not readable.
         """
         return processes.from_first(lambda: self._newest_whole() or "") or None
 
@@ -79,7 +79,7 @@ class CheckpointFolder:
         """Deletes the oldest checkpoints beyond `keep`.
 
         Raises:
-          OSError: If a checkpoint cannot be deleted.
+          OSError: if a checkpoint cannot be deleted.
         """
         if jax.process_index() == 0:
             for step in self.steps()[:-self._keep]:
@@ -91,8 +91,8 @@ class CheckpointFolder:
         The folder belongs to this run until `release`. A checkpoint whose replacement was killed gets its name back.
 
         Raises:
-          OSError: If the folder cannot be created or written, on process 0; CheckpointError on the others.
-          CheckpointError: If another run holds the folder.
+          OSError: if the folder cannot be created or written, on process 0; CheckpointError on the others.
+          CheckpointError: if another run holds the folder.
         """
         processes.from_first(self._prepare)
 
@@ -132,7 +132,7 @@ class CheckpointFolder:
         An undeletable folder, such as a mount point, stays, and so does the working folder.
 
         Raises:
-          OSError: If a checkpoint cannot be deleted.
+          OSError: if a checkpoint cannot be deleted.
         """
         if jax.process_index() != 0:
             return

@@ -30,11 +30,11 @@ def write_manifest(folder: str | os.PathLike[str], known: Mapping[str, Mapping[s
     """Writes the manifest of all files below a folder, after they are on the disk.
 
     Args:
-      folder: Folder that is no longer written to. An existing manifest is replaced.
+      folder: folder that is no longer written to. An existing manifest is replaced.
       known: "size" and "sha256" of files that are on the disk already, by path below the folder.
 
     Raises:
-      OSError: If a file cannot be read, or the disk is full.
+      OSError: if a file cannot be read, or the disk is full.
 
     >>> os.makedirs("saved", exist_ok=True)
     >>> with open("saved/notes.txt", "w") as file:
@@ -69,13 +69,13 @@ def check_manifest(folder: str | os.PathLike[str]) -> None:
     Files that are not in the manifest are ignored: nothing reads them.
 
     Args:
-      folder: Folder of the checkpoint.
+      folder: folder of the checkpoint.
 
     Raises:
-      FileNotFoundError: If there is no such folder.
-      NewerFormatError: If a newer version of the trainer has written it.
-      CheckpointError: If a file is missing, truncated, changed or unreadable. The message names it.
-      PermissionError: If a file is not readable.
+      FileNotFoundError: if there is no such folder.
+      NewerFormatError: if a newer version of the trainer has written it.
+      CheckpointError: if a file is missing, truncated, changed or unreadable. The message names it.
+      PermissionError: if a file is not readable.
     """
     for _, error in _damages(folder):
         raise error
@@ -85,7 +85,7 @@ def damaged_files(folder: str | os.PathLike[str]) -> dict[str, CheckpointError]:
     """Returns the error of each damaged file of a checkpoint, by its path below the folder.
 
     Args:
-      folder: Folder of the checkpoint.
+      folder: folder of the checkpoint.
 
     Raises:
       The errors of `check_manifest`, if they concern the manifest or the folder itself.

@@ -30,9 +30,9 @@ class Part:
     """Location of a part of an array.
 
     Attributes:
-      path: File of the part.
-      offset: Start of the part in the file, in bytes.
-      window: Position of the part in the array.
+      path: file of the part.
+      offset: start of the part in the file, in bytes.
+      window: position of the part in the array.
     """
 
     path: str
@@ -49,15 +49,15 @@ def write_parts(folder: str, process: int, arrays: MutableMapping[str, jax.Array
     """Writes the array parts that this process is the first to hold; its files are on the disk on return.
 
     Args:
-      folder: Existing folder.
-      process: Index of this process.
-      arrays: Arrays by name. Each array is removed after it is written, to free its memory.
+      folder: existing folder.
+      process: index of this process.
+      arrays: arrays by name. Each array is removed after it is written, to free its memory.
 
     Returns:
       "size" and "sha256" of each written file, by its name.
 
     Raises:
-      OSError: If a file cannot be written.
+      OSError: if a file cannot be written.
     """
     index: dict[str, list[dict[str, Any]]] = {}
     kept = 0
@@ -98,7 +98,7 @@ def read_array(parts: Sequence[Part], target: jax.ShapeDtypeStruct) -> jax.Array
     """Returns an array with the sharding of `target`; this process reads the data of its own devices.
 
     Raises:
-      ValueError: If a file is truncated, or the parts do not cover the array.
+      ValueError: if a file is truncated, or the parts do not cover the array.
     """
     windows: dict[Any, np.ndarray] = {}
 

@@ -30,17 +30,17 @@ def encode(tree: Any, name: str = "document") -> tuple[Any, dict[str, np.ndarray
     """Returns a plain value as JSON-serializable data, and its arrays by number.
 
     Args:
-      tree: Dicts with keys of type str or int, lists and tuples of None, bool, int, float, str, bytes, NumPy arrays and
+      tree: dicts with keys of type str or int, lists and tuples of None, bool, int, float, str, bytes, NumPy arrays and
         scalars of any dtype but object, and JAX arrays. Subclasses of these types, such as named tuples, are rejected
         because they would be restored as another type.
-      name: Name of the value in error messages.
+      name: name of the value in error messages.
 
     Returns:
       Input for `json.dumps`, and copies of the arrays, which are independent of later changes to the originals.
 
     Raises:
-      TypeError: If the tree has any other value. The message names its position.
-      ValueError: If a container contains itself, or containers are nested some hundred deep.
+      TypeError: if the tree has any other value. The message names its position.
+      ValueError: if a container contains itself, or containers are nested some hundred deep.
 
     >>> jsonable, arrays = encode({"best": float("inf"), "span": (1, 2), "mean": np.zeros(3, np.float32)})
     >>> jsonable
@@ -60,11 +60,11 @@ def decode(jsonable: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """Returns the value that was passed to `encode`. A JAX array is returned as a NumPy array.
 
     Args:
-      jsonable: Data returned by `encode`, before or after a JSON round trip.
-      arrays: Arrays returned by `encode`.
+      jsonable: data returned by `encode`, before or after a JSON round trip.
+      arrays: arrays returned by `encode`.
 
     Raises:
-      ValueError: If `jsonable` is not from `encode`, or an array is missing.
+      ValueError: if `jsonable` is not from `encode`, or an array is missing.
 
     >>> decode(*encode({"patience": (3, np.float32(0.5))}))
     {'patience': (3, np.float32(0.5))}

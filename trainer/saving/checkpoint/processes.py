@@ -18,7 +18,7 @@ def from_first(function: Callable[[], str]) -> str:
     """Returns, on every process, the return value of `function` on process 0, which alone calls it.
 
     Raises:
-      CheckpointError: On other processes, if process 0 raised an exception, which it re-raises.
+      CheckpointError: on other processes, if process 0 raised an exception, which it re-raises.
 
     >>> from_first(lambda: "step_3")
     'step_3'
@@ -45,11 +45,11 @@ def raise_together(error: Exception | None) -> None:
     """Waits for all processes, and raises on each of them if any process has an error.
 
     Args:
-      error: Error of this process, or None.
+      error: error of this process, or None.
 
     Raises:
       Exception: `error` itself, if any.
-      CheckpointError: If only another process has an error.
+      CheckpointError: if only another process has an error.
 
     >>> raise_together(None)
     """

@@ -26,10 +26,10 @@ class Checkpoint:
     """A verified checkpoint; `open_checkpoint` returns it.
 
     Attributes:
-      path: Folder of the checkpoint.
-      document: Plain value that was saved with the arrays.
-      specs: Shape and dtype of each array by name.
-      processes: Number of processes that have written the arrays.
+      path: folder of the checkpoint.
+      document: plain value that was saved with the arrays.
+      specs: shape and dtype of each array by name.
+      processes: number of processes that have written the arrays.
     """
 
     path: str
@@ -48,14 +48,14 @@ class Checkpoint:
         Besides the arrays themselves, host memory holds one array at a time.
 
         Args:
-          targets: Target of each array by name: a `jax.ShapeDtypeStruct` with a sharding, or an array with the desired
+          targets: target of each array by name: a `jax.ShapeDtypeStruct` with a sharding, or an array with the desired
             shape, dtype and sharding. The devices may differ in kind and number from the saved devices.
 
         Raises:
-          TypeError: If a target has no sharding.
-          CheckpointError: Unless names, shapes and dtypes equal the checkpoint's. The message lists them. Also if
+          TypeError: if a target has no sharding.
+          CheckpointError: unless names, shapes and dtypes equal the checkpoint's. The message lists them. Also if
             another process could not read its parts.
-          ValueError: If the files are inconsistent, which `open_checkpoint` does not check.
+          ValueError: if the files are inconsistent, which `open_checkpoint` does not check.
         """
         structs = {name: _struct_of(name, target) for name, target in targets.items()}
         self._check_same({name: (struct.shape, np.dtype(struct.dtype)) for name, struct in structs.items()})
@@ -88,13 +88,13 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkp
     """Opens a checkpoint: checks all of its files and reads its document. `restore` reads the arrays.
 
     Args:
-      path: Folder of the checkpoint.
-      verify: Whether to check the files, which reads each file once. Pass False for a checkpoint that was just checked.
+      path: folder of the checkpoint.
+      verify: whether to check the files, which reads each file once. Pass False for a checkpoint that was just checked.
 
     Raises:
-      FileNotFoundError: If there is no such folder.
-      NewerFormatError: If a newer version of the trainer has written it.
-      CheckpointError: If a file is missing, truncated or changed. The message names it.
+      FileNotFoundError: if there is no such folder.
+      NewerFormatError: if a newer version of the trainer has written it.
+      CheckpointError: if a file is missing, truncated or changed. The message names it.
 
     >>> from trainer.saving.checkpoint import CheckpointWriter
     >>> with CheckpointWriter() as writer:

@@ -26,12 +26,12 @@ class RunLock:
     """Exclusive use of a folder, from construction to `release`.
 
     Args:
-      folder: Existing folder.
+      folder: existing folder.
 
     Raises:
-      CheckpointError: If another run holds the folder, in this process or another, on this host or another host that
+      CheckpointError: if another run holds the folder, in this process or another, on this host or another host that
         sees the folder. The message names it.
-      OSError: If the file cannot be created.
+      OSError: if the file cannot be created.
 
     >>> os.makedirs("run", exist_ok=True)
     >>> lock = RunLock("run")

@@ -72,18 +72,18 @@ class CheckpointWriter:
         host instead, before the return.
 
         Args:
-          path: Folder of the checkpoint. Its parent folder is created if missing.
-          arrays: Arrays by name, on any devices and with any sharding.
-          document: Plain value, as in `plain.encode`.
-          replace: Whether to replace an existing checkpoint, after the new checkpoint is complete.
-          on_saved: Function called on process 0, in the background thread, after the checkpoint is in place. Its errors
+          path: folder of the checkpoint. Its parent folder is created if missing.
+          arrays: arrays by name, on any devices and with any sharding.
+          document: plain value, as in `plain.encode`.
+          replace: whether to replace an existing checkpoint, after the new checkpoint is complete.
+          on_saved: function called on process 0, in the background thread, after the checkpoint is in place. Its errors
             are raised like errors of the save.
 
         Raises:
-          TypeError: If an array is not a JAX array or is a random key, or the document has an unsupported value.
-          FileExistsError: If `path` exists and `replace` is false, or `path` is not a checkpoint.
-          OSError: If the folder cannot be created, or if the previous save failed, which leaves nothing behind.
-          CheckpointError: If the previous save failed otherwise, or another process failed.
+          TypeError: if an array is not a JAX array or is a random key, or the document has an unsupported value.
+          FileExistsError: if `path` exists and `replace` is false, or `path` is not a checkpoint.
+          OSError: if the folder cannot be created, or if the previous save failed, which leaves nothing behind.
+          CheckpointError: if the previous save failed otherwise, or another process failed.
         """
         self.wait()
         # One at a time, so that at most one copy of the state is in memory.
@@ -166,8 +166,8 @@ class CheckpointWriter:
         """Waits until the checkpoint is in place, on all processes.
 
         Raises:
-          OSError: If it cannot be written, for example because the disk is full. Nothing is left of it.
-          CheckpointError: If the save failed otherwise, or failed on another process.
+          OSError: if it cannot be written, for example because the disk is full. Nothing is left of it.
+          CheckpointError: if the save failed otherwise, or failed on another process.
         """
         if self._thread is None:
             return

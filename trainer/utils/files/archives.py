@@ -19,15 +19,15 @@ def extract(archive: str, folder: str, formats: Sequence[str]) -> bool:
     """Extracts an archive, and replaces a folder by its content.
 
     Args:
-      archive: Path of the archive.
-      folder: Path of the folder; existing content is replaced.
-      formats: Formats to try in order: "tar" (also compressed) and "zip".
+      archive: path of the archive.
+      folder: path of the folder; existing content is replaced.
+      formats: formats to try in order: "tar" (also compressed) and "zip".
 
     Returns:
       Whether the file is an archive of such a format.
 
     Raises:
-      ValueError: If a member lies outside of the folder or is a device, or the archive is damaged.
+      ValueError: if a member lies outside of the folder or is a device, or the archive is damaged.
     """
     unpack = next((_UNPACKERS[name][1] for name in formats if _UNPACKERS[name][0](archive)), None)
     if unpack is None:

@@ -49,24 +49,24 @@ def get_file(
     nothing. The paths equal Keras's, so both share the files.
 
     Args:
-      fname: Name of the file in the cache; by default the last part of `origin`. With `extract`, a name without a dot
+      fname: name of the file in the cache; by default the last part of `origin`. With `extract`, a name without a dot
         is the name of the folder.
-      origin: An `http`, `https`, `ftp` or `file` URL, or the path of a file.
-      untar: Like `extract`, for tar archives only.
-      md5_hash: Like `file_hash`, for MD5.
-      file_hash: Expected hash in hexadecimal digits: SHA-256, or the older MD5. A cached file with another hash is
+      origin: an `http`, `https`, `ftp` or `file` URL, or the path of a file.
+      untar: like `extract`, for tar archives only.
+      md5_hash: like `file_hash`, for MD5.
+      file_hash: expected hash in hexadecimal digits: SHA-256, or the older MD5. A cached file with another hash is
         downloaded again.
-      cache_subdir: Folder in the cache folder, or an absolute path.
+      cache_subdir: folder in the cache folder, or an absolute path.
       hash_algorithm: "sha256", "md5", or "auto", which depends on the number of digits.
-      extract: Whether to extract the file as an archive. No member can lie outside of its folder.
+      extract: whether to extract the file as an archive. No member can lie outside of its folder.
       archive_format: "tar" (also compressed), "zip", a list of these, or "auto" for both; None for neither.
-      cache_dir: Cache folder; by default `$KERAS_HOME`, or `~/.keras`.
-      force_download: Whether to download a cached file again.
+      cache_dir: cache folder; by default `$KERAS_HOME`, or `~/.keras`.
+      force_download: whether to download a cached file again.
 
     Raises:
-      TypeError: For an argument of a wrong type.
-      ValueError: For an invalid argument, another hash than the expected hash, or a file that is not an archive.
-      FileNotFoundError, OSError: If there is no such file, or the server is unreachable; the message names the URL.
+      TypeError: for an argument of a wrong type.
+      ValueError: for an invalid argument, another hash than the expected hash, or a file that is not an archive.
+      FileNotFoundError, OSError: if there is no such file, or the server is unreachable; the message names the URL.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())

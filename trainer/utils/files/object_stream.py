@@ -21,10 +21,10 @@ def parse(data: bytes) -> Any:
     Arrays may be of a subclass of `np.ndarray`; `np.asarray` converts them.
 
     Args:
-      data: Stream.
+      data: stream.
 
     Raises:
-      ValueError: If the stream requests other than plain data, or is damaged.
+      ValueError: if the stream requests other than plain data, or is damaged.
 
     >>> parse(b"\\x80\\x02]q\\x00(K\\x01K\\x02e.")
     [1, 2]
