@@ -193,6 +193,41 @@ def import_cycle(sources: dict[str, str]) -> list[str] | None:
     return None
 
 
+def first_imports(source: str) -> set[str]:
+    """Returns the names that a source imports while it is imported itself: not in functions, nor for type checkers."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if is_type_checking(node) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(parsed(source))
+    return found
+
+
+def first_import_cycle(sources: dict[str, str]) -> list[str] | None:
+    """Returns a cycle of modules by what runs when one is imported, packages around it included; None without one."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        targets = set()
+        for name in first_imports(source):
+            parts = name.split(".")
+            targets |= {known for end in range(1, len(parts) + 1) if (known := ".".join(parts[:end])) in sources}
+        # What is around the module has begun before it.
+        graph[module] = {target for target in targets if target != module and not module.startswith(f"{target}.")}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return None
+
+
 def third_party_imports(source: str) -> set[str]:
     return {found.root for found in imports_of(source)} - STANDARD_LIBRARY - {FACADE}
 
@@ -325,6 +360,17 @@ def test_no_imports_form_a_cycle():
 @pytest.mark.parametrize("late", ["def late():\n    import trainer.a", "load('trainer.a')"])
 def test_a_cycle_is_caught(late):
     assert set(import_cycle({"trainer.a": "from trainer import b", "trainer.b": late})) == {"trainer.a", "trainer.b"}
+
+
+def test_any_module_can_be_imported_first():
+    assert first_import_cycle({module: path.read_text() for module, path in project_files.modules().items()}) is None
+
+
+def test_a_cycle_through_a_package_is_caught():
+    sources = {"trainer.a": "from trainer.b.core import x", "trainer.b": "from trainer.b.model import Model",
+               "trainer.b.model": "from trainer import a", "trainer.b.core": ""}
+    assert first_import_cycle(sources) is not None
+    assert first_import_cycle({**sources, "trainer.b": "def late():\n    from trainer.b.model import Model"}) is None
 
 
 def test_rooms_are_small_and_say_what_they_own():

@@ -1,5 +1,4 @@
-"""`Model` and `Sequential`, the state, configuration and weights that they hold, and their files."""
+"""`Model` and `Sequential` (`model.py`): their core, steps, weights and files.
 
-from trainer.model.model import Model, Sequential
-
-__all__ = ["Model", "Sequential"]
+It imports nothing: the loop needs `model/core` before `Model` can be made.
+"""
