@@ -69,7 +69,7 @@ class CallbackList(Callback):
         callbacks: Any = None,
         add_history: bool = False,
         add_progbar: bool = False,
-        model: Any = None,
+        model: object = None,
         **params: Any,
     ):
         require_bool(add_history=add_history, add_progbar=add_progbar)
@@ -300,17 +300,17 @@ class CallbackList(Callback):
     # How each hook is called, by position or by keyword, is what Keras does: a user's lambda may name its arguments as
     # it likes where they are given by position.
 
-    def _call(self, hook: str, logs: Any) -> None:
+    def _call(self, hook: str, logs: Logs | None) -> None:
         logs = {} if logs is None else logs
         for callback in self._called:
             getattr(callback, hook)(logs)
 
-    def _call_numbered(self, hook: str, number: int, logs: Any, callbacks: Iterable[Callback]) -> None:
+    def _call_numbered(self, hook: str, number: int, logs: Logs | None, callbacks: Iterable[Callback]) -> None:
         logs = {} if logs is None else logs
         for callback in callbacks:
             getattr(callback, hook)(number, logs)
 
-    def _call_batch(self, hook: str, batch: int, logs: Any) -> None:
+    def _call_batch(self, hook: str, batch: int, logs: Logs | None) -> None:
         logs = {} if logs is None else logs
         for callback in self._called:
             getattr(callback, hook)(batch, logs=logs)

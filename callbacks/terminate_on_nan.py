@@ -21,7 +21,7 @@ from trainer.core.tracebacks import user_stacklevel
 _SHOWN_WEIGHTS = 5
 
 
-def warn_of_non_finite_logs(model: Any, logs: Logs) -> None:
+def warn_of_non_finite_logs(model: object, logs: Logs) -> None:
     """Warns of a training at whose end a loss or a metric is NaN or infinite.
 
     Where the model left out updates for that, the batches of these updates are still in the training's own logs, and
@@ -46,7 +46,7 @@ def warn_of_non_finite_logs(model: Any, logs: Logs) -> None:
                   RuntimeWarning, stacklevel=user_stacklevel())
 
 
-def _is_numeric(value: Any) -> bool:
+def _is_numeric(value: object) -> bool:
     return np.issubdtype(np.asarray(value).dtype, np.number)
 
 
@@ -91,7 +91,7 @@ class TerminateOnNaN(LateLogsCallback):
         if not isinstance(logs, LazyLogs):  # those of the trainer's loop are read later
             self._check(batch, batch, logs or {})
 
-    def _read_logs(self, first: int, last: int, logs: Any) -> None:
+    def _read_logs(self, first: int, last: int, logs: Logs | None) -> None:
         if not self._has_terminated:  # else it is that execution's loss that is still in the epoch's
             self._check(first, last, logs)
 

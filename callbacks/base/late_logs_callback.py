@@ -49,7 +49,7 @@ class LateLogsCallback(TrainBatchCallback):
         super().on_train_begin(logs)
         self._unread, self._has_terminated = None, False  # an exception may have ended the last fit
 
-    def _after_batches(self, first: int, last: int, logs: Any) -> None:
+    def _after_batches(self, first: int, last: int, logs: Logs | None) -> None:
         logs = logs or {}
         begin_fetch(logs)
         self.flush()
@@ -61,7 +61,7 @@ class LateLogsCallback(TrainBatchCallback):
             self._read_logs(*unread)
         return False
 
-    def _read_logs(self, first: int, last: int, logs: Any) -> None:
+    def _read_logs(self, first: int, last: int, logs: Logs | None) -> None:
         """Called once for each execution, of the epoch's batches from `first` to `last`, counted from 0.
 
         `logs` are the epoch's so far, as of that execution.

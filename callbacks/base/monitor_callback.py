@@ -128,7 +128,7 @@ class MonitorCallback(Callback):
         return bool(self.monitor_op(_in_float32(monitor_value - delta), _in_float32(reference_value)))
 
 
-def _in_float32(value: Any) -> Any:
+def _in_float32(value: object) -> Any:
     # Keras compares so, and it is what logs are: of more digits, those that `min_delta` has in binary would decide
     # whether 0.51 is better than 0.5 by 0.01.
     with np.errstate(over="ignore"):
