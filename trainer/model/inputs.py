@@ -13,7 +13,7 @@ import numpy as np
 
 from trainer.callbacks import Callback, CallbackList, RunRecord
 from trainer.core import arguments, errors
-from trainer.core.types import Data, Phase
+from trainer.core.types import ArrayTree, Data, Phase, PyTree, Verbose
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
@@ -68,7 +68,8 @@ def training_readers(
 
 @contextlib.contextmanager
 def evaluation_readers(
-    core: ModelCore, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None,
+    core: ModelCore, x: Data | None, y: ArrayTree | None, sample_weight: ArrayTree | None, batch_size: int | None,
+    steps: int | None,
 ) -> Iterator[dict[str, Reader]]:
     """Gives the readers of `evaluate`: of its data, by the name "", or of each of several sets."""
     sets = sets_of("x", x) if y is None and sample_weight is None else {"": x}
@@ -84,7 +85,7 @@ def evaluation_readers(
             for (name, data), argument in zip(sets.items(), _by_argument("x", sets), strict=True)}
 
 
-def sets_of(argument: str, data: Any) -> dict[str, Any]:
+def sets_of(argument: str, data: object) -> dict[str, Any]:
     """Returns sets of data by name, for a dict of them; other data by the name "".
 
     A dict of arrays, of lists of them and of dicts of them is one set of inputs by name, as everywhere. The values of a
@@ -130,8 +131,8 @@ def common_steps(readers: Mapping[str, Reader]) -> int | None:
 
 
 def single_reader(
-    core: ModelCore, call: str, x: Data | None, y: Any = None, sample_weight: Any = None, *, batch_size: int | None,
-    steps: int | None, may_be_endless: bool = False,
+    core: ModelCore, call: str, x: Data | None, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None, *,
+    batch_size: int | None, steps: int | None, may_be_endless: bool = False,
 ) -> Reader:
     """Returns the reader of `evaluate` or `predict`, which is the `call`."""
     arguments.check_count("steps", steps, 1, optional=True)
@@ -140,14 +141,15 @@ def single_reader(
     return Reader(source, steps, may_be_endless=may_be_endless)
 
 
-def batch_reader(core: ModelCore, x: Any, y: Any, sample_weight: Any, class_weight: Any = None) -> Reader:
+def batch_reader(core: ModelCore, x: Data | None, y: ArrayTree | None, sample_weight: ArrayTree | None,
+                 class_weight: dict[int, float] | None = None) -> Reader:
     """Returns the reader of one batch."""
     return Reader(adapt(x, y, sample_weight, batch_size=rows_of(x), class_weight=class_weight,
                         processes=core.strategy.processes), 1)
 
 
 def compile_ahead(
-    core: ModelCore, sample: Any, batch_size: int | None, epochs: int | None, phases: Sequence[Phase],
+    core: ModelCore, sample: Data, batch_size: int | None, epochs: int | None, phases: Sequence[Phase],
     steps_per_epoch: int | None,
 ) -> None:
     """Compiles phases for the data that `Model.compile_ahead` describes."""
@@ -174,7 +176,7 @@ def compile_ahead(
             loop.compile_ahead(core, kind, reader, passes, is_sample)
 
 
-def sample_batch(sample: Any, batch_size: int | None) -> Batch:
+def sample_batch(sample: Data, batch_size: int | None) -> Batch:
     """Returns the first batch of the data that `trainer.plan` describes, for all processes."""
     if isinstance(sample, (tuple, list)) and not sample:
         raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
@@ -185,7 +187,7 @@ def sample_batch(sample: Any, batch_size: int | None) -> Batch:
         return reader.peek()
 
 
-def checked_phases(phases: Any) -> Sequence[Phase]:
+def checked_phases(phases: object) -> Sequence[Phase]:
     """Returns the names of phases as a list, for a single name or several."""
     phases = (phases,) if isinstance(phases, str) else phases
     if not isinstance(phases, (tuple, list)):
@@ -196,7 +198,8 @@ def checked_phases(phases: Any) -> Sequence[Phase]:
     return phases
 
 
-def callback_list(model: Any, callbacks: Any, verbose: Any, history: bool = False, **params: Any) -> CallbackList:
+def callback_list(model: object, callbacks: Any, verbose: Verbose, history: bool = False,
+                  **params: Any) -> CallbackList:
     """Returns a user's callbacks of a run, with those that every run has."""
     verbose = arguments.check_verbose(verbose)
     if isinstance(callbacks, CallbackList):
@@ -216,7 +219,7 @@ def _records(callbacks: Sequence[Callback]) -> list[Callback]:
     return [RunRecord(folder) for folder in sorted(folders - recorded)]
 
 
-def rows_of(x: Any) -> int:
+def rows_of(x: PyTree) -> int:
     """Returns how many rows a batch of arrays has."""
     if not is_array_tree(x):
         raise errors.wrong_type("x", x, "one batch: an array, or a tuple or dict of arrays")
@@ -245,7 +248,7 @@ def _by_argument(argument: str, sets: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{argument}[{name!r}]" if name else argument: data for name, data in sets.items()}
 
 
-def _adapt_set(argument: str, data: Any, batch_size: int | None, steps: int | None, processes: Processes) -> Source:
+def _adapt_set(argument: str, data: object, batch_size: int | None, steps: int | None, processes: Processes) -> Source:
     try:
         parts = (data,) if isinstance(data, HostArrays) else _array_parts(data)
         return (adapt(data, processes=processes) if parts is None
@@ -255,7 +258,7 @@ def _adapt_set(argument: str, data: Any, batch_size: int | None, steps: int | No
                          f"{error}") from error
 
 
-def _array_parts(data: Any) -> Sequence[Any] | None:
+def _array_parts(data: object) -> Sequence[Any] | None:
     """Returns data that are a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays; None for other data."""
     if not isinstance(data, (tuple, list)) or not data or not is_array_tree(data[0]) or is_list_of_batches(data):
         return None

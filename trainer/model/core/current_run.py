@@ -6,6 +6,7 @@ Owns how a run inside of another one, such as an `evaluate` that a callback call
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ class CurrentRun:
         """Returns what a `fit` that begins was started with, as plain data by name."""
         return self.describe() if self.describe else {}
 
-    def begin_save(self, filepath: Any) -> None:
+    def begin_save(self, filepath: str | os.PathLike[str]) -> None:
         """Begins to write what `Model.save` writes to a folder; see `trainer.callbacks.RunDetails`."""
         with self.timing.measure("checkpoint"):
             if self._writer is None:
