@@ -82,7 +82,7 @@ class _PartContext(ReplicaContext):
 
 
 def accumulated(
-    compute: Compute, before: TrainState, batch: Any, microbatches: int
+    compute: Compute, before: TrainState, batch: PyTree, microbatches: int
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Returns gradients, model state and logs of this replica's rows of a batch, computed in parts.
 
@@ -156,7 +156,7 @@ def _first(group: tuple[Any, Any]) -> Any:
     return jax.tree.map(lambda leaf: leaf[0], group)
 
 
-def _split(tree: Any, rows: int, parts: int) -> list[tuple[Any, Any]]:
+def _split(tree: PyTree, rows: int, parts: int) -> list[tuple[Any, Any]]:
     """Returns groups of parts of one size: the numbers of the parts, and their rows, `(parts, rows, ...)`.
 
     Where the rows do not divide, the first parts have one row more.

@@ -50,7 +50,7 @@ def check_asynchronous(rules: UpdateRule | NamedRules | None) -> None:
                              "worker's gradients come on their own: use larger batches, or fewer workers.")
 
 
-def check_names(rules: Any, names: Iterable[str], what: str) -> None:
+def check_names(rules: object, names: Iterable[str], what: str) -> None:
     """Raises ValueError if a dict of optimizers does not have one for each name; `what` says what is named."""
     names = sorted(names)
     if isinstance(rules, NamedRules) and sorted(map(str, rules)) != names:
