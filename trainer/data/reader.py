@@ -17,6 +17,7 @@ import numpy as np
 
 from trainer.core.arguments import as_count
 from trainer.core.tree_paths import argument_names
+from trainer.core.types import PyTree
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import (
     Batch,
@@ -465,7 +466,7 @@ class Reader:
         except Exception as error:
             raise named(error, number) from error
 
-    def _checked(self, element: Any, number: int) -> Batch | Part:
+    def _checked(self, element: PyTree, number: int) -> Batch | Part:
         """Returns what a source yielded as a batch; raises if it is none, or unlike the first one of the run."""
         try:
             batch = element if isinstance(element, Part) else as_batch(element)

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from trainer.core.types import ArrayLike, PyTree
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ def gathered(batches: ResidentBatches, start: jax.Array, length: int) -> Any:
     return lax.map(lambda rows: exchange(batches.arrays, rows), numbers)
 
 
-def batch_at(stack: Any, index: Any) -> Any:
+def batch_at(stack: PyTree, index: ArrayLike) -> Any:
     """Returns one batch of a stack, in a compiled function.
 
     Args:
@@ -63,11 +65,11 @@ def batch_at(stack: Any, index: Any) -> Any:
     return lax.optimization_barrier(batch)  # the rounding of what follows must not depend on the stack
 
 
-def take_rows(arrays: Any, numbers: jax.Array) -> Any:
+def take_rows(arrays: PyTree, numbers: jax.Array) -> Any:
     """Returns the rows with some numbers, all of which exist, of each of a tree of arrays."""
     return jax.tree.map(lambda leaf: leaf.at[numbers].get(mode="promise_in_bounds"), arrays)
 
 
-def stack_length(stack: Any) -> int:
+def stack_length(stack: PyTree) -> int:
     """Returns how many batches a stack has capacity for."""
     return jax.tree.leaves(stack)[0].shape[0]

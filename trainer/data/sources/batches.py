@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from trainer.core.errors import describe
-from trainer.core.types import ArrayTree
+from trainer.core.types import ArrayTree, PyTree
 from trainer.data.sources.arrays import (
     DataError,
     as_arrays,
@@ -71,7 +71,7 @@ def pack_x_y_sample_weight(
     return (x,) if isinstance(x, (tuple, list)) else x
 
 
-def as_batch(element: Any) -> Batch:
+def as_batch(element: PyTree) -> Batch:
     """Returns what a user's pipeline yielded as a batch of numpy arrays in canonical dtypes.
 
     Arrays that need no conversion are not copied, so the batch may share memory with the pipeline's.
@@ -144,7 +144,7 @@ class BatchSpec:
     def _is_tuple(self) -> bool:
         return self.structure == jax.tree.structure((0,) * len(self.shapes))
 
-    def leaves_of(self, element: Any) -> Sequence[np.ndarray] | None:
+    def leaves_of(self, element: PyTree) -> Sequence[np.ndarray] | None:
         """Returns the leaves of an element that has this structure, these shapes and dtypes; None of any other.
 
         What a slow pipeline does next waits for this, with cold caches, so every microsecond counts.
@@ -183,7 +183,7 @@ class BatchConverter:
     def __init__(self) -> None:
         self._spec: BatchSpec | None = None
 
-    def __call__(self, element: Any) -> Batch | Part:
+    def __call__(self, element: PyTree) -> Batch | Part:
         """Returns what `as_batch` returns, and raises what it raises; a `Part` stays as it is."""
         if isinstance(element, Part):
             return element
@@ -252,7 +252,7 @@ class GroupBuffer:
         """Whether no further batch fits."""
         return self.count == self._capacity
 
-    def add_if_alike(self, batch: Any) -> bool:
+    def add_if_alike(self, batch: PyTree) -> bool:
         """Copies `batch` to the end of the batches here, if it is a batch and has their structure, shapes and dtypes.
 
         Returns:
