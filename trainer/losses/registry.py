@@ -41,7 +41,7 @@ _REGISTRY: Registry[LossOrFunction] = Registry(
     expected="the name of a loss, a function of (y_true, y_pred) or a `Loss`")
 
 
-def get(identifier: Any) -> LossOrFunction | None:
+def get(identifier: object) -> LossOrFunction | None:
     """Returns the loss that `identifier` names, as Keras does.
 
     Args:
@@ -88,7 +88,7 @@ def deserialize(
     return _REGISTRY.deserialize(name, custom_objects)
 
 
-def is_builtin(function: Any) -> bool:
+def is_builtin(function: object) -> bool:
     """Returns whether a function is one of this package's losses.
 
     >>> is_builtin(max)
@@ -97,7 +97,7 @@ def is_builtin(function: Any) -> bool:
     return any(cls.function is function for cls in CLASSES)
 
 
-def as_loss(identifier: Any) -> Loss:
+def as_loss(identifier: object) -> Loss:
     """Returns the `Loss` for a name, a function or a `Loss`, with the checks of its class, if any.
 
     Args:

@@ -73,7 +73,7 @@ def tversky(
 
 
 def circle(
-    y_true: Any, y_pred: ArrayLike, ref_labels: Any = None, ref_embeddings: ArrayLike | None = None,
+    y_true: ArrayLike, y_pred: ArrayLike, ref_labels: ArrayLike | None = None, ref_embeddings: ArrayLike | None = None,
     remove_diagonal: bool = True, gamma: float = 80.0, margin: float = 0.4,
 ) -> jax.Array:
     """Returns how far each embedding is from those of its class, against those of others.
@@ -101,7 +101,7 @@ def circle(
 
 
 def _circle(
-    y_true: Any, y_pred: ArrayLike, mask: jax.Array | None, ref_labels: Any = None,
+    y_true: ArrayLike, y_pred: ArrayLike, mask: jax.Array | None, ref_labels: ArrayLike | None = None,
     ref_embeddings: ArrayLike | None = None, remove_diagonal: bool = True, gamma: float = 80.0, margin: float = 0.4,
 ) -> jax.Array:
     """Returns what `circle` does, and 0 for rows that pad the batch, which no other is compared with."""
