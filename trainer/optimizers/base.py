@@ -199,7 +199,7 @@ class Optimizer(ComparesByConfiguration):
         """Returns at which number of updates a schedule stands, an int32 scalar."""
         return state.count
 
-    def with_learning_rate(self, state: OptimizerState, value: Any) -> OptimizerState:
+    def with_learning_rate(self, state: OptimizerState, value: object) -> OptimizerState:
         """Returns `state` with another rate for the next update: a constant rate is replaced, a schedule is scaled.
 
         With a schedule, all its later values are multiplied by the same factor: `value` over its present value. Call
@@ -232,7 +232,7 @@ class Optimizer(ComparesByConfiguration):
         return LearningRate(self.rate_at(jnp.zeros((), jnp.int32), self._initial))
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: object) -> None:
         self._initial = self._as_stored(jnp.zeros((), jnp.int32), value)
 
     def rate_at(self, count: jax.Array, stored: Any) -> jax.Array:
