@@ -27,6 +27,7 @@ from trainer.distribute.placement.placement import PlacedGroup
 from trainer.loop.interrupts import Interrupts
 from trainer.model.core.model_core import ModelCore
 from trainer.step.compiled_phase import CompiledPhase, on_host
+from trainer.step.running_logs import RunningLogs
 
 _NUMBERS_AT_ONCE = 2**18
 _BATCHES_AT_ONCE = 2**13  # the devices keep the number of each, where callbacks have them run one by one
@@ -143,7 +144,7 @@ class PhaseInput:
         """Returns the name of what the step calls so."""
         return f"{self.name}_{name}" if self.name else name
 
-    def lazy_logs(self, running: Any) -> LazyLogs:
+    def lazy_logs(self, running: RunningLogs) -> LazyLogs:
         """Returns logs that are fetched when they are read."""
         results = _Results(self, running)
         return LazyLogs(self.log_names, results.fetch, results.begin)
@@ -154,7 +155,7 @@ class _Results:
 
     __slots__ = ("_begun", "_inputs", "_running")
 
-    def __init__(self, inputs: PhaseInput, running: Any):
+    def __init__(self, inputs: PhaseInput, running: RunningLogs):
         self._inputs = inputs
         self._running = running
         self._begun: dict[str, jax.Array] | None = None

@@ -34,7 +34,7 @@ def deserialize(config: str | Mapping[str, Any], custom_objects: Mapping[str, An
     return _REGISTRY.deserialize(config, custom_objects)
 
 
-def get(identifier: Any) -> Penalty | None:
+def get(identifier: object) -> Penalty | None:
     """Returns the penalty that `identifier` names, as Keras does: a name with default factors, a class, or a function.
 
     A configuration, as `serialize` returns it, is taken too; None stands for no penalty.
