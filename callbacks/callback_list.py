@@ -67,7 +67,7 @@ class CallbackList(Callback):
         callbacks: Any = None,
         add_history: bool = False,
         add_progbar: bool = False,
-        model: Any = None,
+        model: object = None,
         **params: Any,
     ):
         require_bool(add_history=add_history, add_progbar=add_progbar)
@@ -298,17 +298,17 @@ class CallbackList(Callback):
     # Positional and keyword arguments are as in Keras, because a user's lambda may choose the names of positional
     # arguments.
 
-    def _call(self, hook: str, logs: Any) -> None:
+    def _call(self, hook: str, logs: Logs | None) -> None:
         logs = {} if logs is None else logs
         for callback in self._called:
             getattr(callback, hook)(logs)
 
-    def _call_numbered(self, hook: str, number: int, logs: Any, callbacks: Iterable[Callback]) -> None:
+    def _call_numbered(self, hook: str, number: int, logs: Logs | None, callbacks: Iterable[Callback]) -> None:
         logs = {} if logs is None else logs
         for callback in callbacks:
             getattr(callback, hook)(number, logs)
 
-    def _call_batch(self, hook: str, batch: int, logs: Any) -> None:
+    def _call_batch(self, hook: str, batch: int, logs: Logs | None) -> None:
         logs = {} if logs is None else logs
         for callback in self._called:
             getattr(callback, hook)(batch, logs=logs)

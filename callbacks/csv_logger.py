@@ -149,7 +149,7 @@ class CSVLogger(Callback):
             self.csv_file.close()
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> Any:
     """Returns the content of a cell: a list as "[1, 2]" in quotes, a number or a text unchanged."""
     if isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "ndim", 1) > 0:
         return f'"[{", ".join(map(str, value))}]"'

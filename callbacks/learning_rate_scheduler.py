@@ -73,7 +73,7 @@ def named_optimizers(model: Any) -> dict[str, Any]:
     return dict(model.optimizer) if isinstance(model.optimizer, Mapping) else {"": model.optimizer}
 
 
-def learning_rate_logs(model: Any) -> dict[str, float]:
+def learning_rate_logs(model: object) -> dict[str, float]:
     """Returns the learning rate of each optimizer of a model, by log name."""
     return {f"learning_rate_{name}" if name else "learning_rate": float(optimizer.learning_rate)
             for name, optimizer in named_optimizers(model).items()}

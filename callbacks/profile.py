@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import jax
 
@@ -92,7 +91,7 @@ class Profile(TrainBatchCallback):
             return None
         return batch + (self.first - 1 if number < self.first else self.last) - number
 
-    def _after_batches(self, first: int, last: int, logs: Any) -> None:
+    def _after_batches(self, first: int, last: int, logs: Logs | None) -> None:
         number = self._number(last)
         self._trace.end_step()
         if self._trace.is_running and number >= self.last:

@@ -93,7 +93,7 @@ class RemoteMonitor(Callback):
             warnings.warn(f"Could not reach RemoteMonitor root server at {self.root}", UserWarning, stacklevel=2)
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> Any:
     """Returns JSON-serializable data: an array of one value as that value, others as lists."""
     if hasattr(value, "dtype"):
         array = np.asarray(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.run_protocol import Run
@@ -52,7 +53,7 @@ class SkipNonFinite(LateLogsCallback):
         super().set_model(model)
         model.skip_non_finite = True
 
-    def _after_batches(self, first: int, last: int, logs: Any) -> None:
+    def _after_batches(self, first: int, last: int, logs: Logs | None) -> None:
         if self.max_consecutive is not None:  # else there is nothing to read
             super()._after_batches(first, last, logs)
 

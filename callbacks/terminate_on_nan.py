@@ -21,7 +21,7 @@ from trainer.core.tracebacks import user_stacklevel
 _SHOWN_WEIGHTS = 5
 
 
-def warn_of_non_finite_logs(model: Any, logs: Logs) -> None:
+def warn_of_non_finite_logs(model: object, logs: Logs) -> None:
     """Warns if the last logs of a training have NaN or infinite values.
 
     The training logs include batches whose updates were skipped. If the model skipped updates, only the validation logs
@@ -46,7 +46,7 @@ def warn_of_non_finite_logs(model: Any, logs: Logs) -> None:
                   RuntimeWarning, stacklevel=user_stacklevel())
 
 
-def _is_numeric(value: Any) -> bool:
+def _is_numeric(value: object) -> bool:
     return np.issubdtype(np.asarray(value).dtype, np.number)
 
 
@@ -90,7 +90,7 @@ class TerminateOnNaN(LateLogsCallback):
         if not isinstance(logs, LazyLogs):  # those of the trainer's loop are read later
             self._check(batch, batch, logs or {})
 
-    def _read_logs(self, first: int, last: int, logs: Any) -> None:
+    def _read_logs(self, first: int, last: int, logs: Logs | None) -> None:
         if not self._has_terminated:  # else it is that execution's loss that is still in the epoch's
             self._check(first, last, logs)
 

@@ -106,7 +106,7 @@ class Throughput(TrainBatchCallback):
         self._begin_secs = self._execution_secs = self._secs()
         self._end_secs, self._train_logs = None, {}
 
-    def _after_batches(self, first: int, last: int, logs: Any) -> None:
+    def _after_batches(self, first: int, last: int, logs: Logs | None) -> None:
         rows = self.model.current_run.timing.rows
         self._rows_of_batch = max(self._rows_of_batch, (rows - self._rows) / (last - first + 1))
         self._rows, self._train_logs = rows, logs

@@ -118,7 +118,7 @@ class ValidateEvery(TrainBatchCallback):
             return None
         return batch + -self._number(batch) % self.steps
 
-    def _after_batches(self, first: int, last: int, logs: Any) -> None:
+    def _after_batches(self, first: int, last: int, logs: Logs | None) -> None:
         number, waited = self._number(last), self._secs_waited
         if self.steps is not None:
             is_due = number % self.steps == 0
@@ -127,7 +127,7 @@ class ValidateEvery(TrainBatchCallback):
         if is_due:
             self._validate(number, logs)
 
-    def _validate(self, step: int, logs: Any) -> None:
+    def _validate(self, step: int, logs: Logs | None) -> None:
         dict(logs or {})  # waits for the train steps, whose time would else count as the callback's
         self.last_logs = {f"val_{name}": value for name, value in self._evaluated().items()}
         for name, value in {"step": step, **self.last_logs}.items():

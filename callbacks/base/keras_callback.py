@@ -18,13 +18,13 @@ _PACKAGES = ("keras", "tf_keras", "tensorflow")
 _PLAIN = (bool, int, float, str, bytes, np.ndarray, np.number)
 
 
-def as_callback(value: Any) -> Any:
+def as_callback(value: object) -> Any:
     """Returns a `Callback` for an instance of Keras's `Callback`; returns anything else unchanged."""
     base = _base_of(value)
     return value if base is None or isinstance(value, Callback) else KerasCallback(value, base)
 
 
-def _base_of(value: Any) -> type | None:
+def _base_of(value: object) -> type | None:
     """Returns Keras's `Callback` class if `value` is an instance of it."""
     return next((cls for cls in type(value).__mro__
                  if cls.__name__ == "Callback" and cls.__module__.partition(".")[0] in _PACKAGES), None)

@@ -49,7 +49,7 @@ class LateLogsCallback(TrainBatchCallback):
         super().on_train_begin(logs)
         self._unread, self._has_terminated = None, False  # an exception may have ended the last fit
 
-    def _after_batches(self, first: int, last: int, logs: Any) -> None:
+    def _after_batches(self, first: int, last: int, logs: Logs | None) -> None:
         logs = logs or {}
         begin_fetch(logs)
         self.flush()
@@ -61,5 +61,5 @@ class LateLogsCallback(TrainBatchCallback):
             self._read_logs(*unread)
         return False
 
-    def _read_logs(self, first: int, last: int, logs: Any) -> None:
+    def _read_logs(self, first: int, last: int, logs: Logs | None) -> None:
         """Reads the epoch's logs so far, once for each execution of batches `first` to `last`, counted from 0."""

@@ -141,6 +141,6 @@ def _unflatten(keys: tuple[str, ...], values: Iterable[Any]) -> Any:
 jax.tree_util.register_pytree_with_keys(LazyLogs, _flatten_with_keys, _unflatten, _flatten)
 
 
-def _plain(other: Any) -> Any:
+def _plain(other: object) -> Any:
     """Returns `other` with lazy values fetched."""
     return other.copy() if isinstance(other, LazyLogs) else other

@@ -31,7 +31,7 @@ def optimizers_of(model: Any) -> dict[str, Any]:
     return {} if optimizer is None else {"": optimizer}
 
 
-def learning_rates(model: Any) -> dict[str, float]:
+def learning_rates(model: object) -> dict[str, float]:
     """Returns the known learning rates of a run's model. Reading them waits for the running steps."""
     rates = {}
     for name, optimizer in optimizers_of(model).items():

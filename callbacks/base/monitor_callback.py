@@ -127,7 +127,7 @@ class MonitorCallback(Callback):
         return bool(self.monitor_op(_in_float32(monitor_value - delta), _in_float32(reference_value)))
 
 
-def _in_float32(value: Any) -> Any:
+def _in_float32(value: object) -> Any:
     # Keras compares in float32, the dtype of logs. With more digits, the binary form of `min_delta` would decide
     # whether 0.51 is better than 0.5 by 0.01.
     with np.errstate(over="ignore"):

@@ -6,10 +6,13 @@ so they can be tested with a fake model, and used in a custom training loop with
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, SupportsFloat
 
 import numpy as np
+
+from trainer.core.types import ArrayTree, Data, Verbose
 
 
 class RunOptimizer(Protocol):
@@ -158,7 +161,7 @@ class RunDetails(Protocol):
     def adopt_averages(self) -> None:
         """Replaces the weights by their moving averages."""
 
-    def begin_save(self, filepath: Any) -> None:
+    def begin_save(self, filepath: str | os.PathLike[str]) -> None:
         """Starts to save the current model to a folder, in the format of `save`; training may continue.
 
         Waits for the previous save and raises its error. A run may lack this method and `wait_for_save`.
@@ -235,14 +238,15 @@ class Run(Protocol):
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Replaces all weights, given in the order of `get_weights`."""
 
-    def save_weights(self, filepath: Any) -> None:
+    def save_weights(self, filepath: str | os.PathLike[str]) -> None:
         """Writes the weights to a safetensors file from one process, and replaces an existing file."""
 
-    def save(self, filepath: Any) -> None:
+    def save(self, filepath: str | os.PathLike[str]) -> None:
         """Writes the training state, to one file if the name has a suffix, else to a folder; replaces existing data."""
 
     def evaluate(
-        self, x: Any, y: Any = None, *, verbose: Any = "auto", sample_weight: Any = None, callbacks: Any = None
+        self, x: Data, y: ArrayTree | None = None, *, verbose: Verbose = "auto",
+        sample_weight: ArrayTree | None = None, callbacks: Any = None
     ) -> dict[str, Any]:
         """Returns the loss and the metrics over the given data."""
 
@@ -254,6 +258,6 @@ class Run(Protocol):
         """
 
 
-def run_of(model: Any) -> RunDetails | None:
+def run_of(model: object) -> RunDetails | None:
     """Returns the run of a model; None for the model of a custom training loop that has none."""
     return getattr(model, "current_run", None)

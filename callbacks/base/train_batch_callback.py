@@ -5,8 +5,6 @@ Owns the count of batches over the epochs. Subclasses act at the batches.
 
 from __future__ import annotations
 
-from typing import Any
-
 from trainer.callbacks.base.callback import Callback, Logs
 from trainer.core.types import Phase
 
@@ -57,7 +55,7 @@ class TrainBatchCallback(Callback):
             first, self._last_batch = self._last_batch + 1, batch
             self._after_batches(first, batch, logs)
 
-    def _after_batches(self, first: int, last: int, logs: Any) -> None:
+    def _after_batches(self, first: int, last: int, logs: Logs | None) -> None:
         """Called after an execution of the epoch's batches `first` to `last`, counted from 0."""
 
     def _number(self, batch: int) -> int:

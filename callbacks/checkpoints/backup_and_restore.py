@@ -151,7 +151,7 @@ class BackupAndRestore(Callback):
     def _verbose(self) -> bool:
         return bool((self.params or {}).get("verbose"))
 
-    def _is_due(self, point: Any) -> bool:
+    def _is_due(self, point: SavePoint) -> bool:
         if point.is_at_limit:
             return point.kind == "batches"
         if point.kind == "epoch" and not self.delete_checkpoint and (
@@ -163,7 +163,7 @@ class BackupAndRestore(Callback):
             return point.kind == "batches" and point.batches % self.save_freq == 0
         return time.monotonic() - self._saved_at >= self.save_freq.total_seconds()
 
-    def _save(self, point: Any, wait: bool = False) -> bool:
+    def _save(self, point: SavePoint, wait: bool = False) -> bool:
         if point.is_at_limit and point.kind != "batches":  # saved already, where the run can go on
             point.wait()
             return True
@@ -236,7 +236,7 @@ class BackupAndRestore(Callback):
                 signal.raise_signal(number)
 
 
-def _checked_save_freq(value: Any) -> Any:
+def _checked_save_freq(value: object) -> Any:
     if not isinstance(value, datetime.timedelta):
         expected = "'epoch', a whole number of at least 1, the batches, or a `datetime.timedelta`"
         return arguments.as_count_or_word("save_freq", value, ["epoch"], expected=expected)
@@ -245,7 +245,7 @@ def _checked_save_freq(value: Any) -> Any:
     return value
 
 
-def _checked_signal(value: Any) -> signal.Signals:
+def _checked_signal(value: object) -> signal.Signals:
     expected = "a signal, such as `signal.SIGTERM`, or None"
     number = arguments.as_count("preemption_signal", value, 1, expected)
     try:

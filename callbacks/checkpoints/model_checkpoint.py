@@ -162,7 +162,7 @@ class ModelCheckpoint(PeriodicSaves):
         self._note_kept(path, value)
         self._say(epoch, f"finished saving model to {path}")
 
-    def _is_wanted(self, epoch: int, path: str, value: Any) -> bool:
+    def _is_wanted(self, epoch: int, path: str, value: object) -> bool:
         if value is not None and self.monitor_op is None:
             self._set_monitor_op()
         if not self.save_best_only:
@@ -208,7 +208,7 @@ class ModelCheckpoint(PeriodicSaves):
 
     # --- which files stay ------------------------------------------------------------------------------------------
 
-    def _would_be_dropped(self, path: str, value: Any) -> bool:
+    def _would_be_dropped(self, path: str, value: object) -> bool:
         others = [entry for entry in self._kept if entry[0] != path]
         if self.max_to_keep is None or len(others) < self.max_to_keep:
             return False

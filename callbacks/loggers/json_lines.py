@@ -104,7 +104,7 @@ class JSONLines:
             self._end = file.tell()
 
 
-def _as_file_path(value: Any) -> str:
+def _as_file_path(value: object) -> str:
     """Returns the path of an existing or new file as a string."""
     path = arguments.as_path("path", value)
     if os.path.isdir(path):
@@ -141,7 +141,7 @@ def _end_line(file: BinaryIO) -> None:
             file.write(b"\n")
 
 
-def _without_nan(value: Any) -> Any:
+def _without_nan(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _without_nan(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -112,7 +112,7 @@ class LogTo(LateLogsCallback):
             return None
         return batch + -self._number(batch) % self.log_every
 
-    def _after_batches(self, first: int, last: int, logs: Any) -> None:
+    def _after_batches(self, first: int, last: int, logs: Logs | None) -> None:
         self._begin()
         if isinstance(self.log_every, int) and self._number(last) % self.log_every == 0:
             super()._after_batches(first, last, logs)

@@ -89,5 +89,5 @@ class TensorBoardFiles:
         return self._file
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")

@@ -97,7 +97,7 @@ def _draw(axis: Any, metric: str, history: Mapping[str, Sequence[Any]], epochs: 
         axis.legend(frameon=False)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 

@@ -142,7 +142,7 @@ def _epochs_of(history: Any) -> dict[str, list[int]]:
     return {log: epochs for log, epochs in found.items() if epochs != every}
 
 
-def _call(run: Any, method: str) -> Any:
+def _call(run: object, method: str) -> Any:
     found = getattr(run, method, None)
     return None if found is None else found()
 
@@ -160,7 +160,7 @@ def _earlier(path: str) -> list[Any]:
         return []
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> Any:
     """Returns JSON-serializable data: arrays as numbers or lists, NaN and infinity as null, other objects as texts."""
     if hasattr(value, "dtype"):
         value = np.asarray(value).tolist()

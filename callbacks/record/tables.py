@@ -55,5 +55,5 @@ def as_html(rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)

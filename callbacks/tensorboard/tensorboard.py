@@ -316,7 +316,7 @@ def _as_images(weight: np.ndarray) -> np.ndarray | None:
     return image if image.ndim == 4 and image.shape[-1] in (1, 3, 4) and image.size else None
 
 
-def _checked_profile_batch(value: Any) -> tuple[int, int]:
+def _checked_profile_batch(value: object) -> tuple[int, int]:
     expected = "the number of a batch, counted from 1, a pair of the first and the last, or 0 to profile none"
     batches = value
     if isinstance(value, str):

@@ -12,11 +12,11 @@ from flax import linen as nn
 from trainer.models.layers.head import ACTIVATIONS
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
 
 
@@ -28,11 +28,11 @@ def _is_positive(value: Any) -> bool:
     return _is_number(value) and 0 < value < float("inf")
 
 
-def _is_flag(value: Any) -> bool:
+def _is_flag(value: object) -> bool:
     return isinstance(value, (bool, np.bool_))
 
 
-def _is_activation(value: Any) -> bool:
+def _is_activation(value: object) -> bool:
     return value is None or callable(value) or (isinstance(value, str) and value in ACTIVATIONS)
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,7 +32,8 @@ class _Choice:
 
 
 def generate(
-    model: Any, prompt: Any, max_new_tokens: int, *, temperature: float = 1.0, top_k: int | None = None,
+    model: Any, prompt: jax.Array | np.ndarray | Sequence[Sequence[int]], max_new_tokens: int, *,
+    temperature: float = 1.0, top_k: int | None = None,
     top_p: float | None = None, seed: int = 0, eos_token: int | None = None,
 ) -> np.ndarray:
     """Returns the prompts, each with `max_new_tokens` more tokens: int32 of shape `(rows, length + max_new_tokens)`.
@@ -142,7 +144,8 @@ def _module_and_params(model: Any) -> tuple[Any, Any]:
     return module, params
 
 
-def _checked_prompt(module: Any, prompt: Any, max_new_tokens: int) -> np.ndarray:
+def _checked_prompt(module: Any, prompt: jax.Array | np.ndarray | Sequence[Sequence[int]],
+                    max_new_tokens: int) -> np.ndarray:
     try:
         tokens = np.asarray(prompt)
     except ValueError as error:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 Cache = tuple[jax.Array, jax.Array]
 """Keys and values of one block, of shape `(rows, length, num_heads, d_model / num_heads)`."""
@@ -124,12 +125,12 @@ class TransformerBlock(nn.Module):
         return x, cache
 
 
-def layer_norm(epsilon: float, dtype: Any, param_dtype: Any, name: str | None = None) -> nn.LayerNorm:
+def layer_norm(epsilon: float, dtype: DTypeLike, param_dtype: DTypeLike, name: str | None = None) -> nn.LayerNorm:
     """Returns a LayerNorm with an exact variance; the fast variance, E[x^2] - E[x]^2, fails where the mean is large."""
     return nn.LayerNorm(epsilon=epsilon, use_fast_variance=False, dtype=dtype, param_dtype=param_dtype, name=name)
 
 
-def embedding(count: int, features: int, dtype: Any, param_dtype: Any, name: str | None = None,
+def embedding(count: int, features: int, dtype: DTypeLike, param_dtype: DTypeLike, name: str | None = None,
               stddev: float = KERNEL_STDDEV) -> nn.Embed:
     """Returns an embedding table of `count` vectors."""
     return nn.Embed(count, features, embedding_init=nn.initializers.normal(stddev), dtype=dtype,

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from trainer.models.layers.checks import check
 from trainer.models.text.transformer_blocks import (
@@ -111,7 +112,7 @@ class TransformerLM(nn.Module):
             new_cache.append(seen)
         return self._logits(x[:, -1]), new_cache
 
-    def empty_cache(self, rows: int, length: int, dtype: Any) -> list[Cache]:
+    def empty_cache(self, rows: int, length: int, dtype: DTypeLike) -> list[Cache]:
         """Returns an empty cache for each block.
 
         Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -57,7 +57,7 @@ def weights_of(model: HasWeights) -> Layers:
     return layers_of(state.params, state.model_state)
 
 
-def layers_of(params: Any, model_state: Any) -> Layers:
+def layers_of(params: Mapping[str, Any], model_state: Mapping[str, Any]) -> Layers:
     """Returns the layers of a model, from the trees of its parameters and its state."""
     layers: Layers = collections.defaultdict(dict)
     leaves = jax.tree_util.tree_leaves_with_path((params, model_state))

@@ -23,6 +23,7 @@ from jax.experimental.layout import Format
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from trainer.core.ambient import state, workarounds
+from trainer.core.types import PyTree
 
 Constrain = Callable[[Any, Any], Any]
 """Returns arrays split by shardings, a prefix of their tree."""
@@ -60,12 +61,12 @@ def on_mesh(mesh: Mesh) -> Constrain:
     return constrain
 
 
-def constrained(arrays: Any, shardings: Any) -> Any:
+def constrained(arrays: PyTree, shardings: Any) -> Any:
     """Returns the arrays with these shardings, by JAX's own function."""
     return _JAX["with_sharding_constraint"](arrays, shardings)
 
 
-def ignore(arrays: Any, shardings: Any) -> Any:
+def ignore(arrays: PyTree, shardings: Any) -> Any:
     """Returns the arrays unchanged: a single device has nothing to split."""
     return arrays
 
@@ -81,7 +82,7 @@ def _spec(sharding: Any) -> PartitionSpec:
     return sharding if isinstance(sharding, PartitionSpec) else PartitionSpec()
 
 
-def _is_sharding(value: Any) -> bool:
+def _is_sharding(value: object) -> bool:
     return value is None or isinstance(value, (Format, PartitionSpec, jax.sharding.Sharding))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 _LOOP = "scan"
 _CALLS = ("jit", "shard_map", "checkpoint")  # their outputs are the outputs of an inner program
@@ -87,14 +87,14 @@ def _cost_of_outputs(program: ClosedJaxpr | Jaxpr, are_used: Sequence[bool]) -> 
     return Cost(flops, repeated, products)
 
 
-def _cost_of_part(program: ClosedJaxpr | Jaxpr, equation: Any, are_used: Sequence[bool]) -> Cost:
+def _cost_of_part(program: ClosedJaxpr | Jaxpr, equation: JaxprEqn, are_used: Sequence[bool]) -> Cost:
     """Returns the cost of an inner program of an equation, of which some outputs are used."""
     outputs = _plain(program).outvars
     returns_its_outputs = equation.primitive.name in _CALLS and len(outputs) == len(are_used)
     return _cost_of_outputs(program, are_used if returns_its_outputs else [True] * len(outputs))
 
 
-def _cost_of_one(equation: Any) -> Cost:
+def _cost_of_one(equation: JaxprEqn) -> Cost:
     flops = _operations(equation)
     return Cost(flops, 0.0, {_computed_in(equation): flops} if equation.primitive.name in _PRODUCTS else {})
 
@@ -138,7 +138,7 @@ def flops_by_scope(program: ClosedJaxpr | Jaxpr, scope_of: Callable[[str], Any],
     return total
 
 
-def _operations(equation: Any) -> float:
+def _operations(equation: JaxprEqn) -> float:
     """Returns the number of operations of an equation without inner programs."""
     if equation.primitive.name in _MOVES:
         return 0.0
@@ -158,7 +158,7 @@ def _operations_per_output(equation: Any) -> float:
     return 1.0
 
 
-def _inner(equation: Any) -> Iterator[ClosedJaxpr | Jaxpr]:
+def _inner(equation: JaxprEqn) -> Iterator[ClosedJaxpr | Jaxpr]:
     for value in equation.params.values():
         for part in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(part, (ClosedJaxpr, Jaxpr)):

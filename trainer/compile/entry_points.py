@@ -55,7 +55,7 @@ def with_entry_points(decorated: Class) -> Class:
     return decorated
 
 
-def _entry_point(member: Any) -> Any:
+def _entry_point(member: object) -> Any:
     if isinstance(member, property):
         for part in ("getter", "setter", "deleter"):
             function = getattr(member, f"f{part[:3]}")

@@ -83,7 +83,8 @@ def compile_lowered(lowered: Any, options: CompilerOptions | None = None) -> Any
         return lowered.compile(compiler_options=options or None)
 
 
-def begin_compiling(lowered: Any, options: CompilerOptions | None = None) -> concurrent.futures.Future[Any]:
+def begin_compiling(lowered: jax.stages.Lowered,
+                    options: CompilerOptions | None = None) -> concurrent.futures.Future[Any]:
     """Returns a future for the result of `compile_lowered` in a new thread."""
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="trainer-compile")
     executable = pool.submit(in_caller_context(compile_lowered), lowered, options)

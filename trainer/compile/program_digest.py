@@ -39,7 +39,7 @@ def program_digest(function: Callable[..., Any], *arguments: PyTree) -> str:
     return digest.hexdigest()[:8]
 
 
-def _constants(value: Any) -> Iterator[Any]:
+def _constants(value: object) -> Iterator[Any]:
     if isinstance(value, (list, tuple)):
         for part in value:
             yield from _constants(part)
@@ -49,6 +49,6 @@ def _constants(value: Any) -> Iterator[Any]:
         yield from _constants(list(equation.params.values()))
 
 
-def _is_comparable(constant: Any) -> bool:
+def _is_comparable(constant: object) -> bool:
     is_array = hasattr(constant, "dtype") and not jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
     return is_array and getattr(constant, "is_fully_addressable", True)

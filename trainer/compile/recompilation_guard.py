@@ -12,6 +12,7 @@ import jax
 
 from trainer.core import errors
 from trainer.core.tree_paths import argument_names
+from trainer.core.types import PyTree
 
 MODES = ("warn", "error", "off")
 
@@ -33,7 +34,7 @@ class CompileGuard:
         self._compiled: list[Any] = []
         self._begins_midway = False
 
-    def check(self, batch: Any, number: int) -> None:
+    def check(self, batch: PyTree, number: int) -> None:
         """Records that the step is about to compile, and reports it if it is unexpected.
 
         Args:
@@ -64,21 +65,21 @@ class CompileGuard:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def check_mode(mode: Any) -> str:
+def check_mode(mode: object) -> str:
     """Returns `mode`, or raises ValueError for an unknown mode."""
     if mode not in MODES:
         raise errors.unknown_name("compile_guard", str(mode), MODES)
     return mode
 
 
-def _is_shorter(batch: Any, than: Any) -> bool:
+def _is_shorter(batch: PyTree, than: PyTree) -> bool:
     if not _have_same_structure(batch, than):
         return False
     pairs = list(zip(jax.tree.leaves(batch), jax.tree.leaves(than), strict=True))
     return all(mine.dtype == other.dtype and mine.shape[0] < other.shape[0] for mine, other in pairs)
 
 
-def _difference(before: Any, after: Any) -> str:
+def _difference(before: PyTree, after: PyTree) -> str:
     if not _have_same_structure(before, after):
         return f"the batch was {errors.describe(before)} and is {errors.describe(after)}"
     names = argument_names(after)
@@ -88,6 +89,6 @@ def _difference(before: Any, after: Any) -> str:
     return ", ".join(changes)
 
 
-def _have_same_structure(one: Any, other: Any) -> bool:
+def _have_same_structure(one: PyTree, other: PyTree) -> bool:
     structure: Any = jax.tree.structure(one)
     return structure == jax.tree.structure(other)

@@ -30,7 +30,7 @@ def as_number(argument: str, value: Any, expected: str = "a number") -> float:
     return float(value)
 
 
-def as_count(argument: str, value: Any, minimum: int = 1, expected: str | None = None) -> int:
+def as_count(argument: str, value: object, minimum: int = 1, expected: str | None = None) -> int:
     """Returns `value`, a whole number of at least `minimum`, as an int.
 
     Args:
@@ -54,7 +54,7 @@ def as_count(argument: str, value: Any, minimum: int = 1, expected: str | None =
     return int(value)
 
 
-def as_seed(argument: str, value: Any) -> int:
+def as_seed(argument: str, value: object) -> int:
     """Returns `value`, a whole number that fits a uint32, as an int.
 
     Raises:
@@ -68,7 +68,7 @@ def as_seed(argument: str, value: Any) -> int:
     return seed
 
 
-def as_path(argument: str, value: Any, expected: str = "the path of a file") -> str:
+def as_path(argument: str, value: object, expected: str = "the path of a file") -> str:
     """Returns `value`, a path that is not empty, as text.
 
     Raises:
@@ -83,7 +83,7 @@ def as_path(argument: str, value: Any, expected: str = "the path of a file") -> 
     return path
 
 
-def as_names(argument: str, value: Any) -> list[str]:
+def as_names(argument: str, value: object) -> list[str]:
     """Returns `value`, a list of at least one name, as a list.
 
     Raises:
@@ -98,7 +98,7 @@ def as_names(argument: str, value: Any) -> list[str]:
 
 
 def as_count_or_word(
-    argument: str, value: Any, words: Sequence[str], minimum: int = 1, expected: str | None = None
+    argument: str, value: object, words: Sequence[str], minimum: int = 1, expected: str | None = None
 ) -> int | str:
     """Returns `value`, a whole number of at least `minimum` as an int, or a string in `words`.
 
@@ -118,7 +118,7 @@ def as_count_or_word(
         argument, value, minimum, expected)
 
 
-def check_count(argument: str, value: Any, minimum: int = 1, optional: bool = False) -> None:
+def check_count(argument: str, value: object, minimum: int = 1, optional: bool = False) -> None:
     """Raises an error unless `value` is a whole number of at least `minimum`, or None if `optional`.
 
     Raises:
@@ -129,7 +129,7 @@ def check_count(argument: str, value: Any, minimum: int = 1, optional: bool = Fa
         as_count(argument, value, minimum, f"a whole number of at least {minimum}{' or None' if optional else ''}")
 
 
-def check_word(argument: str, value: Any, words: Collection[str], expected: str | None = None) -> str:
+def check_word(argument: str, value: object, words: Collection[str], expected: str | None = None) -> str:
     """Returns `value`, a string in `words`.
 
     Args:
@@ -152,7 +152,7 @@ def check_word(argument: str, value: Any, words: Collection[str], expected: str 
     return value
 
 
-def check_verbose(value: Any) -> int:
+def check_verbose(value: object) -> int:
     """Returns `verbose` as a number: "auto" is 1, and True and False are 1 and 0.
 
     Raises:

@@ -124,7 +124,7 @@ def get_registered_name(obj: Any) -> str:
     return next((name for name, value in reversed(_registered.items()) if value is obj), own)
 
 
-def is_registered(value: Any) -> bool:
+def is_registered(value: object) -> bool:
     """Returns whether a class or a function is registered under any name."""
     return any(registered is value for registered in _registered.values())
 
@@ -155,7 +155,7 @@ def with_custom_objects(
     return {**known, **_registered, **state.current().custom_objects, **(custom_objects or {})}
 
 
-def to_config(value: Any, module: str) -> Config:
+def to_config(value: object, module: str) -> Config:
     """Returns an object or a function as plain data.
 
     Args:
@@ -185,6 +185,6 @@ def is_of_the_user(config: Mapping[str, Any]) -> bool:
     return config.get("registered_name") is not None and package not in (_PACKAGE, "keras", "tf_keras", "builtins")
 
 
-def is_config(value: Any) -> bool:
+def is_config(value: object) -> bool:
     """Returns whether a value has the form of a serialized object."""
     return isinstance(value, Mapping) and "class_name" in value and "config" in value

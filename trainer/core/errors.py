@@ -114,7 +114,7 @@ def see(code: str) -> str:
     return f"See docs/errors.md#{code}."
 
 
-def wrong_type(argument: str, received: Any, expected: str) -> TypeError:
+def wrong_type(argument: str, received: object, expected: str) -> TypeError:
     """Returns the error for an argument of an unusable type."""
     return TypeError(f"`{argument}` must be {expected}. Received: a value of type {type(received).__name__}.")
 
@@ -132,7 +132,7 @@ def listed(what: str, names: Sequence[str], others: Iterable[str] = ()) -> list[
     return [f"{len(names)} {what}: {', '.join(shown)}{more}"] if names else []
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Returns the shape and dtype of a value, or its type, for an error message.
 
     >>> describe(3)

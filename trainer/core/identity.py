@@ -26,7 +26,7 @@ class Identity:
         return isinstance(other, Identity) and other.value is self.value
 
 
-def configuration_key(value: Any) -> Any:
+def configuration_key(value: object) -> Any:
     """Returns a hashable key that two values share only if they compute the same.
 
     Functions share a key if they have the same code and globals and, recursively, the same defaults and captured
@@ -43,7 +43,7 @@ def configuration_key(value: Any) -> Any:
     return _key(value, frozenset())
 
 
-def _key(value: Any, parents: frozenset[int]) -> Any:
+def _key(value: object, parents: frozenset[int]) -> Any:
     if value is None or type(value) in (bool, int, str, bytes):
         return type(value), value
     if type(value) in (float, complex):

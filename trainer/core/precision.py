@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.core import errors
 from trainer.core.tree_paths import restricted, updated
@@ -112,7 +113,7 @@ def get(precision: str | Policy | None) -> Policy | None:
 MATMUL_PRECISIONS = ("default", "high", "highest")
 
 
-def check_matmul_precision(name: Any) -> str | None:
+def check_matmul_precision(name: object) -> str | None:
     """Returns `name`, or raises ValueError if it is neither None nor in `MATMUL_PRECISIONS`."""
     if name is not None and name not in MATMUL_PRECISIONS:
         raise errors.unknown_name("matmul_precision", str(name), MATMUL_PRECISIONS)
@@ -202,19 +203,19 @@ def apply_with_policy(
     return outputs, new_model_state
 
 
-def _is_floating(leaf: Any) -> bool:
+def _is_floating(leaf: jax.Array) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
-def _cast(leaf: Any, dtype: Any) -> Any:
+def _cast(leaf: jax.Array, dtype: DTypeLike) -> Any:
     return jnp.asarray(leaf, dtype) if _is_floating(leaf) and leaf.dtype != dtype else leaf
 
 
-def _kept_finite(new: Any, old: Any) -> Any:
+def _kept_finite(new: jax.Array, old: jax.Array) -> Any:
     return jnp.where(jnp.isfinite(new) | ~jnp.isfinite(old), new, old) if _is_floating(new) else new
 
 
-def _narrowed(tree: PyTree, dtype: Any) -> Any:
+def _narrowed(tree: PyTree, dtype: DTypeLike) -> Any:
     # Also for equal widths: JAX would promote float16 and bfloat16 to float32.
     width = jnp.dtype(dtype).itemsize
     return jax.tree.map(
@@ -351,7 +352,7 @@ def all_finite(tree: PyTree) -> jax.Array:
     return jnp.stack(finite).all() if finite else jnp.array(True)
 
 
-def where_finite(is_finite: jax.Array, new: Any, old: Any) -> Any:
+def where_finite(is_finite: jax.Array, new: PyTree, old: PyTree) -> Any:
     """Returns the tree `new` if `is_finite`, a boolean scalar, else `old`, a tree of the same structure and dtypes.
 
     >>> where_finite(jnp.array(False), {"step": jnp.array(4)}, {"step": jnp.array(3)})

@@ -40,7 +40,7 @@ def received(document: str | bytes) -> Any:
     return _with_printable_texts(json.loads(document))
 
 
-def _with_printable_texts(value: Any) -> Any:
+def _with_printable_texts(value: object) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):

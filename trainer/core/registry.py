@@ -45,7 +45,7 @@ class Registry(Generic[T]):
         self._classes, self._functions, self._ignores_case = classes, functions or {}, ignores_case
         self._argument, self._expected = argument or kind, expected
 
-    def get(self, identifier: Any) -> Any:
+    def get(self, identifier: object) -> Any:
         """Returns the object that an argument of a user's stands for; objects, functions and None are returned.
 
         Args:
@@ -63,11 +63,11 @@ class Registry(Generic[T]):
             return identifier
         raise self.wrong(identifier)
 
-    def wrong(self, received: Any) -> TypeError:
+    def wrong(self, received: object) -> TypeError:
         """Returns the error for an argument that is no object of this kind, nor stands for one."""
         return wrong_type(self._argument, received, self._expected)
 
-    def serialize(self, value: Any) -> configs.Config:
+    def serialize(self, value: object) -> configs.Config:
         """Returns an object or a function as plain data.
 
         Raises:
@@ -75,7 +75,7 @@ class Registry(Generic[T]):
         """
         return configs.to_config(value, self._module)
 
-    def deserialize(self, config: Any, custom_objects: Mapping[str, Any] | None = None) -> T:
+    def deserialize(self, config: object, custom_objects: Mapping[str, Any] | None = None) -> T:
         """Returns the object or the function that `serialize`, or Keras's function, has made plain data of.
 
         Args:

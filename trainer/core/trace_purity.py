@@ -29,7 +29,7 @@ class Constants:
     def __init__(self) -> None:
         self._versions: list[tuple[weakref.ref[Any], int]] = []
 
-    def add(self, reader: Any) -> None:
+    def add(self, reader: object) -> None:
         """Records the current version of an object, if it has a version."""
         if isinstance(version := getattr(reader, "version", None), int):
             self._versions.append((weakref.ref(reader), version))
@@ -64,7 +64,7 @@ def side_effects_rejected(function: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def given_its_state(function: Callable[..., Any], owner: Any = None) -> Iterator[None]:
+def given_its_state(function: Callable[..., Any], owner: object = None) -> Iterator[None]:
     """Makes `check_may_read` refuse reads in the block, which traces `function`: only its arguments may change.
 
     Args:
@@ -76,7 +76,7 @@ def given_its_state(function: Callable[..., Any], owner: Any = None) -> Iterator
         yield
 
 
-def check_may_read(reader: Any, what: str, fix: str) -> None:
+def check_may_read(reader: object, what: str, fix: str) -> None:
     """Raises TypeError during the trace of a function that must receive its values as arguments.
 
     Args:
@@ -123,11 +123,11 @@ def captured(function: Callable[..., Any], is_wanted: Callable[[Any], bool]) -> 
                     waiting.append(item)
 
 
-def _name(function: Any) -> str:
+def _name(function: object) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
-def _kept(function: Any) -> dict[int, str]:
+def _kept(function: object) -> dict[int, str]:
     """Returns the names under which traced arrays are kept, by the identities of the arrays."""
     kept: dict[int, str] = {}
     for name, value in _seen(_as_method(function)):
@@ -138,7 +138,7 @@ def _kept(function: Any) -> dict[int, str]:
     return kept
 
 
-def _has_state(value: Any) -> bool:
+def _has_state(value: object) -> bool:
     """Returns whether a value has attributes of its own, unlike a file, a class or a function."""
     return not (inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value))
 
@@ -167,13 +167,13 @@ def _seen(function: Any) -> Iterator[tuple[str, Any]]:
         yield name, plain.__globals__[name]
 
 
-def _as_method(function: Any) -> Any:
+def _as_method(function: object) -> Any:
     """Returns the `__call__` method if `function` is a user's object, else `function`."""
     call = inspect.getattr_static(type(function), "__call__", None)
     return types.MethodType(call, function) if _plain(function) is None and inspect.isfunction(call) else function
 
 
-def _plain(function: Any) -> types.FunctionType | None:
+def _plain(function: object) -> types.FunctionType | None:
     """Returns the Python function in a method, a partial or a compiled function, or None."""
     if isinstance(function, functools.partial):
         return _plain(function.func)
@@ -183,13 +183,13 @@ def _plain(function: Any) -> types.FunctionType | None:
     return function if inspect.isfunction(function) else None
 
 
-def _file(function: Any) -> dict[str, Any] | None:
+def _file(function: object) -> dict[str, Any] | None:
     """Returns the globals of a function's file, also if a library wraps the function."""
     plain = _plain(function)
     return None if plain is None else getattr(inspect.unwrap(plain), "__globals__", None)
 
 
-def _codes(function: Any) -> Iterator[types.CodeType]:
+def _codes(function: object) -> Iterator[types.CodeType]:
     """Yields the code of a function, and of functions defined in it."""
     plain = _plain(function)
     waiting = [] if plain is None else [plain.__code__]
@@ -199,12 +199,12 @@ def _codes(function: Any) -> Iterator[types.CodeType]:
         yield code
 
 
-def has_tracers(value: Any) -> bool:
+def has_tracers(value: object) -> bool:
     """Returns whether a value is a traced array, or a container with a traced array."""
     return any(True for _ in _tracers(value))
 
 
-def _tracers(value: Any) -> Iterator[Any]:
+def _tracers(value: object) -> Iterator[Any]:
     return _within(value, lambda item: isinstance(item, jax.core.Tracer))
 
 

@@ -31,7 +31,7 @@ def path_name(key_path: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(key_path), simple=True, separator=SEPARATOR)
 
 
-def argument_names(batch: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
+def argument_names(batch: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
     """Returns a name for each leaf: `x`, `y`, `sample_weight` for a tuple of up to three, with the path inside each.
 
     >>> argument_names(({"image": 1, "text": 2}, 3))
@@ -139,7 +139,7 @@ def matches_any(patterns: Sequence[str], path: str) -> bool:
     return any(matches(pattern, path) for pattern in patterns)
 
 
-def check_pattern(argument: str, pattern: Any) -> None:
+def check_pattern(argument: str, pattern: object) -> None:
     """Checks that a pattern is a regular expression.
 
     Args:

@@ -15,6 +15,7 @@ import numpy as np
 
 from trainer.core.arguments import as_count
 from trainer.core.errors import describe
+from trainer.core.types import ArrayTree
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.files.row_source import RowSource
 from trainer.data.parallel_items import ParallelSource
@@ -42,8 +43,8 @@ DEFAULT_BATCH_SIZE = 32
 
 def adapt(
     x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    y: ArrayTree | None = None,
+    sample_weight: ArrayTree | None = None,
     *,
     batch_size: int | None = None,
     shuffle: bool | str = False,
@@ -158,14 +159,14 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
     return sharded or IterableSource(x, length)
 
 
-def _rows_of_columns(x: Any) -> ValueError:
+def _rows_of_columns(x: object) -> ValueError:
     return ValueError(
         f"`x` must be arrays, or yield batches. Received: a {_kind(x)} of rows with named columns, which does not say "
         "which columns are inputs and which are targets. Pass `trainer.data.Dataset.from_columns(data, x=\"image\", "
         "y=\"label\").batch(32)` with the names of yours.")
 
 
-def _is_indexed(x: Any) -> bool:
+def _is_indexed(x: object) -> bool:
     has_length = hasattr(type(x), "num_batches") or (hasattr(x, "__len__") and not hasattr(x, "__iter__"))
     return has_length and hasattr(x, "__getitem__")
 
@@ -200,7 +201,7 @@ def _iterable_length(x: Any) -> Count | None:
     return math.inf if length == sys.maxsize else length
 
 
-def _kind(x: Any) -> str:
+def _kind(x: object) -> str:
     if isinstance(x, SampleSource):
         return "per-worker dataset"
     return "generator" if isinstance(x, types.GeneratorType) else type(x).__name__

@@ -17,6 +17,7 @@ import numpy as np
 
 from trainer.core.arguments import as_count
 from trainer.core.tree_paths import argument_names
+from trainer.core.types import PyTree
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import (
     Batch,
@@ -454,7 +455,7 @@ class Reader:
         except Exception as error:
             raise named(error, number) from error
 
-    def _checked(self, element: Any, number: int) -> Batch | Part:
+    def _checked(self, element: PyTree, number: int) -> Batch | Part:
         """Returns an element as a batch; raises if it is invalid, or differs from the first batch of the run."""
         try:
             batch = element if isinstance(element, Part) else as_batch(element)

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from trainer.core.types import ArrayLike, PyTree
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ def gathered(batches: ResidentBatches, start: jax.Array, length: int) -> Any:
     return lax.map(lambda rows: exchange(batches.arrays, rows), numbers)
 
 
-def batch_at(stack: Any, index: Any) -> Any:
+def batch_at(stack: PyTree, index: ArrayLike) -> Any:
     """Returns a batch of a stack, in a compiled function.
 
     Args:
@@ -63,11 +65,11 @@ def batch_at(stack: Any, index: Any) -> Any:
     return lax.optimization_barrier(batch)  # later rounding must not depend on the stack
 
 
-def take_rows(arrays: Any, numbers: jax.Array) -> Any:
+def take_rows(arrays: PyTree, numbers: jax.Array) -> Any:
     """Returns the rows at given indices, which must all exist, of each array in a tree."""
     return jax.tree.map(lambda leaf: leaf.at[numbers].get(mode="promise_in_bounds"), arrays)
 
 
-def stack_length(stack: Any) -> int:
+def stack_length(stack: PyTree) -> int:
     """Returns the capacity of a stack in batches."""
     return jax.tree.leaves(stack)[0].shape[0]

@@ -7,7 +7,6 @@ import io
 import os
 import zipfile
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -125,7 +124,7 @@ def cifar_batches(paths: list[str], labels: str) -> tuple[np.ndarray, np.ndarray
     return np.concatenate(images).transpose(0, 2, 3, 1), np.concatenate(classes)[:, None]
 
 
-def shuffled_split(x: Any, y: Any, test_split: float, seed: int) -> Split:
+def shuffled_split(x: np.ndarray, y: np.ndarray, test_split: float, seed: int) -> Split:
     """Returns rows in Keras's order for a seed, with the last rows as the test part."""
     arguments.require({"test_split": test_split}, "a number in [0, 1)", lambda share: 0 <= share < 1)
     order = shuffled(len(x), np.random.RandomState(arguments.as_seed("seed", seed)))

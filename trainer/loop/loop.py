@@ -18,7 +18,7 @@ import jax
 from trainer.callbacks import CallbackList
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.core.timing import Timing
-from trainer.core.types import Phase
+from trainer.core.types import Phase, PyTree
 from trainer.data.reader import Reader
 from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sources.batches import GroupBuffer, ResumeToken
@@ -224,7 +224,7 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
             callbacks.on_predict_end()
 
 
-def _call_after_prediction(core: ModelCore, callbacks: CallbackList, group: PlacedGroup, outputs: Any) -> int:
+def _call_after_prediction(core: ModelCore, callbacks: CallbackList, group: PlacedGroup, outputs: PyTree) -> int:
     """Calls the hooks for a group; returns the number of its batches before `stop_predicting`."""
     def logs(index: int) -> LazyLogs:
         return LazyLogs(("outputs",), lambda: {"outputs": _batch_on_host(group, jax.device_get(outputs), index)})
@@ -424,14 +424,14 @@ def _stops(core: ModelCore, kind: Phase, agrees: bool) -> bool:
     return core.stops(kind)
 
 
-def _on_host(group: PlacedGroup, outputs: Any, count: int, timing: Timing) -> Iterator[Any]:
+def _on_host(group: PlacedGroup, outputs: PyTree, count: int, timing: Timing) -> Iterator[Any]:
     with timing.measure("device"):
         outputs = jax.device_get(outputs)
     for index in range(count):
         yield _batch_on_host(group, outputs, index)
 
 
-def _batch_on_host(group: PlacedGroup, outputs: Any, index: int) -> Any:
+def _batch_on_host(group: PlacedGroup, outputs: PyTree, index: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
 
 

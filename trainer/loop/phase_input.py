@@ -27,6 +27,7 @@ from trainer.distribute.placement.placement import PlacedGroup
 from trainer.loop.interrupts import Interrupts
 from trainer.model.core.model_core import ModelCore
 from trainer.step.compiled_phase import CompiledPhase, on_host
+from trainer.step.running_logs import RunningLogs
 
 _NUMBERS_AT_ONCE = 2**18
 _BATCHES_AT_ONCE = 2**13  # limit for callbacks that run batches one by one, because the devices keep the index of each
@@ -141,7 +142,7 @@ class PhaseInput:
         """Returns the log name for a name in the step's logs."""
         return f"{self.name}_{name}" if self.name else name
 
-    def lazy_logs(self, running: Any) -> LazyLogs:
+    def lazy_logs(self, running: RunningLogs) -> LazyLogs:
         """Returns logs that are fetched when read."""
         results = _Results(self, running)
         return LazyLogs(self.log_names, results.fetch, results.begin)
@@ -152,7 +153,7 @@ class _Results:
 
     __slots__ = ("_begun", "_inputs", "_running")
 
-    def __init__(self, inputs: PhaseInput, running: Any):
+    def __init__(self, inputs: PhaseInput, running: RunningLogs):
         self._inputs = inputs
         self._running = running
         self._begun: dict[str, jax.Array] | None = None

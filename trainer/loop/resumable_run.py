@@ -27,6 +27,7 @@ from trainer.loop.run_limits import RunLimits
 from trainer.model.core.model_core import ModelCore
 from trainer.model.core.run_fingerprint import describe_platform
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
+from trainer.step.running_logs import RunningLogs
 
 _KIND = "run"
 _KEYS = ("epoch", "batch", "batches", "logs", "initial_epoch", "epochs", "settings", "stop_training", "data",
@@ -36,7 +37,7 @@ _PLATFORM = "platform"  # in the settings; another platform gives other bits, bu
 _TYPES = "types"  # in the fingerprint of data; other types need other steps
 
 
-def check_is_of_run(path: str, document: Any) -> None:
+def check_is_of_run(path: str, document: object) -> None:
     """Raises ValueError unless the document of the checkpoint at `path` belongs to a run."""
     if not isinstance(document, Mapping) or document.get("kind") != _KIND:
         raise ValueError(f"{path!r} is no checkpoint of a run. `trainer.load` reads what `Model.save` wrote.")
@@ -98,7 +99,7 @@ class TrainingRun:
     """
 
     def __init__(self, core: ModelCore, reader: Reader, validation: Mapping[str, Reader], callbacks: CallbackList,
-                 empty_logs: Any, epochs: tuple[int, int], timing: Timing, limits: RunLimits):
+                 empty_logs: RunningLogs, epochs: tuple[int, int], timing: Timing, limits: RunLimits):
         self.kind = "start"
         self.epoch = epochs[0]
         self.logs: dict[str, Any] = {}
@@ -136,7 +137,7 @@ class TrainingRun:
         if self.batches and self._limits.are_reached(self.batches, self._core.strategy):
             self.is_at_limit = self.is_over = True
 
-    def trained(self, batch: int, running: Any, resume_token: ResumeToken | None) -> None:
+    def trained(self, batch: int, running: RunningLogs, resume_token: ResumeToken | None) -> None:
         """Called after `batch` batches of the epoch, the last of a group with this `resume_token`."""
         self.batches += batch - self.batch
         self.batch, self.running, self._resume_token = batch, running, resume_token
@@ -151,7 +152,7 @@ class TrainingRun:
         # Callbacks may count these hooks, and receive them again in a resumed run.
         self._keep_snapshot()
 
-    def validated(self, batch: int, running: Any, resume_token: ResumeToken | None) -> None:
+    def validated(self, batch: int, running: RunningLogs, resume_token: ResumeToken | None) -> None:
         """Called after some batches of the validation."""
         self._reached("validation")
 
@@ -389,7 +390,7 @@ class TrainingRun:
         return {"training data": self._reader.fingerprint(), _described_set(""): None,
                 **{_described_set(name): reader.fingerprint() for name, reader in self._validation.items()}}
 
-    def _has_same_data(self, path: Any, saved: dict[str, Any]) -> bool:
+    def _has_same_data(self, path: str, saved: dict[str, Any]) -> bool:
         """Returns whether the data are the data of the run; raises if the run cannot continue with other data."""
         is_same = True
         readers = {"training data": self._reader,
@@ -434,6 +435,6 @@ def _described_set(name: str) -> str:
     return f"validation data {name!r}" if name else "validation data"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -41,7 +41,7 @@ _REGISTRY: Registry[LossOrFunction] = Registry(
     expected="the name of a loss, a function of (y_true, y_pred) or a `Loss`")
 
 
-def get(identifier: Any) -> LossOrFunction | None:
+def get(identifier: object) -> LossOrFunction | None:
     """Returns the loss for an identifier, as Keras does.
 
     Args:
@@ -88,7 +88,7 @@ def deserialize(
     return _REGISTRY.deserialize(name, custom_objects)
 
 
-def is_builtin(function: Any) -> bool:
+def is_builtin(function: object) -> bool:
     """Returns whether a function is a loss of this package.
 
     >>> is_builtin(max)
@@ -97,7 +97,7 @@ def is_builtin(function: Any) -> bool:
     return any(cls.function is function for cls in CLASSES)
 
 
-def as_loss(identifier: Any) -> Loss:
+def as_loss(identifier: object) -> Loss:
     """Returns the `Loss` for a name, a function or a `Loss`. A built-in function gives its class, with its checks.
 
     Args:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,7 +13,7 @@ from trainer.losses.shapes import as_float, check_arrays
 _BLANK = 0
 
 
-def ctc(y_true: Any, y_pred: ArrayLike) -> jax.Array:
+def ctc(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns the negative log-likelihood of label sequences over all their alignments with the predictions.
 
     Args:
@@ -41,7 +39,7 @@ def ctc(y_true: Any, y_pred: ArrayLike) -> jax.Array:
     return optax.ctc_loss(y_pred, jnp.zeros(y_pred.shape[:2], y_pred.dtype), y_true, is_padding, blank_id=_BLANK)
 
 
-def _check_shapes(y_true: Any, y_pred: Any) -> None:
+def _check_shapes(y_true: jax.Array, y_pred: jax.Array) -> None:
     if len(y_true.shape) != 2 or len(y_pred.shape) != 3 or y_true.shape[0] != y_pred.shape[0]:
         raise ValueError("The loss 'ctc' needs labels of shape (batch, labels) and logits of shape (batch, steps, "
                          f"classes). Received: y_true.shape={tuple(y_true.shape)}, y_pred.shape={tuple(y_pred.shape)}.")

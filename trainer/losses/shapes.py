@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from numpy.lib.array_utils import normalize_axis_index
 
 from trainer.core.errors import describe, wrong_type
-from trainer.core.types import ArrayLike
+from trainer.core.types import ArrayLike, PyTree
 
 Shape = tuple[int, ...]
 
@@ -32,7 +32,7 @@ def in_dtype(what: str, values: Any, dtype: DTypeLike | None) -> jax.Array:
     return jnp.asarray(values, dtype)
 
 
-def as_arrays(values: Any, dtype: DTypeLike | None = None, what: str = "Values") -> Any:
+def as_arrays(values: PyTree, dtype: DTypeLike | None = None, what: str = "Values") -> Any:
     """Returns `values` with arrays as leaves.
 
     Args:
@@ -48,18 +48,18 @@ def as_arrays(values: Any, dtype: DTypeLike | None = None, what: str = "Values")
     return values if values is None else in_dtype(what, values, dtype)
 
 
-def _is_complex(values: Any) -> bool:
+def _is_complex(values: ArrayLike) -> bool:
     return any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) if hasattr(leaf, "dtype") else isinstance(leaf, complex)
                for leaf in jax.tree.leaves(values))
 
 
-def as_float(values: Any) -> jax.Array:
+def as_float(values: ArrayLike) -> jax.Array:
     """Returns `values` as an array of at least float32, because 16-bit floats cannot represent `1 - 1e-7`."""
     array = jnp.asarray(values)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
-def as_signed(values: Any) -> Any:
+def as_signed(values: ArrayLike) -> Any:
     """Returns `values` with integers cast to int32, or to int64 if needed (uint32 and 64 bits) and enabled in JAX.
 
     Labels are often uint8, where `1 - label` and `-label` wrap around silently. Class indices stay integers. Bools

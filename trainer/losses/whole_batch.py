@@ -73,7 +73,7 @@ def tversky(
 
 
 def circle(
-    y_true: Any, y_pred: ArrayLike, ref_labels: Any = None, ref_embeddings: ArrayLike | None = None,
+    y_true: ArrayLike, y_pred: ArrayLike, ref_labels: ArrayLike | None = None, ref_embeddings: ArrayLike | None = None,
     remove_diagonal: bool = True, gamma: float = 80.0, margin: float = 0.4,
 ) -> jax.Array:
     """Returns the circle loss: small if embeddings are near their own class and far from other classes.
@@ -101,7 +101,7 @@ def circle(
 
 
 def _circle(
-    y_true: Any, y_pred: ArrayLike, mask: jax.Array | None, ref_labels: Any = None,
+    y_true: ArrayLike, y_pred: ArrayLike, mask: jax.Array | None, ref_labels: ArrayLike | None = None,
     ref_embeddings: ArrayLike | None = None, remove_diagonal: bool = True, gamma: float = 80.0, margin: float = 0.4,
 ) -> jax.Array:
     """Returns `circle` without the padding rows, whose loss is 0."""

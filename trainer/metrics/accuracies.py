@@ -37,7 +37,7 @@ def binary_accuracy(y_true: ArrayLike, y_pred: ArrayLike, threshold: float = 0.5
     return accuracy(y_true, jnp.asarray(y_pred) > threshold)
 
 
-def categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
+def categorical_accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns whether the largest prediction is at the index of the largest label; both `(n, ..., classes)`.
 
     >>> categorical_accuracy([[0, 1], [1, 0]], [[0.1, 0.9], [0.2, 0.8]]).tolist()
@@ -65,7 +65,7 @@ def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
     return matches.squeeze(-1) if matches.ndim > 1 and matches.shape[-1] == 1 else matches
 
 
-def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> jax.Array:
+def top_k_categorical_accuracy(y_true: ArrayLike, y_pred: ArrayLike, k: int = 5) -> jax.Array:
     """Returns whether the class of the largest label is among the top `k` predictions; both `(n, ..., classes)`.
 
     >>> top_k_categorical_accuracy([[0, 0, 1]], [[0.1, 0.6, 0.3]], k=2).tolist()

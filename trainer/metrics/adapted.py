@@ -36,7 +36,7 @@ _VARIES = _Varies.VALUE
 _BETTER_IF_LARGER = ("Accuracy", "AUCPR", "AUCROC", "FBetaScore", "Precision", "Recall")
 
 
-def is_of_another_library(value: Any) -> bool:
+def is_of_another_library(value: object) -> bool:
     """Returns whether a value is a metric, or a collection of metrics, of clu, metrax or `nnx.metrics`.
 
     >>> from flax import nnx
@@ -74,7 +74,7 @@ def parts(value: Any) -> Iterator[Any]:
         yield value
 
 
-def adapted(value: Any, name: str | None = None) -> Metric:
+def adapted(value: object, name: str | None = None) -> Metric:
     """Wraps a metric of another library as a `Metric`.
 
     Args:
@@ -327,7 +327,7 @@ class UpdatedMetric(AdaptedMetric):
       ValueError: if the initial state is not zeros.
     """
 
-    def __init__(self, metric: Any, name: str | None = None):
+    def __init__(self, metric: object, name: str | None = None):
         from flax import nnx
 
         super().__init__(type(metric), name)
@@ -396,24 +396,24 @@ class WelfordMetric(UpdatedMetric):
         return leaves
 
 
-def _is_merged(value: Any) -> bool:
+def _is_merged(value: object) -> bool:
     return _has(value, "from_model_output", "merge", "compute", "empty") or hasattr(value, "clu_metric")
 
 
-def _is_collection(value: Any) -> bool:
+def _is_collection(value: object) -> bool:
     return _has(value, "single_from_model_output", "merge", "compute", "empty")
 
 
-def _is_updated(value: Any) -> bool:
+def _is_updated(value: object) -> bool:
     # Avoids the import of NNX, which takes time in a process that only loads an exported model.
     return "flax.nnx" in sys.modules and isinstance(value, sys.modules["flax.nnx"].metrics.Metric)
 
 
-def _has(value: Any, *methods: str) -> bool:
+def _has(value: object, *methods: str) -> bool:
     return all(callable(getattr(value, method, None)) for method in methods)
 
 
-def _class_of(value: Any) -> type:
+def _class_of(value: object) -> type:
     return value if isinstance(value, type) else type(value)
 
 
@@ -436,7 +436,7 @@ def _specs(made: Any) -> Any:
         jnp.shape(leaf), jnp.result_type(leaf)), made)
 
 
-def _is_plain(leaf: Any) -> bool:
+def _is_plain(leaf: object) -> bool:
     return type(leaf) in (bool, int, float, str)
 
 
@@ -445,7 +445,7 @@ def _with_rows(value: Any, more: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((rows + more, *rest), jax.dtypes.canonicalize_dtype(value.dtype))
 
 
-def _as_logs(name: str, result: Any) -> Any:
+def _as_logs(name: str, result: object) -> Any:
     """Returns a result as an array, or as a dict of arrays by log name."""
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         result = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}

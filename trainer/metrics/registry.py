@@ -13,6 +13,7 @@ from trainer import losses
 from trainer.core import configs
 from trainer.core.errors import see, unknown_name
 from trainer.core.registry import Registry
+from trainer.core.types import PyTree
 from trainer.losses import Loss, as_loss
 from trainer.losses import registry as loss_registry
 from trainer.losses.base import FunctionLoss
@@ -120,7 +121,7 @@ _BY_SHAPES: dict[str, tuple[type[Metric], type[Metric], type[Metric]]] = {
 }
 
 
-def get(identifier: Any) -> Metric | None:
+def get(identifier: object) -> Metric | None:
     """Returns the metric for an identifier.
 
     Args:
@@ -190,7 +191,7 @@ def deserialize(
     return _REGISTRY.deserialize(config, custom_objects)
 
 
-def check(identifier: Any) -> None:
+def check(identifier: object) -> None:
     """Raises the errors of `resolve` for unknown names and invalid types, before shapes are known.
 
     >>> check("accuracy")
@@ -213,7 +214,7 @@ def _unknown(name: str) -> ValueError:
 
 
 def resolve(
-    identifier: Any, y_true: Any, y_pred: Any, loss: Any = None
+    identifier: object, y_true: PyTree, y_pred: PyTree, loss: object = None
 ) -> Metric:
     """Returns the metric for an identifier, validated and built for labels and predictions.
 
@@ -258,7 +259,7 @@ def resolve(
     return metric
 
 
-def _warn_of_logits(metric: Metric, loss: Any) -> None:
+def _warn_of_logits(metric: Metric, loss: object) -> None:
     if (isinstance(metric, accuracies.BinaryAccuracy) and metric.threshold == 0.5
             and getattr(loss, "from_logits", False)
             and isinstance(loss, (losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy))):

@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 from trainer.core import trace_purity
 from trainer.core.ambient import state
 from trainer.core.errors import unknown_name, wrong_type
+from trainer.core.types import ArrayLike, PyTree
 from trainer.losses.shapes import in_dtype
 
 # NumPy on the host, because JAX would compile a program for each shape.
@@ -122,7 +123,7 @@ class Variable:
         """The value's dtype."""
         return self._value.dtype
 
-    def assign(self, value: Any) -> jax.Array:
+    def assign(self, value: ArrayLike) -> jax.Array:
         """Replaces the value and returns the new value, cast to the variable's dtype.
 
         Raises:
@@ -141,11 +142,11 @@ class Variable:
             values[id(self)] = array
         return array
 
-    def assign_add(self, value: Any) -> jax.Array:
+    def assign_add(self, value: ArrayLike) -> jax.Array:
         """Adds to the value and returns the new value; see `assign`."""
         return self.assign(self.value + in_dtype(f"Values of the variable {self.name!r}", value, self.dtype))
 
-    def assign_sub(self, value: Any) -> jax.Array:
+    def assign_sub(self, value: ArrayLike) -> jax.Array:
         """Subtracts from the value and returns the new value; see `assign`."""
         return self.assign(self.value - in_dtype(f"Values of the variable {self.name!r}", value, self.dtype))
 
@@ -200,7 +201,7 @@ class Variable:
 jax.tree_util.register_pytree_node(Variable, lambda variable: ((variable.value,), None), lambda _, leaves: leaves[0])
 
 
-def as_arrays(tree: Any) -> Any:
+def as_arrays(tree: PyTree) -> Any:
     """Returns `tree` with every variable replaced by its current value."""
     return jax.tree.map(lambda leaf: leaf, tree)
 
@@ -257,5 +258,5 @@ def _counts(before: Any, after: Any) -> bool:
     return _is_number(before) and _is_number(after) and not np.array_equal(before, after)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (numbers.Number, np.ndarray)) and not isinstance(value, bool)

@@ -15,6 +15,7 @@ from trainer.core import replica_context
 from trainer.core.replica_context import in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
+from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import REPLICATED, spec_text
 from trainer.model.core.configuration import Configuration
 from trainer.model.core.model_core import ModelCore
@@ -26,7 +27,7 @@ class _NotArrays(Exception):
 
 
 def outputs_of(
-    apply: Callable[..., Any], configuration: Configuration, state: TrainState, x: Any, training: bool,
+    apply: Callable[..., Any], configuration: Configuration, state: TrainState, x: PyTree, training: bool,
     may_compile: bool,
 ) -> Any:
     """Returns the module's outputs for inputs.
@@ -55,7 +56,7 @@ def outputs_of(
     return apply(state.params, state, x, training=training)[0]
 
 
-def _arrays(outputs: Any) -> Any:
+def _arrays(outputs: PyTree) -> Any:
     if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(outputs)):
         raise _NotArrays
     return outputs

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainer.callbacks import Callback, CallbackList, RunRecord
 from trainer.core import arguments, errors
-from trainer.core.types import Data, Phase
+from trainer.core.types import ArrayTree, Data, Phase, PyTree, Verbose
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
@@ -68,7 +68,8 @@ def training_readers(
 
 @contextlib.contextmanager
 def evaluation_readers(
-    core: ModelCore, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None,
+    core: ModelCore, x: Data | None, y: ArrayTree | None, sample_weight: ArrayTree | None, batch_size: int | None,
+    steps: int | None,
 ) -> Iterator[dict[str, Reader]]:
     """Yields the readers of `evaluate` by the names of the sets; a single set has the name ""."""
     sets = sets_of("x", x) if y is None and sample_weight is None else {"": x}
@@ -84,7 +85,7 @@ def evaluation_readers(
             for (name, data), argument in zip(sets.items(), _by_argument("x", sets), strict=True)}
 
 
-def sets_of(argument: str, data: Any) -> dict[str, Any]:
+def sets_of(argument: str, data: object) -> dict[str, Any]:
     """Returns a dict of data sets by name; data that are not such a dict get the name "".
 
     A dict of arrays, or of lists or dicts of arrays, is a single set of named inputs. The values of a dict of sets are
@@ -129,8 +130,8 @@ def common_steps(readers: Mapping[str, Reader]) -> int | None:
 
 
 def single_reader(
-    core: ModelCore, call: str, x: Data | None, y: Any = None, sample_weight: Any = None, *, batch_size: int | None,
-    steps: int | None, may_be_endless: bool = False,
+    core: ModelCore, call: str, x: Data | None, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None, *,
+    batch_size: int | None, steps: int | None, may_be_endless: bool = False,
 ) -> Reader:
     """Returns the reader of `evaluate` or `predict`; `call` is the name of the method."""
     arguments.check_count("steps", steps, 1, optional=True)
@@ -139,14 +140,15 @@ def single_reader(
     return Reader(source, steps, may_be_endless=may_be_endless)
 
 
-def batch_reader(core: ModelCore, x: Any, y: Any, sample_weight: Any, class_weight: Any = None) -> Reader:
+def batch_reader(core: ModelCore, x: Data | None, y: ArrayTree | None, sample_weight: ArrayTree | None,
+                 class_weight: dict[int, float] | None = None) -> Reader:
     """Returns the reader of one batch."""
     return Reader(adapt(x, y, sample_weight, batch_size=rows_of(x), class_weight=class_weight,
                         processes=core.strategy.processes), 1)
 
 
 def compile_ahead(
-    core: ModelCore, sample: Any, batch_size: int | None, epochs: int | None, phases: Sequence[Phase],
+    core: ModelCore, sample: Data, batch_size: int | None, epochs: int | None, phases: Sequence[Phase],
     steps_per_epoch: int | None,
 ) -> None:
     """Compiles phases for the sample data of `Model.compile_ahead`."""
@@ -173,7 +175,7 @@ def compile_ahead(
             loop.compile_ahead(core, kind, reader, passes, is_sample)
 
 
-def sample_batch(sample: Any, batch_size: int | None) -> Batch:
+def sample_batch(sample: Data, batch_size: int | None) -> Batch:
     """Returns the first batch of the sample data of `trainer.plan`, for all processes."""
     if isinstance(sample, (tuple, list)) and not sample:
         raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
@@ -184,7 +186,7 @@ def sample_batch(sample: Any, batch_size: int | None) -> Batch:
         return reader.peek()
 
 
-def checked_phases(phases: Any) -> Sequence[Phase]:
+def checked_phases(phases: object) -> Sequence[Phase]:
     """Returns a list of phase names from a single name or several."""
     phases = (phases,) if isinstance(phases, str) else phases
     if not isinstance(phases, (tuple, list)):
@@ -195,7 +197,8 @@ def checked_phases(phases: Any) -> Sequence[Phase]:
     return phases
 
 
-def callback_list(model: Any, callbacks: Any, verbose: Any, history: bool = False, **params: Any) -> CallbackList:
+def callback_list(model: object, callbacks: Any, verbose: Verbose, history: bool = False,
+                  **params: Any) -> CallbackList:
     """Returns the user's callbacks together with the default callbacks of a run."""
     verbose = arguments.check_verbose(verbose)
     if isinstance(callbacks, CallbackList):
@@ -215,7 +218,7 @@ def _records(callbacks: Sequence[Callback]) -> list[Callback]:
     return [RunRecord(folder) for folder in sorted(folders - recorded)]
 
 
-def rows_of(x: Any) -> int:
+def rows_of(x: PyTree) -> int:
     """Returns the number of rows of a batch of arrays."""
     if not is_array_tree(x):
         raise errors.wrong_type("x", x, "one batch: an array, or a tuple or dict of arrays")
@@ -244,7 +247,7 @@ def _by_argument(argument: str, sets: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{argument}[{name!r}]" if name else argument: data for name, data in sets.items()}
 
 
-def _adapt_set(argument: str, data: Any, batch_size: int | None, steps: int | None, processes: Processes) -> Source:
+def _adapt_set(argument: str, data: object, batch_size: int | None, steps: int | None, processes: Processes) -> Source:
     try:
         parts = (data,) if isinstance(data, HostArrays) else _array_parts(data)
         return (adapt(data, processes=processes) if parts is None
@@ -254,7 +257,7 @@ def _adapt_set(argument: str, data: Any, batch_size: int | None, steps: int | No
                          f"{error}") from error
 
 
-def _array_parts(data: Any) -> Sequence[Any] | None:
+def _array_parts(data: object) -> Sequence[Any] | None:
     """Returns a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays unchanged; None for other data."""
     if not isinstance(data, (tuple, list)) or not data or not is_array_tree(data[0]) or is_list_of_batches(data):
         return None

@@ -16,6 +16,7 @@ from trainer.core import replica_context
 from trainer.core.precision import apply_with_policy, with_matmul_precision
 from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch
 from trainer.model.core.model_core import ModelCore
@@ -41,7 +42,7 @@ class OverridableSteps:
         """
         return unpack_x_y_sample_weight(batch)[0]
 
-    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> jax.Array:
+    def compute_loss(self, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree) -> jax.Array:
         """Returns the loss of a batch, a scalar.
 
         Override it to add terms, or to compute a custom loss. It is called inside the step, with all rows of the batch
@@ -54,7 +55,7 @@ class OverridableSteps:
             return jnp.zeros((), jnp.float32)
         return loss.total(loss.values(y, y_pred, sample_weight))
 
-    def compute_penalties(self, params: Any, model_state: Any) -> jax.Array:
+    def compute_penalties(self, params: PyTree, model_state: PyTree) -> jax.Array:
         """Returns the additions to the loss of `compute_loss`, a float32 scalar.
 
         These are the penalties of `compile(regularizers=...)`, and the losses that the module has sown into "losses".
@@ -69,7 +70,7 @@ class OverridableSteps:
         penalty = self._core.configuration.options.penalty_of(params)
         return sum(losses, jnp.zeros((), jnp.float32) if penalty is None else penalty)
 
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
+    def compute_metrics(self, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree) -> dict[str, Any]:
         """Returns the logs of the compiled metrics for a batch, and the loss of each of several outputs."""
         loss, logs = self._core.configuration.loss, {}
         picks = bool(loss.per_output) and not loss.is_of(y_pred)  # an overridden `compute_loss` may select outputs
@@ -131,7 +132,7 @@ class OverridableSteps:
         return self.apply(state.params, state, x, training=False)[0]
 
     def apply(
-        self, params: Any, state: TrainState, x: Any, *, module: str | None = None, training: bool = False
+        self, params: PyTree, state: TrainState, x: PyTree, *, module: str | None = None, training: bool = False
     ) -> tuple[Any, Any]:
         """Returns the module's outputs and the new model state; pure.
 
@@ -177,7 +178,7 @@ def logs_without_update(model: OverridableSteps, state: TrainState, batch: Batch
     return {**loss_parts.exact_over_batches(logs, parts, parts_of_outputs), **step_metrics.results()}
 
 
-def _with_penalties(model: OverridableSteps, loss: jax.Array, params: Any, model_state: Any) -> jax.Array:
+def _with_penalties(model: OverridableSteps, loss: jax.Array, params: PyTree, model_state: PyTree) -> jax.Array:
     if not model._core.configuration.options.regularizers and not model._core.module.sown_losses(model_state):
         return loss
     return loss + model.compute_penalties(params, model_state)

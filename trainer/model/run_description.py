@@ -69,12 +69,12 @@ def _not_default(given: Mapping[str, Any], method: Callable[..., Any]) -> dict[s
         value is defaults[name] or (isinstance(value, (bool, int, float, str)) and value == defaults[name]))}
 
 
-def _data_text(value: Any) -> str:
+def _data_text(value: object) -> str:
     text = describe(value)
     return repr(value) if text == type(value).__name__ and type(value).__module__.startswith("trainer.") else text
 
 
-def _text(value: Any) -> Any:
+def _text(value: object) -> Any:
     """Returns numbers, texts and None unchanged, containers with converted items, and the texts of other objects."""
     if isinstance(value, Mapping):
         return {str(name): _text(item) for name, item in value.items()}

@@ -19,6 +19,7 @@ from trainer.callbacks import CallbackList
 from trainer.callbacks.progress.progress_text import log_texts
 from trainer.core import arguments, errors
 from trainer.core.train_state import TrainState
+from trainer.core.types import Data
 from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
 from trainer.data.sources.arrays import is_array_tree, is_list_of_batches
@@ -28,6 +29,7 @@ from trainer.loop.resumable_run import check_is_of_run, is_at_the_end, restored_
 from trainer.model.core.model_core import core_of
 from trainer.model.inputs import sets_of
 from trainer.model.model import Model
+from trainer.model.types import Callbacks
 from trainer.saving.checkpoint import (
     CheckpointError,
     CheckpointFolder,
@@ -108,11 +110,11 @@ class SidecarEvaluator:
     def __init__(
         self,
         model: Model,
-        data: Any,
+        data: Data,
         checkpoint_dir: str | os.PathLike[str],
         steps: int | None = None,
         max_evaluations: int | None = None,
-        callbacks: Any = None,
+        callbacks: Callbacks | None = None,
         *,
         poll_secs: float = 1.0,
         timeout_secs: float | None = None,

@@ -9,7 +9,7 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex
 
 import jax
 import numpy as np
@@ -86,7 +86,7 @@ class StatefulModel(OverridableSteps):
         compiled = "compiled" if self._core.configuration.is_compiled else "not compiled"
         return f"{type(self).__name__}({self.name!r}, {size}, {compiled}, {self.strategy!r})"
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         self._refuse_a_copy_of_weights()
         return super().__reduce_ex__(protocol)
 
@@ -145,7 +145,7 @@ class StatefulModel(OverridableSteps):
         return self._core.configuration.given.get("loss")
 
     @loss.setter
-    def loss(self, value: Any) -> NoReturn:
+    def loss(self, value: object) -> NoReturn:
         raise _is_compiled("loss")
 
     @property
@@ -159,7 +159,7 @@ class StatefulModel(OverridableSteps):
                 *(value for value in vars(self).values() if isinstance(value, Metric))]
 
     @metrics.setter
-    def metrics(self, value: Any) -> NoReturn:
+    def metrics(self, value: object) -> NoReturn:
         raise _is_compiled("metrics")
 
     @property

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+from jax.typing import DTypeLike
 
 from trainer.core.types import Layout, PyTree
 from trainer.modules.calling.call_arguments import MakeKey
@@ -60,7 +61,7 @@ class FunctionalModule(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
+              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """Returns the outputs and the new state.
 

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 
 from trainer.core.errors import unknown_name
 from trainer.core.replica_context import get_replica_context
@@ -34,7 +35,7 @@ POLICIES = ("global", "per_replica")
 _LINEN_CALL = inspect.unwrap(nn.BatchNorm.__call__)
 
 
-def batch_statistics(x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use_fast_variance: bool,
+def batch_statistics(x: jax.Array, axis: int | Sequence[int], *, dtype: DTypeLike | None, use_fast_variance: bool,
                      mask: jax.Array | None, policy: str) -> tuple[jax.Array, jax.Array]:
     """Returns mean and variance over the real rows of a batch.
 
@@ -176,8 +177,8 @@ def call_linen_batch_norm(layer: nn.BatchNorm, call: Callable[..., jax.Array], x
 
 
 def statistics_and_input(
-    x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use_fast_variance: bool, mask: jax.Array | None,
-    policy: str, epsilon: float,
+    x: jax.Array, axis: int | Sequence[int], *, dtype: DTypeLike | None, use_fast_variance: bool,
+    mask: jax.Array | None, policy: str, epsilon: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """Returns `(x, mean, var, used)`. The layer normalizes `x` by `used`, a pair of mean and variance.
 

@@ -17,10 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
+
+from trainer.core.types import PyTree
 
 
 def call_linen_layer(layer: nn.Module, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any],
-                     dtype: Any) -> Any:
+                     dtype: DTypeLike | None) -> Any:
     """Calls a method of a bound Linen layer, with `dtype` in place of a `dtype` of None, and returns its result.
 
     Args:
@@ -38,12 +41,12 @@ def call_linen_layer(layer: nn.Module, call: Callable[..., Any], args: tuple, kw
     return outputs
 
 
-def takes_dtype(layer: Any) -> bool:
+def takes_dtype(layer: object) -> bool:
     """Returns whether a layer has a `dtype` that is unset. Complex layers keep their dtype."""
     return (getattr(layer, "dtype", "absent") is None
             and not jnp.issubdtype(getattr(layer, "param_dtype", jnp.float32), jnp.complexfloating))
 
 
-def with_dtypes_of(old: Any, new: Any) -> Any:
+def with_dtypes_of(old: PyTree, new: PyTree) -> Any:
     """Returns the arrays of `new`, cast to the dtypes of `old`, a tree of the same structure."""
     return jax.tree.map(lambda old_leaf, new_leaf: new_leaf.astype(old_leaf.dtype), old, new)

@@ -79,7 +79,7 @@ def as_functional(module: Any, call_kwargs: CallKwargs = _NO_KWARGS, eval_module
                                        "or a dict of names to these")
 
 
-def _by_name(argument: str, value: Any, modules: Mapping[str, Any]) -> Mapping[str, Any]:
+def _by_name(argument: str, value: object, modules: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the values of an argument by module name, or raises."""
     if value is None:
         return {}

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+from jax.typing import DTypeLike
 
 from trainer.core import errors
 from trainer.core.tree_paths import named_leaves
@@ -70,7 +71,7 @@ class TwoPhaseFunctional(FunctionalModule):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
+              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         module = self._trained if training else self._evaluated
         return module.apply(params, model_state, inputs, training=training, make_key=make_key, batch_norm=batch_norm,

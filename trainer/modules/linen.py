@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import DenyList, unfreeze
 from flax.errors import InvalidRngError
+from jax.typing import DTypeLike
 
 from trainer.compile.constraints import on_mesh_of_strategy
 from trainer.core.tree_paths import SEPARATOR
@@ -96,7 +97,7 @@ class LinenFunctional(FunctionalModule):
 
     @on_mesh_of_strategy()
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
+              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         state = {name: values for name, values in model_state.items() if name not in self._sown}
         check = ModeCheck(training) if self._is_checked[training] else None
@@ -111,8 +112,8 @@ class LinenFunctional(FunctionalModule):
 
     def _apply(
         self, params: dict, state: dict, inputs: PyTree, mutable: Any, *, training: bool, make_key: MakeKey,
-        batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None, is_frozen: IsFrozen | None = None,
-        check: ModeCheck | None = None,
+        batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
+        is_frozen: IsFrozen | None = None, check: ModeCheck | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Returns the outputs and all mutable collections."""
         variables = {"params": params, **state}
@@ -226,12 +227,12 @@ def _keys(streams: list[str], make_key: MakeKey) -> dict[str, jax.Array]:
     return {stream: make_key(stream) for stream in streams}
 
 
-def _plain(variables: Any) -> dict[str, Any]:
+def _plain(variables: PyTree) -> dict[str, Any]:
     """Returns nested dicts of arrays, without Flax's metadata boxes."""
     return unfreeze(nn.meta.unbox(variables))
 
 
-def _in_dtypes_of(stored: Any, updated: Any) -> Any:
+def _in_dtypes_of(stored: PyTree, updated: PyTree) -> Any:
     """Returns `updated` cast to the dtypes of `stored`, which a compiled step expects, where the two match."""
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(stored)
     if structure != jax.tree.structure(updated):
@@ -245,7 +246,7 @@ def _same_kind(*arrays: Any) -> bool:
                for kind in (jnp.integer, jnp.floating, jnp.complexfloating))
 
 
-def _is_sown(collection: Any) -> bool:
+def _is_sown(collection: object) -> bool:
     """Returns whether all values of a collection are in tuples, as `sow` stores them; other collections are state."""
     leaves = jax.tree.leaves(collection, is_leaf=lambda value: isinstance(value, tuple))
     return all(isinstance(leaf, tuple) for leaf in leaves)

@@ -154,7 +154,7 @@ class LinenCalls:
             object.__setattr__(module, "nnx_class", nnx_class)
 
 
-def holds_configured_batch_norm(module: Any) -> bool:
+def holds_configured_batch_norm(module: object) -> bool:
     """Returns whether a field of the module, also a nested field, is a BatchNorm layer that uses running averages."""
     if isinstance(module, (list, tuple)):
         return any(map(holds_configured_batch_norm, module))

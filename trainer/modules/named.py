@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+from jax.typing import DTypeLike
 
 from trainer.core.errors import describe, unknown_name, wrong_type
 from trainer.core.tree_paths import SEPARATOR
@@ -74,7 +75,7 @@ class NamedFunctional(FunctionalModule):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
+              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
               is_frozen: IsFrozen | None = None, module: str | None = None) -> tuple[Any, dict]:
         """Returns the outputs of a single module, and the state of all modules.
 

@@ -22,6 +22,7 @@ from flax import linen as nn
 from flax import nnx
 from flax.core import DenyList
 from flax.traverse_util import unflatten_dict
+from jax.typing import DTypeLike
 
 from trainer.compile.constraints import on_mesh_of_strategy
 from trainer.compile.traces.passed_through import is_passed_through
@@ -135,7 +136,7 @@ class NNXFunctional(FunctionalModule):
 
     @on_mesh_of_strategy()
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
+              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """See the base class. The name of a random stream is its path, such as "dropout/rngs"."""
         variant = _Variant(training, batch_norm, compute_dtype, self._frozen(is_frozen) if training else frozenset())
@@ -382,7 +383,7 @@ def _may_sow() -> Iterator[None]:
         yield
 
 
-def _is_loss(value: Any) -> bool:
+def _is_loss(value: object) -> bool:
     # `self.sow("losses", ...)` creates a type of that name.
     return isinstance(value, nnx.Variable) and any(
         base.__name__.lower() in ("loss", "losses") for base in type(value).__mro__)
@@ -409,7 +410,7 @@ def _joined(path: Path) -> str:
     return SEPARATOR.join(_names(path))
 
 
-def _value(leaf: Any) -> Any:
+def _value(leaf: object) -> Any:
     return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.typing import DTypeLike
 
 from trainer.modules.compute_dtype import takes_dtype, with_dtypes_of
 
 
-def set_nnx_compute_dtype(module: nnx.Module, dtype: Any) -> None:
+def set_nnx_compute_dtype(module: nnx.Module, dtype: DTypeLike | None) -> None:
     """Makes the layers of a private clone compute in `dtype`, except for layers with a `dtype` of their own."""
     layers: list[tuple[Any, Any]] = list(nnx.iter_modules(module))
     for _, layer in layers:

@@ -33,6 +33,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from trainer.core.ambient import state
 from trainer.core.types import PyTree
@@ -220,7 +221,7 @@ class _Recorder:
         self._called[name] = layer
         return jax.tree.map(lambda leaf: checkpoint_name(leaf, name) if isinstance(leaf, jax.Array) else leaf, outputs)
 
-    def plan(self, program: Any) -> Plan:
+    def plan(self, program: ClosedJaxpr | Jaxpr) -> Plan:
         """Returns the plan for the module that was run as `program`, a jaxpr."""
         self._measure(program, 1, set())
 

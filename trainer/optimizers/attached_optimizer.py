@@ -33,7 +33,7 @@ class AttachedOptimizer:
     ):
         self._optimizer, self._read, self._write = optimizer, read, write
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         # A model creates a new object for each read, so other attributes would be lost.
         if not hasattr(type(self), name):
             raise AttributeError(f"The optimizer of a compiled model has no attribute {name!r} to set. Its rate is set "
@@ -70,7 +70,7 @@ class AttachedOptimizer:
             return LearningRate(self.optimizer.rate_at(count, rate))
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: object) -> None:
         state = self._read()
         if state is None:
             self.optimizer.learning_rate = value

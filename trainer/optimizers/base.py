@@ -199,7 +199,7 @@ class Optimizer(ComparesByConfiguration):
         """Returns the number of updates that the schedule receives, an int32 scalar."""
         return state.count
 
-    def with_learning_rate(self, state: OptimizerState, value: Any) -> OptimizerState:
+    def with_learning_rate(self, state: OptimizerState, value: object) -> OptimizerState:
         """Returns `state` with another learning rate for the next update.
 
         Replaces a constant rate. Multiplies a schedule, including all later values, by the ratio of `value` to its
@@ -233,7 +233,7 @@ class Optimizer(ComparesByConfiguration):
         return LearningRate(self.rate_at(jnp.zeros((), jnp.int32), self._initial))
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: object) -> None:
         self._initial = self._as_stored(jnp.zeros((), jnp.int32), value)
 
     def rate_at(self, count: jax.Array, stored: Any) -> jax.Array:

@@ -108,15 +108,15 @@ def _averaging(state: PyTree) -> list[Any]:
     return [node for node in jax.tree.leaves(state, is_leaf=_is_averaging) if _is_averaging(node)]
 
 
-def _is_averaging(node: Any) -> bool:
+def _is_averaging(node: object) -> bool:
     return type(node) in _KEPT
 
 
-def _kept(node: Any) -> Any:
+def _kept(node: object) -> Any:
     return getattr(node, _KEPT[type(node)])
 
 
-def _is_masked(node: Any) -> bool:
+def _is_masked(node: object) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 

@@ -29,7 +29,7 @@ _FIXES |= {"grad": _FIXES["value"], "grad_fn": _FIXES["value_fn"]}
 
 
 def update_with(
-    transformation: optax.GradientTransformation, grads: PyTree, state: Any, params: PyTree,
+    transformation: optax.GradientTransformation, grads: PyTree, state: PyTree, params: PyTree,
     offered: Mapping[str, Any], **given: Any,
 ) -> tuple[Any, Any]:
     """Calls a transformation's update with the offered arguments that it needs.

@@ -8,14 +8,16 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.core import arguments
 from trainer.core.errors import describe
+from trainer.core.types import ArrayLike
 
 Schedule = Callable[[Any], Any]
 
 
-def as_rate(value: Any, expected: str = "a number") -> float:
+def as_rate(value: object, expected: str = "a number") -> float:
     """Converts a learning rate to a float.
 
     Args:
@@ -46,19 +48,19 @@ class LearningRate:
       (0.25, 0.125, True)
     """
 
-    def __init__(self, value: Any):
+    def __init__(self, value: ArrayLike):
         self.value: jax.Array = jnp.array(value, jnp.float32)
 
     def numpy(self) -> np.float32:
         """Returns the rate as a NumPy scalar."""
         return np.float32(self.value)
 
-    def assign(self, value: Any) -> NoReturn:
+    def assign(self, value: object) -> NoReturn:
         """Raises TypeError, because the object is a copy."""
         raise TypeError("A learning rate that was read is a copy, which cannot be assigned to. Received: "
                         f"assign({describe(value)}). Set the optimizer's: `model.optimizer.learning_rate = value`.")
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.value, dtype=dtype)
 
     def __float__(self) -> float:
@@ -76,19 +78,19 @@ class LearningRate:
     def __hash__(self) -> int:
         return hash(self.numpy())
 
-    def __eq__(self, other: Any) -> Any:
+    def __eq__(self, other: object) -> Any:
         return self.numpy() == _plain(other)
 
-    def __lt__(self, other: Any) -> Any:
+    def __lt__(self, other: ArrayLike) -> Any:
         return self.numpy() < _plain(other)
 
-    def __le__(self, other: Any) -> Any:
+    def __le__(self, other: ArrayLike) -> Any:
         return self.numpy() <= _plain(other)
 
-    def __gt__(self, other: Any) -> Any:
+    def __gt__(self, other: ArrayLike) -> Any:
         return self.numpy() > _plain(other)
 
-    def __ge__(self, other: Any) -> Any:
+    def __ge__(self, other: ArrayLike) -> Any:
         return self.numpy() >= _plain(other)
 
     def __neg__(self) -> Any:
@@ -97,31 +99,31 @@ class LearningRate:
     def __abs__(self) -> Any:
         return abs(self.numpy())
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: ArrayLike) -> Any:
         return self.numpy() + _plain(other)
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: ArrayLike) -> Any:
         return self.numpy() - _plain(other)
 
     def __rsub__(self, other: Any) -> Any:
         return other - self.numpy()
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: ArrayLike) -> Any:
         return self.numpy() * _plain(other)
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: ArrayLike) -> Any:
         return self.numpy() / _plain(other)
 
     def __rtruediv__(self, other: Any) -> Any:
         return other / self.numpy()
 
-    def __pow__(self, other: Any) -> Any:
+    def __pow__(self, other: ArrayLike) -> Any:
         return self.numpy() ** _plain(other)
 
     __radd__ = __add__
     __rmul__ = __mul__
 
 
-def _plain(other: Any) -> Any:
+def _plain(other: object) -> Any:
     """Returns a `LearningRate` as a NumPy scalar, and other values unchanged."""
     return other.numpy() if isinstance(other, LearningRate) else other

@@ -109,11 +109,11 @@ class _InjectedOptimizer(_OptaxOptimizer):
         return update_with(self.transformation, grads, inner, params, extra)
 
 
-def _counts(node: Any) -> bool:
+def _counts(node: object) -> bool:
     return isinstance(node, (optax.ScaleByScheduleState, optax.schedules.InjectStatefulHyperparamsState))
 
 
-def _holds_rate(node: Any) -> bool:
+def _holds_rate(node: object) -> bool:
     return isinstance(node, optax.schedules.InjectStatefulHyperparamsState) and "learning_rate" in node.hyperparams
 
 

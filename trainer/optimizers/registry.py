@@ -27,7 +27,7 @@ _REGISTRY: Registry[AnyOptimizer] = Registry(
     ignores_case=True, expected="a name, an optimizer or an optax transformation")
 
 
-def get(identifier: Any) -> AnyOptimizer | None:
+def get(identifier: object) -> AnyOptimizer | None:
     """Returns the optimizer for an identifier; None for None.
 
     Args:

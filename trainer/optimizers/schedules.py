@@ -22,7 +22,7 @@ class LearningRateSchedule(abc.ABC):
     """A learning rate that depends on the number of updates. Subclasses define `__call__`."""
 
     @abc.abstractmethod
-    def __call__(self, step: Any) -> jax.Array:
+    def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
         """Returns the rate after `step` updates, a float32 scalar; `step` may be traced."""
 
     def get_config(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class ExponentialDecay(LearningRateSchedule):
         arguments.require_non_negative(
             initial_learning_rate=self.initial_learning_rate, decay_rate=self.decay_rate)
 
-    def __call__(self, step: Any) -> jax.Array:
+    def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
         return self.initial_learning_rate * jnp.float32(self.decay_rate) ** _periods(self, step)
 
 
@@ -98,7 +98,7 @@ class InverseTimeDecay(LearningRateSchedule):
         arguments.require_non_negative(
             initial_learning_rate=self.initial_learning_rate, decay_rate=self.decay_rate)
 
-    def __call__(self, step: Any) -> jax.Array:
+    def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
         return self.initial_learning_rate / (1 + self.decay_rate * _periods(self, step))
 
 
@@ -173,7 +173,7 @@ class PolynomialDecay(LearningRateSchedule):
             initial_learning_rate=self.initial_learning_rate, end_learning_rate=self.end_learning_rate,
             power=self.power)
 
-    def __call__(self, step: Any) -> jax.Array:
+    def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         periods = jnp.maximum(1.0, jnp.ceil(step / self.decay_steps)) if self.cycle else 1.0
         # The bound is for steps after the end, and for rounding below 0, where powers are NaN.
@@ -219,7 +219,7 @@ class CosineDecay(LearningRateSchedule):
         if self.warmup_target is not None:
             arguments.require_non_negative(warmup_target=self.warmup_target)
 
-    def __call__(self, step: Any) -> jax.Array:
+    def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         if self.warmup_target is None:
             return self._decayed(step, self.initial_learning_rate)
@@ -270,7 +270,7 @@ class CosineDecayRestarts(LearningRateSchedule):
         if arguments.as_number("t_mul", self.t_mul) < 1:
             raise ValueError(f"`t_mul` must be a number of at least 1. Received: t_mul={self.t_mul}.")
 
-    def __call__(self, step: Any) -> jax.Array:
+    def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
         periods = jnp.asarray(step, jnp.float32) / self.first_decay_steps  # in units of the first period
         if self.t_mul == 1:
             restarts = jnp.floor(periods)
@@ -319,7 +319,7 @@ _REGISTRY: Registry[LearningRateSchedule] = Registry(
         CosineDecay, CosineDecayRestarts, ExponentialDecay, InverseTimeDecay, PiecewiseConstantDecay, PolynomialDecay)})
 
 
-def _periods(schedule: ExponentialDecay | InverseTimeDecay, step: Any) -> jax.Array:
+def _periods(schedule: ExponentialDecay | InverseTimeDecay, step: jax.typing.ArrayLike) -> jax.Array:
     periods = jnp.asarray(step, jnp.float32) / schedule.decay_steps
     return jnp.floor(periods) if schedule.staircase else periods
 

@@ -34,7 +34,7 @@ def deserialize(config: str | Mapping[str, Any], custom_objects: Mapping[str, An
     return _REGISTRY.deserialize(config, custom_objects)
 
 
-def get(identifier: Any) -> Penalty | None:
+def get(identifier: object) -> Penalty | None:
     """Returns the penalty for an identifier, as Keras does.
 
     The identifier is a name, for a penalty with default factors; a class; a function; a configuration from `serialize`;

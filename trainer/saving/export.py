@@ -22,6 +22,7 @@ from trainer.compile.entry_points import entry_point
 from trainer.compile.jit import compiled
 from trainer.core import arguments, errors
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.data.sources.arrays import as_arrays, is_leaf
 from trainer.saving.arrays.file_kinds import checked_path, read_with_text, save_with_text
 from trainer.saving.arrays.safetensors_file import match_arrays
@@ -44,7 +45,7 @@ _PROGRAM = "program"
 SIGNATURE, SAVED_MODEL = "signature.json", "saved_model.pb"  # which tell the folders of other formats; see `formats.py`
 
 
-def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: Any,
+def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: PyTree,
          batch_size: int | None, platforms: Sequence[str] | None) -> None:
     """Writes the computation of a predict step with a state, as a program for one device; see `Model.export`.
 
@@ -143,7 +144,7 @@ class ExportedModel:
         return (f"ExportedModel({_text(self.input_spec)} -> {self._output_text}, for "
                 f"{' and '.join(self.platforms)})")
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: PyTree) -> Any:
         """Returns the outputs for a batch, on the device.
 
         Args:
@@ -160,7 +161,7 @@ class ExportedModel:
                              "`predict` takes any number, or export the model without `batch_size`.")
         return self._outputs_for(leaves)
 
-    def predict(self, x: Any, batch_size: int | None = None) -> Any:
+    def predict(self, x: PyTree, batch_size: int | None = None) -> Any:
         """Returns the outputs for all rows as NumPy arrays, computed in batches.
 
         Args:
@@ -189,7 +190,7 @@ class ExportedModel:
     def _outputs_for(self, leaves: list[Any]) -> Any:
         return jax.tree.unflatten(self._outputs, self._call(self._weights, leaves))
 
-    def _checked(self, x: Any) -> tuple[list[Any], int]:
+    def _checked(self, x: PyTree) -> tuple[list[Any], int]:
         """Returns the leaves of inputs in the dtypes of the program, and their number of rows."""
         # As in training: a list of numbers is an array, and another top-level list is a tuple.
         x = tuple(x) if isinstance(x, list) and not is_leaf(x) else x
@@ -277,7 +278,7 @@ def _check_can_serialize() -> None:
                           "installed. Install it: `pip install flatbuffers`.")
 
 
-def _text(tree: Any) -> str:
+def _text(tree: PyTree) -> str:
     """Returns shapes and dtypes in one text."""
     leaves = jax.tree.leaves(tree)
     if leaves and tree is leaves[0]:
@@ -285,7 +286,7 @@ def _text(tree: Any) -> str:
     return str(jax.tree.map(_text, tree))
 
 
-def _padded(leaf: Any, rows: int) -> Any:
+def _padded(leaf: jax.Array | np.ndarray, rows: int) -> Any:
     """Returns an array padded with its last row to that many rows."""
     missing = rows - len(leaf)
     return leaf if missing == 0 else np.concatenate([np.asarray(leaf), np.repeat(np.asarray(leaf)[-1:], missing, 0)])

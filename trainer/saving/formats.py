@@ -17,9 +17,11 @@ from typing import Any
 import jax
 import jax.export
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.core import errors
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.saving import export, onnx_format
 from trainer.saving.arrays.safetensors_file import save_arrays
 from trainer.saving.checkpoint import disk
@@ -33,7 +35,7 @@ _ASSERTION = "shape_assertion"  # a custom call of JAX's, which checks shapes an
 _EXTRAS = {"saved_model": "tensorflow", "onnx": "onnx"}
 
 
-def save(format_name: str, path: str, predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: Any,
+def save(format_name: str, path: str, predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: PyTree,
          batch_size: int | None, platforms: Sequence[str] | None) -> None:
     """Writes the computation of a predict step with a state; see `Model.export`.
 
@@ -150,7 +152,7 @@ def _saved_model(path: str, prediction: Prediction, batch_size: int | None, plat
         tf.saved_model.save(module, folder, signatures={"serving_default": concrete})
 
 
-def _tf_dtype(tf: Any, dtype: Any) -> Any:
+def _tf_dtype(tf: Any, dtype: DTypeLike) -> Any:
     return tf.as_dtype(dtype.name if hasattr(dtype, "name") else np.dtype(dtype).name)
 
 
@@ -203,7 +205,7 @@ class _Folder:
         os.mkdir(self._temporary)
         return self._temporary
 
-    def __exit__(self, kind: Any, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if kind is None and jax.process_index() == 0:
             disk.put_in_place(self._temporary, self._path)
         else:

@@ -17,6 +17,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.typing import DTypeLike
 
 from trainer.compile.traces import equations
 from trainer.saving.checkpoint import disk
@@ -89,7 +91,7 @@ def quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def _evaluated(program: Any, values: Sequence[Any]) -> list[Any]:
+def _evaluated(program: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
     """Returns the results of a traced program, with its calls inlined, and its pooling in fewer dimensions."""
     jaxpr = equations.jaxpr_of(program)
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *values], strict=True))
@@ -110,7 +112,7 @@ def _evaluated(program: Any, values: Sequence[Any]) -> list[Any]:
     return [value_of(atom) for atom in jaxpr.outvars]
 
 
-def _pooled(equation: Any, array: Any) -> Any:
+def _pooled(equation: JaxprEqn, array: jax.Array | np.ndarray) -> Any:
     """Returns a pooling over images with rows and channels as one axis, because ONNX pools at most three axes."""
     params = {name: equation.params[name] for name in (
         "window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")}
@@ -159,7 +161,7 @@ def _check_computes_the_same(
                                  f"output {name!r} differs on {rows} random rows. Export it in another format.")
 
 
-def _example(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def _example(rng: np.random.Generator, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """Returns small numbers to compare with, because integers may be indices."""
     if np.issubdtype(np.dtype(dtype), np.integer) or np.dtype(dtype) == bool:
         return rng.integers(0, 2, shape).astype(dtype)

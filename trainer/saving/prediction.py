@@ -14,11 +14,13 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from trainer.compile.jit import compiled
 from trainer.core import tree_paths
 from trainer.core.replica_context import single_context
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.data import pack_x_y_sample_weight
 from trainer.step.steps import predict_one_batch
 
@@ -59,7 +61,7 @@ class Prediction:
 
 
 def prediction_of(
-    predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: Any, batch_size: int | None, what: str
+    predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: PyTree, batch_size: int | None, what: str
 ) -> Prediction:
     """Returns a prediction with only the weights that it reads, for example the generator's in a GAN.
 
@@ -125,7 +127,7 @@ def with_rows(make: Callable[[Any], T], batch_size: int | None, what: str) -> T:
         raise ValueError(f"The model cannot be exported for {what}. {reason}") from error
 
 
-def _reads(program: Any) -> list[bool]:
+def _reads(program: ClosedJaxpr) -> list[bool]:
     """Returns for each input of a jaxpr whether the jaxpr uses it."""
     read = {id(variable) for equation in program.eqns for variable in equation.invars} | set(map(id, program.outvars))
     return [id(variable) in read for variable in program.invars]
@@ -142,7 +144,7 @@ def _succeeds(function: Callable[[], Any]) -> bool:
 # --- descriptions --------------------------------------------------------------------------------------------------
 
 
-def describe_tree(tree: Any, name: str) -> Any:
+def describe_tree(tree: PyTree, name: str) -> Any:
     """Returns a tree of arrays or shapes for JSON, with None for the number of rows.
 
     Raises:
@@ -180,7 +182,7 @@ def any_rows() -> Any:
     return jax.export.symbolic_shape("rows")[0]
 
 
-def leaf_names(tree: Any) -> list[str]:
+def leaf_names(tree: PyTree) -> list[str]:
     """Returns the names of the leaves of inputs, for messages: `x`, or `x['image']`."""
     return [f"x{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
@@ -194,7 +196,7 @@ def check_names(prediction: Prediction) -> None:
                              "keys of the dict.")
 
 
-def named(tree: Any, what: str) -> Iterator[tuple[str, Any]]:
+def named(tree: PyTree, what: str) -> Iterator[tuple[str, Any]]:
     """Yields the leaves of inputs or outputs with names: "image" of a dict, "x_0" of a tuple, "x" of an array."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         keys = [str(getattr(key, "key", getattr(key, "idx", key))) for key in path]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from trainer import regularizers
 from trainer.compile import recompilation_guard
 from trainer.core import arguments, errors, precision, tree_paths
+from trainer.core.types import PyTree
 
 BATCH_NORM_POLICIES = ("global", "per_replica")
 
@@ -83,7 +84,7 @@ class CompileOptions:
             matmul_precision=precision.check_matmul_precision(matmul_precision),
         )
 
-    def penalty_of(self, params: Any) -> jax.Array | None:
+    def penalty_of(self, params: PyTree) -> jax.Array | None:
         """Returns the penalties of the regularizers, a float32 scalar; None without regularizers."""
         if not self.regularizers:
             return None
@@ -98,7 +99,7 @@ class CompileOptions:
                     total += value
         return total
 
-    def stored(self, params: Any) -> Any:
+    def stored(self, params: PyTree) -> Any:
         """Returns parameters in their stored dtypes."""
         return params if self.policy is None else self.policy.cast_params(params)
 
@@ -143,7 +144,7 @@ def _checked_decay(ema_decay: Any) -> float | None:
     return float(ema_decay)
 
 
-def _by_pattern(argument: str, given: Any, values: str) -> list[tuple[str, Any]]:
+def _by_pattern(argument: str, given: object, values: str) -> list[tuple[str, Any]]:
     if given is None:
         return []
     if not isinstance(given, Mapping):
@@ -153,7 +154,7 @@ def _by_pattern(argument: str, given: Any, values: str) -> list[tuple[str, Any]]
     return list(given.items())
 
 
-def _checked_patterns(freeze: Any) -> tuple[str, ...]:
+def _checked_patterns(freeze: object) -> tuple[str, ...]:
     if freeze is None:
         return ()
     patterns = (freeze,) if isinstance(freeze, str) else freeze

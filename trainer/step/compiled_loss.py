@@ -14,6 +14,7 @@ from trainer import losses
 from trainer.core import arguments, errors
 from trainer.core.replica_context import ReplicaContext, get_replica_context
 from trainer.core.train_state import shapes_of
+from trainer.core.types import PyTree
 from trainer.losses.base import BuiltinLoss, loss_of_batch, sum_of_real_rows, values_per_row
 from trainer.step.loss_parts import LossPart, record
 from trainer.step.output_matching import match_arrays, match_choices, output_names, without_rows
@@ -90,7 +91,7 @@ class CompiledLoss:
         """Whether each output has a loss, and so needs targets; empty before the first batch."""
         return [entry.loss is not None for entry in self.per_output]
 
-    def is_of(self, outputs: Any) -> bool:
+    def is_of(self, outputs: PyTree) -> bool:
         """Returns whether the losses were matched to such outputs; an overridden `compute_loss` may select some."""
         structure: Any = jax.tree.structure(outputs)
         return bool(self.per_output) and structure == jax.tree.structure(self.outputs)
@@ -117,7 +118,7 @@ class CompiledLoss:
                 return f"the loss {loss.name!r} may be of the batch as a whole"
         return None
 
-    def custom_values(self, y: Any, outputs: Any) -> list[jax.Array]:
+    def custom_values(self, y: PyTree, outputs: PyTree) -> list[jax.Array]:
         """Returns the values of the user's own losses for the outputs, before any reduction."""
         chosen = match_choices("loss", self._choices, outputs, lambda choices, number: True)
         targets = match_arrays("y", y, outputs, wanted=[loss is not None for loss in chosen])
@@ -129,7 +130,7 @@ class CompiledLoss:
                     found.append(kept)
         return found
 
-    def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str | None, jax.Array]:
+    def values(self, y: PyTree, outputs: PyTree, sample_weight: PyTree = None) -> dict[str | None, jax.Array]:
         """Returns each output's loss, not weighted by `loss_weights`, as a scalar by output name.
 
         If replicas or microbatches share a batch, it is the loss of this share: the mean over all shares is the loss of
@@ -167,7 +168,7 @@ class CompiledLoss:
         weighted = (value * factors[name] if name in factors else value for name, value in values.items())
         return sum(weighted, start=jnp.zeros((), jnp.float32))
 
-    def _matched(self, outputs: Any) -> list[OutputLoss]:
+    def _matched(self, outputs: PyTree) -> list[OutputLoss]:
         chosen = match_choices("loss", self._choices, outputs, lambda choices, number: True)
         factors = match_choices("loss_weights", self._weights, outputs, lambda choices, number: True)
         leaves = jax.tree.leaves(outputs)
@@ -187,7 +188,7 @@ def _is_builtin(loss: losses.Loss) -> bool:
     return isinstance(loss, BuiltinLoss) and type(loss).__module__.startswith(losses.__name__)
 
 
-def _resolve(choice: Any) -> losses.Loss | None:
+def _resolve(choice: object) -> losses.Loss | None:
     if choice is None:
         return None
     loss = losses.as_loss(choice)
@@ -206,7 +207,7 @@ def _warn_of_parts(loss: losses.Loss, context: ReplicaContext) -> None:
 
 
 def _loss_of_output(
-    entry: OutputLoss, loss: losses.Loss, target: Any, output: Any, sample_weight: Any
+    entry: OutputLoss, loss: losses.Loss, target: PyTree, output: PyTree, sample_weight: PyTree
 ) -> jax.Array:
     if loss.is_of_batch:
         return loss_of_batch(loss, target, output, sample_weight)

@@ -9,6 +9,7 @@ import jax
 
 from trainer import metrics
 from trainer.core import configs, errors
+from trainer.core.types import PyTree
 from trainer.metrics import Metric, Variable
 from trainer.metrics.adapted import parts
 from trainer.metrics.base import MetricValue, is_builtin, named_in_errors
@@ -86,7 +87,7 @@ class CompiledMetrics:
         """The better direction, "max" or "min", of each log with a known direction."""
         return {entry.log_name: entry.metric.direction for entry in self._entries or [] if entry.metric.direction}
 
-    def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str, MetricValue]:
+    def values(self, y: PyTree, outputs: PyTree, sample_weight: PyTree = None) -> dict[str, MetricValue]:
         """Returns each metric's accumulators over the rows of the context, by log name.
 
         Raises:
@@ -99,7 +100,7 @@ class CompiledMetrics:
             values[entry.log_name] = computed(MetricValue(accumulated, entry.metric))
         return values
 
-    def matched(self, y: Any, outputs: Any, sample_weight: Any = None) -> list[tuple[_Entry, tuple[Any, ...]]]:
+    def matched(self, y: PyTree, outputs: PyTree, sample_weight: PyTree = None) -> list[tuple[_Entry, tuple[Any, ...]]]:
         """Returns each metric with the arguments of its update; see `values`."""
         if not self._plain and not self._weighted:
             return []
@@ -120,18 +121,18 @@ class CompiledMetrics:
             matched.append((entry, arguments))
         return matched
 
-    def wanted(self, outputs: Any) -> list[bool]:
+    def wanted(self, outputs: PyTree) -> list[bool]:
         """Returns which outputs need targets: outputs with a loss, or with a metric if the losses are for others."""
         if self._loss is not None and self._loss.is_of(outputs):
             return self._loss.wanted
         return [any(each) for each in zip(*(per_output for _, per_output in self._chosen(outputs)), strict=True)]
 
-    def _chosen(self, outputs: Any) -> Iterator[tuple[bool, list[Any]]]:
+    def _chosen(self, outputs: PyTree) -> Iterator[tuple[bool, list[Any]]]:
         """Yields the metrics of each output: first the metrics that ignore weights, then the metrics that use them."""
         for weighted, given, argument in ((False, self._plain, "metrics"), (True, self._weighted, "weighted_metrics")):
             yield weighted, match_choices(argument, given, outputs, lambda choices, number: 1 < number == len(choices))
 
-    def _match(self, targets: list[Any], outputs: Any) -> list[_Entry]:
+    def _match(self, targets: list[Any], outputs: PyTree) -> list[_Entry]:
         names, predictions = output_names(outputs), jax.tree.leaves(outputs)
         losses = [entry.loss for entry in self._loss.per_output] if self._loss else []
         entries: list[_Entry] = []
@@ -165,7 +166,7 @@ def _flat(chosen: Any) -> Iterator[Any]:
             yield item
 
 
-def _no_targets(metric: Any, output_name: str | None) -> ValueError:
+def _no_targets(metric: object, output_name: str | None) -> ValueError:
     return ValueError(f"There is the metric {metric!r} for output {output_name!r}, but `y` has no targets for it.")
 
 
@@ -197,7 +198,7 @@ class CompileMetrics(Metric, is_composite=True):
     def variables(self) -> list[Variable]:
         return [variable for metric in self._compiled.metrics for variable in metric.variables]
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: PyTree = None) -> None:
         """Updates each metric with its output."""
         for entry, arguments in self._compiled.matched(y_true, y_pred, sample_weight):
             with named_in_errors(entry.log_name):

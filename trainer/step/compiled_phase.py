@@ -8,12 +8,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from trainer.compile.cost_analysis import Cost, cost_of
 from trainer.compile.jit import compiling
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
-from trainer.core.train_state import shapes_of
+from trainer.core.train_state import TrainState, shapes_of
+from trainer.core.types import PyTree
 from trainer.data.resident import stack_length
 from trainer.data.sources.batches import Group
 from trainer.distribute import Strategy
@@ -24,6 +26,7 @@ from trainer.step.execution import Execution
 from trainer.step.fusing import affordable_steps
 from trainer.step.lowering import WhyPartitioned, shapes_key
 from trainer.step.programs import Programs
+from trainer.step.running_logs import RunningLogs
 
 
 def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
@@ -75,7 +78,7 @@ class CompiledPhase:
 
     # --- a step, before it is compiled -----------------------------------------------------------------------------
 
-    def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
+    def prepare(self, state: TrainState, batch: PyTree, batch_rows: int = 0) -> None:
         """Traces a step on the shapes of a host batch, so that invalid data are rejected before it compiles.
 
         It sets `steps_per_execution`, and the first time `empty_logs` and `log_names`. The number of steps that "auto"
@@ -132,39 +135,39 @@ class CompiledPhase:
         """Returns the text of the step for the first batch, before XLA compiles it; None if it is eager."""
         return None if self._text is None else self._text()
 
-    def _cost_of_replica(self, program: Any, batch: Any) -> Cost:
+    def _cost_of_replica(self, program: ClosedJaxpr, batch: PyTree) -> Cost:
         cost = cost_of(program)
         is_replicated = self._execution.why_partitioned(batch) is None
         return cost if is_replicated else cost.divided_by(self._strategy.num_replicas_in_sync)
 
-    def _affordable_steps(self, cost: Callable[[], Cost] | None, stacked: Any) -> int:
+    def _affordable_steps(self, cost: Callable[[], Cost] | None, stacked: PyTree) -> int:
         assert cost is not None, "an eager step is not fused"
         return affordable_steps(cost(), stacked, self._strategy.is_on_cpu)
 
     # --- logs ------------------------------------------------------------------------------------------------------
 
-    def _learn_logs(self, shapes: Any) -> None:
+    def _learn_logs(self, shapes: PyTree) -> None:
         empty = running_logs.empty_running_logs(shapes)
         self.empty_logs = to_devices(empty, self._strategy.logs_sharding)
         self.log_names = tuple(jax.eval_shape(running_logs.results, empty))
         if not self._strategy.is_described:
             self._results = compiling(running_logs.results, _of_one_device(self.empty_logs))
 
-    def fetch_results(self, running: Any) -> dict[str, Any]:
+    def fetch_results(self, running: RunningLogs) -> dict[str, Any]:
         """Returns the values of an execution's running logs on the host, after waiting for the steps.
 
         They are floats, or numpy arrays if a metric has several values.
         """
         return on_host(self.begin_results(running))
 
-    def begin_results(self, running: Any) -> dict[str, jax.Array]:
+    def begin_results(self, running: RunningLogs) -> dict[str, jax.Array]:
         """Returns the values of running logs, which are computed and sent to the host in the background."""
         values = self._results(_of_one_device(running))
         for value in jax.tree.leaves(values):
             value.copy_to_host_async()
         return values
 
-    def store_metrics(self, running: Any) -> None:
+    def store_metrics(self, running: RunningLogs) -> None:
         """Gives metric objects their state in running logs, which Keras's metrics have after a run."""
         for metric, accumulators in running_logs.metrics_of(jax.device_get(_of_one_device(running))):
             for variable, value in zip(metric.variables, accumulators, strict=True):
@@ -191,7 +194,7 @@ class CompiledPhase:
         return self.programs.specializes_on_step_count and not self._eager and not self.is_asynchronous
 
     def executable(
-        self, state: Any, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
+        self, state: TrainState, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
         stop: int | None = None,
     ) -> Callable[..., Any]:
         """Returns a function `(state, *running)` that runs the batches of `group` from `start` to `stop`.
@@ -220,12 +223,12 @@ class CompiledPhase:
         return functools.partial(self._run, execute, (group.data, place(start), place(stop)), group.first + start)
 
     def precompile(
-        self, state: Any, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, steps: int = 1
+        self, state: TrainState, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, steps: int = 1
     ) -> None:
         """Starts to compile, in a thread, the result of `executable` for some steps of groups like `group`."""
         self.programs.begin(state, running, group, steps, guard, timing)
 
-    def lowered(self, state: Any, batch: Any, steps: int | None = None) -> Any:
+    def lowered(self, state: TrainState, batch: PyTree, steps: int | None = None) -> Any:
         """Returns an execution, lowered for compilation: a `jax.stages.Lowered`.
 
         Args:
@@ -244,7 +247,8 @@ class CompiledPhase:
         """Returns the XLA text of the first compiled program; None without programs."""
         return self.programs.text()
 
-    def _run(self, execute: Callable[..., Any], rest: Any, first: int, state: Any, *running: Any) -> Any:
+    def _run(self, execute: Callable[..., Any], rest: tuple[Any, ...], first: int, state: TrainState,
+             *running: Any) -> Any:
         if self.has_stale_constants:
             raise RuntimeError(
                 f"The {self._kind} step reads the weights of another model, which have changed since the run began, "

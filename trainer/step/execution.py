@@ -23,7 +23,8 @@ from trainer.compile.traces.row_bits import UnlikeDraws, with_bits_of_rows
 from trainer.compile.traces.undivided import with_undivided_axes
 from trainer.core import trace_purity
 from trainer.core.replica_context import ReplicaContext, single_context
-from trainer.core.train_state import shapes_of
+from trainer.core.train_state import TrainState, shapes_of
+from trainer.core.types import PyTree
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import REPLICA_AXIS
 from trainer.distribute.replica.partitioned import PartitionedContext
@@ -69,12 +70,12 @@ class Execution:
         self._unchanged_leaves: list[bool] | None = None  # leaves of an offloaded state that need not be sent back
         self._functions: dict[tuple[int, bool, int | None], Any] = {}
 
-    def prepare(self, state: Any) -> None:
+    def prepare(self, state: TrainState) -> None:
         """Records the shapes of the state, from the state or its shapes."""
         if self._state_shardings is None:
             self._state_shapes, self._state_shardings = shapes_of(state), self._strategy.state_shardings(state)
 
-    def placed_shapes(self, state: Any) -> Any:
+    def placed_shapes(self, state: TrainState) -> Any:
         """Returns the shapes of the state with its shardings."""
         def placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
             weak_type = getattr(leaf, "weak_type", False)  # random keys have no weak type
@@ -82,15 +83,15 @@ class Execution:
 
         return jax.tree.map(placed, state, self._state_shardings)
 
-    def why_partitioned(self, batch: Any) -> str | None:
+    def why_partitioned(self, batch: PyTree) -> str | None:
         """Returns the reason why a step on a batch of such shapes is partitioned; None if it is replicated."""
         return self._lowerings.why_partitioned(self._state_shapes, batch)
 
-    def one_step(self, rows: int, state: Any, stack: Any) -> Any:
+    def one_step(self, rows: int, state: TrainState, stack: PyTree) -> Any:
         """Returns the results of an eager step on the first batch of a stack."""
         return self._one_batch(rows, self._on_devices(state), jax.tree.map(lambda leaf: leaf[0], stack))
 
-    def traced_step(self, rows: int, state: Any, stack: Any) -> Any:
+    def traced_step(self, rows: int, state: TrainState, stack: PyTree) -> Any:
         """Returns the same step as a `jax.stages.Traced`."""
         # The same shapes as in `function`, so that it is not traced again.
         traced = compiled(functools.partial(self.one_step, rows)).trace(self.placed_shapes(state), stack)
@@ -129,7 +130,7 @@ class Execution:
 
         return execute
 
-    def _execute(self, run: Callable[..., Any], state: Any, *rest: Any) -> Any:
+    def _execute(self, run: Callable[..., Any], state: TrainState, *rest: Any) -> Any:
         returned = run(self._on_devices(state), *rest)
         if self._unchanged_leaves is None:
             return returned
@@ -137,13 +138,13 @@ class Execution:
         leaves = zip(jax.tree.leaves(state), after, self._unchanged_leaves, strict=True)
         return (jax.tree.unflatten(structure, [old if is_kept else new for old, new, is_kept in leaves]), *returned[1:])
 
-    def _on_devices(self, state: Any) -> Any:
+    def _on_devices(self, state: TrainState) -> Any:
         state = self._strategy.on_devices(state)
         return state if self._kind == "train" else state.averaged()
 
     # --- one step --------------------------------------------------------------------------------------------------
 
-    def _one_batch(self, rows: int, state: Any, batch: Any) -> Any:
+    def _one_batch(self, rows: int, state: TrainState, batch: PyTree) -> Any:
         """Returns the results of a batch, of which the first `rows` rows are real."""
         placed_rows = steps.rows_of(batch)
         if rows != placed_rows:
@@ -172,7 +173,7 @@ class Execution:
             after = self._strategy.with_state_in_place(after)
         return _finished(state, after, *returned[1:])
 
-    def _on_replicas(self, state: Any, batch: Any) -> Any:
+    def _on_replicas(self, state: TrainState, batch: PyTree) -> Any:
         """Returns the results of a batch whose rows are computed by the replicas."""
         strategy, is_train = self._strategy, self._kind == "train"
 

@@ -74,7 +74,7 @@ class _PartContext(ReplicaContext):
 
 
 def accumulated(
-    compute: Compute, before: TrainState, batch: Any, microbatches: int
+    compute: Compute, before: TrainState, batch: PyTree, microbatches: int
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Returns gradients, model state and logs of this replica's rows of a batch, computed in microbatches.
 
@@ -148,7 +148,7 @@ def _first(group: tuple[Any, Any]) -> Any:
     return jax.tree.map(lambda leaf: leaf[0], group)
 
 
-def _split(tree: Any, rows: int, parts: int) -> list[tuple[Any, Any]]:
+def _split(tree: PyTree, rows: int, parts: int) -> list[tuple[Any, Any]]:
     """Returns the indices and rows of microbatches, in groups of equal size; the first may have an additional row."""
     size, longer = divmod(rows, parts)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from trainer import metrics
 from trainer.core import errors, replica_context
+from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch
 from trainer.metrics.base import is_builtin
@@ -27,7 +28,7 @@ _INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers,
 
 
 def check_inputs_of_rank_one(
-    module: FunctionalModule, sample_inputs: Callable[[Batch], Any], batch: Batch, rows: Batch, built_on: Any
+    module: FunctionalModule, sample_inputs: Callable[[Batch], Any], batch: Batch, rows: Batch, built_on: PyTree
 ) -> None:
     """Raises ValueError if some inputs have a single number per row, and the module treats rows as features.
 
@@ -64,14 +65,14 @@ def check_inputs_of_rank_one(
                          f"{type(error).__name__}: {error}") from error
 
 
-def explain_inputs(inputs: Any, error: Exception) -> ValueError:
+def explain_inputs(inputs: PyTree, error: Exception) -> ValueError:
     """Returns an error about inputs for which a module raised `error` during initialization."""
     hint = _hint_of_names(inputs, error) or _hint_of_parts(inputs).strip()
     return ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}.{hint and ' ' + hint} "
                       f"It raised {type(error).__name__}: {error}")
 
 
-def _hint_of_names(inputs: Any, error: Exception) -> str:
+def _hint_of_names(inputs: PyTree, error: Exception) -> str:
     """Returns a sentence for an error about the names of inputs, or an empty string."""
     name = error.args[0] if isinstance(error, KeyError) and error.args else None
     if isinstance(inputs, dict) and isinstance(name, str) and name not in inputs:
@@ -82,7 +83,7 @@ def _hint_of_names(inputs: Any, error: Exception) -> str:
     return ""
 
 
-def _hint_of_parts(inputs: Any) -> str:
+def _hint_of_parts(inputs: PyTree) -> str:
     """Returns a sentence for an error about inputs that may be a whole batch, with targets, or an empty string."""
     if isinstance(inputs, (tuple, list)) and len(inputs) > 1:
         return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs. If it is inputs and targets, give "
@@ -94,12 +95,12 @@ def _hint_of_parts(inputs: Any) -> str:
     return ""
 
 
-def _ranks(inputs: Any) -> list[tuple[str, int]]:
+def _ranks(inputs: PyTree) -> list[tuple[str, int]]:
     return [(jax.tree_util.keystr(path), len(leaf.shape))
             for path, leaf in jax.tree_util.tree_leaves_with_path(inputs)]
 
 
-def explain_other_inputs(inputs: Any, built_on: Any, error: Exception) -> None:
+def explain_other_inputs(inputs: PyTree, built_on: PyTree, error: Exception) -> None:
     """Raises ValueError from `error` if inputs have other keys or other row shapes than a model was built on.
 
     If their number of rows differs, which changed the shapes of weights, `error` gets a note.
@@ -121,7 +122,7 @@ def explain_other_inputs(inputs: Any, built_on: Any, error: Exception) -> None:
                        "`x.flatten()` or `x.ravel()`.")
 
 
-def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
+def check_labels(compiled_loss: CompiledLoss, y: PyTree) -> None:
     """Raises ValueError if an integer label is outside of the classes of the model's outputs.
 
     Args:
@@ -147,7 +148,7 @@ def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
 
 
 def check_outputs(
-    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: Any, compute: Callable[[], Any],
+    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: PyTree, compute: Callable[[], Any],
     trace: Callable[[], Any] | None,
 ) -> None:
     """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be determined.
@@ -173,7 +174,8 @@ def _take_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledM
     return compiled_loss.expects_probabilities or any(map(_takes_probabilities, compiled_metrics.metrics))
 
 
-def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: CompiledMetrics, outputs: Any) -> None:
+def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: CompiledMetrics,
+                         outputs: PyTree) -> None:
     """Raises ValueError if outputs that a loss or a metric treats as probabilities are outside of [0, 1]."""
     leaves = jax.tree.leaves(outputs)
     taking = [] if compiled_loss is None else [("loss", loss.name, output) for (_, loss, _, _), output in zip(
@@ -189,7 +191,7 @@ def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: C
                 f"from_logits=True, or end the model with a softmax or sigmoid. {errors.see('logits')}")
 
 
-def _check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any) -> None:
+def _check_metrics(compiled_metrics: CompiledMetrics, y: PyTree, outputs: PyTree) -> None:
     """Raises ValueError for a custom metric whose per-step variables do not add up."""
     if not compiled_metrics.is_given:
         return

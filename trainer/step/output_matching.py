@@ -10,14 +10,15 @@ import jax
 import numpy as np
 
 from trainer.core import errors
+from trainer.core.types import PyTree
 
 
-def is_nested(value: Any) -> bool:
+def is_nested(value: object) -> bool:
     """Returns whether `value` is a dict, list or tuple rather than an array or an object."""
     return isinstance(value, (Mapping, list, tuple))
 
 
-def output_names(outputs: Any) -> list[str | None]:
+def output_names(outputs: PyTree) -> list[str | None]:
     """Returns a name per output; None for a single output.
 
     The name is the key in a dict, the field of a NamedTuple or dataclass, or "output_1"... in a tuple or list; nested
@@ -36,13 +37,13 @@ def _key(entry: Any) -> Any:
     return entry.name if isinstance(entry, jax.tree_util.GetAttrKey) else entry.key
 
 
-def _children(container: Any) -> dict[Any, Any]:
+def _children(container: PyTree) -> dict[Any, Any]:
     """Returns the entries of a dict, tuple, list or dataclass in the order of its leaves; empty for an array."""
     entries = jax.tree_util.tree_leaves_with_path(container, is_leaf=lambda node: node is not container)
     return {_key(path[0]): child for path, child in entries if path}
 
 
-def without_rows(outputs: Any, rows: int, fix: str) -> ValueError:
+def without_rows(outputs: PyTree, rows: int, fix: str) -> ValueError:
     """Returns the error for outputs whose first axis is not the rows of the batch.
 
     Args:
@@ -59,7 +60,7 @@ def without_rows(outputs: Any, rows: int, fix: str) -> ValueError:
 
 
 def match_arrays(
-    argument: str, values: Any, outputs: Any, may_repeat: bool = False, wanted: Sequence[bool] = ()
+    argument: str, values: PyTree, outputs: PyTree, may_repeat: bool = False, wanted: Sequence[bool] = ()
 ) -> list[Any]:
     """Returns the leaf of `values` for each output; None for outputs without a value.
 
@@ -86,7 +87,7 @@ def match_arrays(
     return matched
 
 
-def _matched(values: Any, outputs: Any, may_repeat: bool) -> list[Any] | None:
+def _matched(values: PyTree, outputs: PyTree, may_repeat: bool) -> list[Any] | None:
     names = output_names(outputs)
     if values is None:
         return [None] * len(names)
@@ -116,7 +117,7 @@ def _joined(pairs: list[tuple[Any, Any]], may_repeat: bool) -> list[Any] | None:
     return None if any(part is None for part in parts) else [leaf for part in parts for leaf in part or ()]
 
 
-def _spread(values: Any, wanted: Sequence[bool]) -> list[Any] | None:
+def _spread(values: PyTree, wanted: Sequence[bool]) -> list[Any] | None:
     leaves = jax.tree.leaves(values)
     if len(leaves) != sum(wanted) or _has_keys(values):
         return None
@@ -124,13 +125,13 @@ def _spread(values: Any, wanted: Sequence[bool]) -> list[Any] | None:
     return [next(remaining) if is_wanted else None for is_wanted in wanted]
 
 
-def _has_keys(tree: Any) -> bool:
+def _has_keys(tree: PyTree) -> bool:
     paths = jax.tree_util.tree_leaves_with_path(tree)
     return any(isinstance(entry, jax.tree_util.DictKey) for path, _ in paths for entry in path)
 
 
 def match_choices(
-    argument: str, choices: Any, outputs: Any, is_list_per_output: Callable[[Sequence[Any], int], bool]
+    argument: str, choices: Any, outputs: PyTree, is_list_per_output: Callable[[Sequence[Any], int], bool]
 ) -> list[Any]:
     """Returns the loss, weight or metrics of each output; None for outputs without a choice.
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
 from trainer.compile.traces.equations import CALLS, REMATERIALISED, jaxpr_of, program_of
 
 _CALLS = (*CALLS, *REMATERIALISED, "custom_jvp_call", "custom_vjp_call")
@@ -34,7 +36,7 @@ class _Sums:
     axes: dict[int, int] = dataclasses.field(hash=False)
 
 
-def are_probabilities(jaxpr: Any) -> list[bool]:
+def are_probabilities(jaxpr: ClosedJaxpr) -> list[bool]:
     """Returns which results of a program provably lie in [0, 1].
 
     Args:
@@ -49,7 +51,7 @@ def are_probabilities(jaxpr: Any) -> list[bool]:
     return [kind is _PROBABILITIES for kind in _kinds(program, [None] * len(program.invars))]
 
 
-def _kinds(program: Any, arguments: list[Any]) -> list[Any]:
+def _kinds(program: ClosedJaxpr | Jaxpr, arguments: list[Any]) -> list[Any]:
     """Returns the known properties of each result of a program, from the known properties of its arguments."""
     known = dict(zip(program.invars, arguments, strict=True))
 

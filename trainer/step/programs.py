@@ -12,11 +12,13 @@ from trainer.compile.compiler_options import CompilerOptions
 from trainer.compile.jit import begin_compiling, compile_lowered
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
+from trainer.core.train_state import TrainState
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.step.execution import Execution
 from trainer.step.gathered_rows import gathered_bytes, log_gathered
+from trainer.step.running_logs import RunningLogs
 
 KNOWN_COUNTS = 2  # constant step counts per shape: of a whole execution, and of the last execution of an epoch
 
@@ -43,8 +45,8 @@ class Programs:
     def __len__(self) -> int:
         return len(self.compiled)
 
-    def get(self, state: Any, running: Any, group: PlacedGroup, steps: int, guard: CompileGuard,
-            timing: Timing) -> Callable[..., Any]:
+    def get(self, state: TrainState, running: tuple[RunningLogs, ...], group: PlacedGroup, steps: int,
+            guard: CompileGuard, timing: Timing) -> Callable[..., Any]:
         """Returns the program that runs some steps of groups like `group`, and compiles it if needed.
 
         Args:
@@ -69,15 +71,16 @@ class Programs:
                 program = self.compiled[key] = program.result()
         return program
 
-    def begin(self, state: Any, running: Any, group: PlacedGroup, steps: int, guard: CompileGuard,
-              timing: Timing) -> None:
+    def begin(self, state: TrainState, running: tuple[RunningLogs, ...], group: PlacedGroup, steps: int,
+              guard: CompileGuard, timing: Timing) -> None:
         """Starts to compile the result of `get` for the same arguments in a thread."""
         key = self._key(group, steps)
         if key not in self.compiled:
             lowered = self._lowered(key, state, running, group, guard, timing)
             self.compiled[key] = begin_compiling(lowered, self._options)
 
-    def lowered(self, state: Any, running: Any, group: PlacedGroup, count: int | None) -> Any:
+    def lowered(self, state: TrainState, running: tuple[RunningLogs, ...], group: PlacedGroup,
+                count: int | None) -> Any:
         """Returns the program of a group as a `jax.stages.Lowered`; of `count` steps, if the count is constant."""
         bounds = map(self._strategy.place_number, (0, group.count))
         return self.execution.function(group.rows, stack_length(group.data) > 1, count).lower(
@@ -98,15 +101,15 @@ class Programs:
         known = [count for spec, count in self.compiled if spec == group.spec and count is not None]
         return group.spec, steps if steps in known or len(known) < KNOWN_COUNTS else None
 
-    def _lowered(self, key: tuple[Any, int | None], state: Any, running: Any, group: PlacedGroup, guard: CompileGuard,
-                 timing: Timing) -> Any:
+    def _lowered(self, key: tuple[Any, int | None], state: TrainState, running: tuple[RunningLogs, ...],
+                 group: PlacedGroup, guard: CompileGuard, timing: Timing) -> Any:
         batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
         guard.check(jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
         with timing.measure("compile"):
             return self.lowered(state, running, group, key[1])
 
-    def _log_gathered(self, program: Any, state: Any, group: PlacedGroup) -> None:
+    def _log_gathered(self, program: Any, state: TrainState, group: PlacedGroup) -> None:
         replicas = self._strategy.num_replicas_in_sync
         if not self._has_logged_gathers and replicas > 1 and group.rows % replicas == 0 and (
                 self.execution.why_partitioned(jax.eval_shape(lambda: batch_at(group.data, 0))) is not None):

@@ -19,6 +19,7 @@ import numpy as np
 
 from trainer.core import errors
 from trainer.core.replica_context import ReplicaContext
+from trainer.core.types import ArrayLike
 from trainer.data.sources.arrays import canonical_dtype
 from trainer.metrics.adapted import logged_value
 from trainer.metrics.base import Metric, MetricValue
@@ -56,7 +57,7 @@ class RunningLogs:
     logs: tuple[_Log, ...] = dataclasses.field(metadata={"static": True})
 
 
-def check_logs(logs: Any, origin: str) -> OrderedDict[str, Any]:
+def check_logs(logs: object, origin: str) -> OrderedDict[str, Any]:
     """Returns a step's logs in their order, with scalars as float32 arrays.
 
     Raises:
@@ -127,13 +128,13 @@ def empty_running_logs(logs: Mapping[str, Any]) -> RunningLogs:
     return RunningLogs(sums, {log.name: empty[log.name] for log in kinds if not log.is_summed}, tuple(kinds))
 
 
-def _as_numpy(value: Any) -> np.ndarray:
+def _as_numpy(value: object) -> np.ndarray:
     """Returns a value in JAX's dtype for it."""
     array = np.asarray(value)
     return array.astype(canonical_dtype(array.dtype))
 
 
-def add_step(running: RunningLogs, logs: Mapping[str, Any], rows: Any) -> RunningLogs:
+def add_step(running: RunningLogs, logs: Mapping[str, Any], rows: ArrayLike) -> RunningLogs:
     """Returns the totals with a further step; scalars are weighted by the number of rows."""
     weight = jnp.asarray(rows, jnp.float32)
     step = {name: value.variables if isinstance(value, MetricValue) else [value * weight, weight]

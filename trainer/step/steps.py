@@ -33,13 +33,13 @@ Step = Callable[[TrainState, Any], Any]
 ContextFactory = Callable[[int], ReplicaContext]
 
 
-def rows_of(batch: Any) -> int:
+def rows_of(batch: PyTree) -> int:
     """Returns the number of rows of a batch, from its first leaf."""
     return jax.tree.leaves(batch)[0].shape[0]
 
 
 def train_one_batch(
-    train_step: Step, make_context: ContextFactory, state: TrainState, batch: Any
+    train_step: Step, make_context: ContextFactory, state: TrainState, batch: PyTree
 ) -> tuple[TrainState, dict[str, Any], Any]:
     """Returns a replica's state after a train step, the logs of the whole batch, and the number of its real rows.
 
@@ -140,7 +140,7 @@ class _Most(Metric):
 
 
 def test_one_batch(
-    test_step: Step, make_context: ContextFactory, state: TrainState, batch: Any
+    test_step: Step, make_context: ContextFactory, state: TrainState, batch: PyTree
 ) -> tuple[dict[str, Any], Any]:
     """Returns the logs of the whole batch, and its number of real rows."""
     with replica_context.enter(make_context(rows_of(batch))) as context:
@@ -151,7 +151,7 @@ def test_one_batch(
 
 
 def predict_one_batch(
-    predict_step: Step, make_context: ContextFactory, state: TrainState, batch: Any
+    predict_step: Step, make_context: ContextFactory, state: TrainState, batch: PyTree
 ) -> Any:
     """Returns the outputs for the rows of a batch.
 
@@ -171,7 +171,7 @@ def predict_one_batch(
 
 
 def train_group(
-    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: PyTree,
     start: jax.Array, stop: jax.Array, count: int | None,
 ) -> tuple[TrainState, RunningLogs]:
     """Returns the state and the running logs after train steps on the batches from `start` to `stop` of `data`.
@@ -188,7 +188,7 @@ def train_group(
 
 
 def test_group(
-    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: PyTree,
     start: jax.Array, stop: jax.Array, count: int | None,
 ) -> RunningLogs:
     """Returns the running logs after evaluating the batches from `start` to `stop` of `data`."""
@@ -201,7 +201,7 @@ def test_group(
 
 
 def predict_group(
-    one_batch: Callable[..., Any], fused: bool, state: TrainState, data: Any, start: jax.Array,
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, data: PyTree, start: jax.Array,
     stop: jax.Array, count: int | None,
 ) -> Any:
     """Returns the stacked outputs for each batch of `data`; only the outputs from `start` to `stop` are defined."""

@@ -50,7 +50,7 @@ def check_asynchronous(rules: UpdateRule | NamedRules | None) -> None:
                              "worker's gradients come on their own: use larger batches, or fewer workers.")
 
 
-def check_names(rules: Any, names: Iterable[str], what: str) -> None:
+def check_names(rules: object, names: Iterable[str], what: str) -> None:
     """Raises ValueError unless a dict of optimizers has exactly these names, which are of the kind `what`."""
     names = sorted(names)
     if isinstance(rules, NamedRules) and sorted(map(str, rules)) != names:

@@ -19,12 +19,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from trainer.callbacks import Callback
+from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.cluster import TF_CONFIG
 from trainer.core import arguments
@@ -105,7 +105,7 @@ class _KillAt(TrainBatchCallback):
     def _after_batches(self, first, last, logs):
         self._kill_if(self._number(last) == self._train, logs)
 
-    def _kill_if(self, is_due: bool, logs: Any) -> None:
+    def _kill_if(self, is_due: bool, logs: Logs | None) -> None:
         if is_due and self._process in (None, jax.process_index()):
             dict(logs or {})  # waits for the device to finish the batch
             os.kill(os.getpid(), self._signal)

@@ -186,7 +186,7 @@ def _imported(name: str, qualname: str, file: str | None) -> Callable[..., Any]:
     return _found(module, qualname)
 
 
-def _write(path: pathlib.Path, value: Any, name: str) -> None:
+def _write(path: pathlib.Path, value: object, name: str) -> None:
     try:
         jsonable, arrays = plain.encode(value, name)
     except TypeError as error:

@@ -18,9 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.callbacks import Callback
+from trainer.callbacks.base.callback import Logs
 from trainer.cluster import ProcessGroup
 from trainer.core import arguments, errors, precision
 from trainer.core.tree_paths import named_leaves
+from trainer.core.types import Data
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.arrays import is_array_tree
 from trainer.distribute import OneDeviceStrategy, Strategy
@@ -36,7 +38,7 @@ Numbers = dict[str, np.ndarray]
 
 def assert_strategies_equal(
     build: Callable[[], Model],
-    data: Any,
+    data: Data,
     strategies: Sequence[Strategy | Callable[[], Strategy]],
     *,
     batch_size: int | None = None,
@@ -241,12 +243,12 @@ class _InitialWeights(Callback):
 
     weights: Numbers
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         assert isinstance(self.model, Model), "the model that `fit` was called on"
         self.weights = _weights(self.model)
 
 
-def _strategy(argument: str, choice: Any) -> Strategy:
+def _strategy(argument: str, choice: object) -> Strategy:
     strategy = choice() if callable(choice) else choice
     if not isinstance(strategy, Strategy):
         raise errors.wrong_type(argument, strategy, "a strategy, or a function without arguments that returns one")
@@ -307,7 +309,7 @@ def _by_epoch(logs: Mapping[str, Any]) -> Numbers:
     return numbers
 
 
-def _as_numbers(value: Any) -> np.ndarray:
+def _as_numbers(value: object) -> np.ndarray:
     array = np.asarray(value)
     return array if np.iscomplexobj(array) else array.astype(np.float64)
 

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from trainer.callbacks import Callback
+from trainer.callbacks.base.callback import Logs
 from trainer.core import arguments, errors
 from trainer.core.tracebacks import is_out_of_memory
 from trainer.core.train_state import TrainState
@@ -192,14 +193,14 @@ class _RangeTest(Callback):
         self._rates, self._smoothing, self._stop_factor = rates, smoothing, stop_factor
         self._average = 0.0
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self.state = _model_of(self).state
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         if len(self.losses) < len(self._rates):
             self.model.optimizer.learning_rate = float(self._rates[len(self.losses)])
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if not logs or "loss" not in logs:
             return
         loss = float(logs["loss"])
@@ -383,7 +384,7 @@ class _Keeper(Callback):
 
     state: TrainState | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self.state = _model_of(self).state
 
 
@@ -409,7 +410,7 @@ def _model_of(callback: Callback) -> Any:
     return callback.model  # callbacks know it only as a `Run`
 
 
-def _check_model(model: Any, function: str) -> None:
+def _check_model(model: object, function: str) -> None:
     if not isinstance(model, Model):
         raise errors.wrong_type("model", model, "a `trainer.Model`")
     core_of(model).configuration.require_compiled(function)

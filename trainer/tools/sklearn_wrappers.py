@@ -17,6 +17,7 @@ from flax import linen as nn
 from trainer import models
 from trainer.core import tree_paths
 from trainer.core.errors import wrong_type
+from trainer.core.types import ArrayLike
 from trainer.losses import SparseCategoricalCrossentropy
 from trainer.model.core.model_core import core_of
 from trainer.model.model import Model
@@ -104,7 +105,7 @@ class _TrainerEstimator(BaseEstimator):
         self.model_ = model
         return self
 
-    def _predicted(self, X: Any) -> np.ndarray:
+    def _predicted(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self, _MODEL)
         X = validate_data(self, X, reset=False, **self._input_validation())
         return np.asarray(self.model_.predict(X, batch_size=self.batch_size, verbose=0))
@@ -235,12 +236,12 @@ class TrainerClassifier(ClassifierMixin, _TrainerEstimator):
             verbose=verbose)
         self.from_logits = from_logits
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """Returns the label of each row, by its largest output."""
         outputs = self._predicted(X)
         return self.classes_[outputs.argmax(1)]
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Returns the probability of each class, shape `(rows, classes)`, in the order of `classes_`."""
         outputs = self._predicted(X)
         if not self.from_logits:
@@ -293,7 +294,7 @@ class TrainerRegressor(RegressorMixin, _TrainerEstimator):
     Source: `keras.wrappers.SKLearnRegressor`.
     """
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """Returns the outputs for each row, in the shape of the targets and the dtype that the model computes in."""
         outputs = self._predicted(X)
         return outputs[:, 0] if self._is_flat else outputs
@@ -325,7 +326,7 @@ class TrainerRegressor(RegressorMixin, _TrainerEstimator):
         return np.zeros((1, self._num_outputs), np.float32)
 
 
-def _is_factory(module: Any) -> bool:
+def _is_factory(module: object) -> bool:
     """Returns whether a value is a function that makes modules, rather than a module."""
     if isinstance(module, (nn.Module, list, tuple, dict)) or is_nnx_module(module):
         return False

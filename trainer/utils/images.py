@@ -8,9 +8,11 @@ import pathlib
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
+from trainer.core.types import ArrayLike
 from trainer.data.files.decoding import MODES, MODES_OF_16_BITS, MODES_OF_32_BITS, pillow
 from trainer.data.files.resizing import box_of_aspect_ratio
 
@@ -75,7 +77,8 @@ def load_img(
     return image.resize(size[::-1], reader.Resampling[interpolation.upper()], box=box)
 
 
-def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None, dtype: Any = "float32") -> np.ndarray:
+def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None,
+                 dtype: DTypeLike = "float32") -> np.ndarray:
     """Converts a Pillow image to an array of shape `(height, width, channels)`.
 
     Args:
@@ -99,7 +102,8 @@ def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None, 
     return values.transpose(2, 0, 1) if channels_first else values
 
 
-def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dtype: Any = "float32") -> Image.Image:
+def array_to_img(x: ArrayLike, data_format: str | None = None, scale: bool = True,
+                 dtype: DTypeLike = "float32") -> Image.Image:
     """Converts an array to a Pillow image of 8 bits.
 
     Args:
@@ -139,8 +143,8 @@ def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dty
 
 
 def save_img(
-    path: str | os.PathLike[str] | IO[bytes], x: Any, data_format: str | None = None, file_format: str | None = None,
-    scale: bool = True, **kwargs: Any,
+    path: str | os.PathLike[str] | IO[bytes], x: ArrayLike, data_format: str | None = None,
+    file_format: str | None = None, scale: bool = True, **kwargs: Any,
 ) -> None:
     """Saves an array to an image file.
 
@@ -184,7 +188,7 @@ def _is_channels_first(data_format: str | None) -> bool:
     return data_format == "channels_first"
 
 
-def _checked_size(target_size: Any) -> tuple[int, int]:
+def _checked_size(target_size: object) -> tuple[int, int]:
     if not isinstance(target_size, (tuple, list)) or len(target_size) != 2:
         raise wrong_type("target_size", target_size, "a height and a width")
     height, width = (arguments.as_count("target_size", side) for side in target_size)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from trainer.compile.traces.equations import jaxpr_of, program_of, scan_counts
 from trainer.core.tree_paths import SEPARATOR, path_name
@@ -137,7 +138,7 @@ class _Calls(CallObserver):
         return marked
 
 
-def _is_traced(leaf: Any) -> bool:
+def _is_traced(leaf: object) -> bool:
     return isinstance(leaf, jax.core.Tracer) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
@@ -162,7 +163,7 @@ class _Flow:
     drawn: set[str]
     edges: dict[tuple[str, str], None]
 
-    def through(self, jaxpr: Any, inputs: Sequence[Sources]) -> list[Sources]:
+    def through(self, jaxpr: Jaxpr, inputs: Sequence[Sources]) -> list[Sources]:
         """Returns the sources of a program's outputs, given the sources of its inputs."""
         found: dict[Any, Sources] = dict(zip(jaxpr.invars, inputs, strict=True))
 
@@ -174,7 +175,7 @@ class _Flow:
             found |= dict(zip(equation.outvars, outputs, strict=True))
         return list(map(sources, jaxpr.outvars))
 
-    def _of(self, equation: Any, inputs: list[Sources]) -> list[Sources]:
+    def _of(self, equation: JaxprEqn, inputs: list[Sources]) -> list[Sources]:
         name, count = equation.primitive.name, len(equation.outvars)
         together = frozenset().union(*inputs)
         mark = str(equation.params.get("name", "")).split(":", 2) if name == "name" else ()
@@ -193,7 +194,8 @@ class _Flow:
             return self._inside(program_of(equation), inputs, count) or [together] * count
         return [together] * count
 
-    def _repeated(self, program: Any, inputs: list[Sources], constants: int, carried: int) -> list[Sources]:
+    def _repeated(self, program: ClosedJaxpr | Jaxpr, inputs: list[Sources], constants: int,
+                  carried: int) -> list[Sources]:
         """Returns the sources of a loop's outputs, whose first values return as inputs after the constants."""
         while True:
             outputs = self.through(jaxpr_of(program), inputs)
@@ -203,7 +205,7 @@ class _Flow:
                 return [*back, *outputs[carried:]]
             inputs = [*inputs[:constants], *back, *inputs[constants + carried:]]
 
-    def _inside(self, program: Any, inputs: list[Sources], count: int) -> list[Sources] | None:
+    def _inside(self, program: ClosedJaxpr | Jaxpr, inputs: list[Sources], count: int) -> list[Sources] | None:
         jaxpr = jaxpr_of(program)
         if len(jaxpr.invars) != len(inputs) or len(jaxpr.outvars) != count:
             return None

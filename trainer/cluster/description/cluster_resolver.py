@@ -168,12 +168,12 @@ def _error(text: str) -> ClusterError:
     return ClusterError(f"{VARIABLE} {text}")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return {list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number",
             dict: "an object", type(None): "null"}.get(type(value), f"a value of type {type(value).__name__}")
 
@@ -211,7 +211,7 @@ def _required(config: Mapping[str, Any], key: str, where: str, example: str) -> 
     return config[key]
 
 
-def _unknown_role(where: str, role: Any) -> ClusterError:
+def _unknown_role(where: str, role: object) -> ClusterError:
     if not isinstance(role, str):
         return _error(f"has {_kind(role)} as {where}. Expected one of: {', '.join(ROLES)}.")
     if role.lower() == "master":  # TensorFlow 1's name, which does not look like the new one
@@ -246,7 +246,7 @@ def _checked_cluster(config: Mapping[str, Any]) -> dict[str, list[str]]:
     return {role: list(addresses) for role, addresses in cluster.items()}
 
 
-def _check_address(role: str, index: int, address: Any) -> None:
+def _check_address(role: str, index: int, address: object) -> None:
     if not isinstance(address, str):
         raise _error(f"has {_kind(address)} as the address of {role} {index}. Expected a string \"host:port\".")
     try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import JaxprEqn
 
 from trainer.compile.traces.equations import called, rewritten
 
@@ -47,7 +48,7 @@ def _fast_layout(rank: int) -> jax.lax.ConvDimensionNumbers:
     return jax.lax.ConvDimensionNumbers(rows_positions_channels, positions_channels, rows_positions_channels)
 
 
-def _transposed(convolution: Any) -> Any:
+def _transposed(convolution: JaxprEqn) -> Any:
     """Returns an equation that calls the convolution in the fast layout, on transposed arrays."""
     def call(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
         numbers = convolution.params["dimension_numbers"]

@@ -7,21 +7,22 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
 from trainer.compile.jit import compiled
+from trainer.core.types import PyTree
 
 CALLS = ("jit", "pjit", "closed_call")
 REMATERIALISED = ("checkpoint", "remat2", "remat")
 
 
-def program_of(equation: Any) -> Any:
+def program_of(equation: JaxprEqn) -> Any:
     """Returns the program of a call or of a loop, a `ClosedJaxpr` or an object with its attributes."""
     found = equation.params["jaxpr"] if "jaxpr" in equation.params else equation.params["call_jaxpr"]
     return found if hasattr(found, "consts") else ClosedJaxpr(found, ())
 
 
-def jaxpr_of(program: Any) -> Any:
+def jaxpr_of(program: ClosedJaxpr | Jaxpr) -> Any:
     """Returns the `Jaxpr` of a program; later versions of JAX have a single class for both."""
     return getattr(program, "jaxpr", program)
 
@@ -35,7 +36,7 @@ def scan_counts(equation: Any) -> tuple[int, int]:
     return unsliced - carried, carried
 
 
-def run(equation: Any, values: Sequence[Any], **changes: Any) -> list[Any]:
+def run(equation: JaxprEqn, values: Sequence[Any], **changes: Any) -> list[Any]:
     """Returns the results of an equation's operation for other operands.
 
     Args:
@@ -72,13 +73,13 @@ def rewritten(function: Callable[..., Any], change: Change, skipped: Collection[
     return call
 
 
-def evaluated(program: ClosedJaxpr, args: Any, outputs: Any) -> Any:
+def evaluated(program: ClosedJaxpr, args: PyTree, outputs: PyTree) -> Any:
     """Returns the results of a program for a tree of arguments, as a tree with the structure of `outputs`."""
     return jax.tree.unflatten(jax.tree.structure(outputs), jaxpr_as_fun(program)(*jax.tree.leaves(args)))
 
 
 def with_equations(
-    program: Any, change: Change, known: dict[int, Any] | None = None, skipped: Collection[str] = ()
+    program: ClosedJaxpr | Jaxpr, change: Change, known: dict[int, Any] | None = None, skipped: Collection[str] = ()
 ) -> Any:
     """Returns a program with changed equations, also in its loops, branches and calls; the same object if none changes.
 
@@ -113,7 +114,7 @@ def with_equations(
     return result
 
 
-def _with_params(equation: Any, param: Callable[[Any], Any]) -> Any:
+def _with_params(equation: JaxprEqn, param: Callable[[Any], Any]) -> Any:
     params = {name: param(value) for name, value in equation.params.items()}
     is_same = all(map(operator.is_, params.values(), equation.params.values()))
     return equation if is_same else equation.replace(params=params)

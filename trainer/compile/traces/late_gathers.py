@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from trainer.compile.traces.equations import CALLS, REMATERIALISED, jaxpr_of, program_of, run, scan_counts
 
@@ -57,14 +57,14 @@ class _Late:
     axis: int
     then: tuple[Any, ...] = ()
 
-    def made(self, part: Any) -> Any:
+    def made(self, part: jax.Array) -> Any:
         """Returns the array, gathered from `part`."""
         value, = _run(self.gathering, [part], all_gather_dimension=self.axis)
         for equation in self.then:
             value, = _run(equation, [value])
         return value
 
-    def followed_by(self, equation: Any) -> _Late:
+    def followed_by(self, equation: JaxprEqn) -> _Late:
         """Returns the result of an equation on the array."""
         return dataclasses.replace(self, then=(*self.then, equation))
 
@@ -73,7 +73,7 @@ class _Late:
         """Whether slices along the first axis can be gathered on their own."""
         return self.axis > 0 and all(equation.primitive.name in _ELEMENTWISE for equation in self.then)
 
-    def of_slice(self, part: Any) -> _Late:
+    def of_slice(self, part: jax.Array) -> _Late:
         """Returns a slice along the first axis, from the slice of the shard."""
         return dataclasses.replace(self, part=part, axis=self.axis - 1)
 
@@ -85,7 +85,7 @@ class _Rewriter:
         self._parts = {id(part): part for part in parts}
         self._uses: collections.deque[Any] = collections.deque(maxlen=USES_AHEAD)  # an array for each of the last uses
 
-    def run(self, program: Any, args: Sequence[Any]) -> list[Any]:
+    def run(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         """Returns the results of a `ClosedJaxpr` for arrays and `_Late` arrays."""
         jaxpr = jaxpr_of(program)
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
@@ -99,7 +99,7 @@ class _Rewriter:
                               strict=True))
         return list(map(value_of, jaxpr.outvars))
 
-    def _found(self, equation: Any, read: list[Any]) -> Sequence[Any]:
+    def _found(self, equation: JaxprEqn, read: list[Any]) -> Sequence[Any]:
         name, late = equation.primitive.name, [isinstance(value, _Late) for value in read]
         if name in CALLS and (any(late) or any(id(value) in self._parts for value in read)):
             return self.run(program_of(equation), read)
@@ -118,7 +118,7 @@ class _Rewriter:
         self._note_use(read, found)
         return found
 
-    def _rematerialised(self, equation: Any, read: list[Any]) -> Sequence[Any]:
+    def _rematerialised(self, equation: JaxprEqn, read: list[Any]) -> Sequence[Any]:
         """Runs the recomputation of a backward pass, after all of its inputs, as JAX does."""
         if equation.params["differentiated"] and equation.params["prevent_cse"]:
             held = lax.optimization_barrier([value.part if isinstance(value, _Late) else value for value in read])
@@ -126,7 +126,7 @@ class _Rewriter:
                     for value, new in zip(read, held, strict=True)]
         return self.run(program_of(equation), read)
 
-    def _scanned(self, equation: Any, read: list[Any]) -> Sequence[Any]:
+    def _scanned(self, equation: JaxprEqn, read: list[Any]) -> Sequence[Any]:
         """Runs a loop in which each iteration gathers its slices of the stacked arrays."""
         consts, carried = scan_counts(equation)
         first = consts + carried
@@ -191,7 +191,7 @@ def _nbytes(shape: Any) -> int:
     return math.prod(shape.shape) * shape.dtype.itemsize
 
 
-def _run(equation: Any, values: Sequence[Any], **changes: Any) -> list[Any]:
+def _run(equation: JaxprEqn, values: Sequence[Any], **changes: Any) -> list[Any]:
     if equation.primitive.name in _ELEMENTWISE and "sharding" in equation.params:
         changes["sharding"] = None  # the shape may differ
     return run(equation, values, **changes)

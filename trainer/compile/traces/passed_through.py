@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 _COPIES = ("device_put", "sharding_constraint")  # primitives that return their arguments, maybe on other devices
 
@@ -26,7 +27,7 @@ def is_passed_through(function: Callable[[dict[Any, Any]], dict[Any, Any]], valu
     return dict(zip(keys, first_passed_through(jaxpr, len(keys)), strict=True))
 
 
-def first_passed_through(jaxpr: Any, count: int) -> list[bool]:
+def first_passed_through(jaxpr: ClosedJaxpr, count: int) -> list[bool]:
     """Returns, for each of the first results of a traced function, whether it is the argument in the same place.
 
     Args:
@@ -37,7 +38,7 @@ def first_passed_through(jaxpr: Any, count: int) -> list[bool]:
     return [_origin(jaxpr.jaxpr, result) is argument for result, argument in zip(results, arguments, strict=True)]
 
 
-def _origin(jaxpr: Any, result: Any) -> Any:
+def _origin(jaxpr: Jaxpr, result: object) -> Any:
     """Returns the variable that `result` is a copy of."""
     for equation in reversed(jaxpr.eqns):
         position = next((index for index, out in enumerate(equation.outvars) if out is result), None)

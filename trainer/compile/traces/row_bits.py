@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.random import threefry2x32_p
 
 from trainer.compile.traces.equations import called, evaluated, with_equations
@@ -70,7 +71,7 @@ def with_bits_of_rows(function: Callable[..., Any], axis_name: str) -> Callable[
     return call
 
 
-def _drawn(program: Any) -> list[tuple[int, ...]]:
+def _drawn(program: ClosedJaxpr | Jaxpr) -> list[tuple[int, ...]]:
     """Returns the shapes of a program's random bits, in order."""
     shapes = []
 
@@ -83,7 +84,7 @@ def _drawn(program: Any) -> list[tuple[int, ...]]:
     return shapes
 
 
-def _with_rows_drawn(program: Any, are_of_rows: Iterator[bool], axis_name: str) -> Any:
+def _with_rows_drawn(program: ClosedJaxpr | Jaxpr, are_of_rows: Iterator[bool], axis_name: str) -> Any:
     def change(equation: Any, _: Any) -> Any:
         is_draw = equation.primitive.name == "random_bits"
         return _of_rows(equation, axis_name) if is_draw and next(are_of_rows) else equation
@@ -91,7 +92,7 @@ def _with_rows_drawn(program: Any, are_of_rows: Iterator[bool], axis_name: str) 
     return with_equations(program, change)
 
 
-def _of_rows(draw: Any, axis_name: str) -> Any:
+def _of_rows(draw: JaxprEqn, axis_name: str) -> Any:
     """Returns an equation that draws the bits of a replica's rows."""
     def bits(key: jax.Array) -> jax.Array:
         one, other = jax.random.key_data(key)

@@ -14,6 +14,7 @@ import flax
 import jax
 import numpy as np
 import optax
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from trainer.compile.traces.equations import jaxpr_of
 from trainer.compile.traces.row_bits import can_draw_rows
@@ -117,7 +118,7 @@ def certain_mixing(function: Callable[..., Any], batch: PyTree, *others: PyTree)
     return _certainly_mixed(program.jaxpr)
 
 
-def _certainly_mixed(jaxpr: Any) -> str | None:
+def _certainly_mixed(jaxpr: Jaxpr) -> str | None:
     for equation in jaxpr.eqns:
         name, operands = equation.primitive.name, equation.invars
         if name in _DRAWS and any(map(_row_axes, equation.outvars)) and not _row_axes(operands[0]):
@@ -130,7 +131,7 @@ def _certainly_mixed(jaxpr: Any) -> str | None:
     return None
 
 
-def _axes_along(equation: Any) -> Sequence[int]:
+def _axes_along(equation: JaxprEqn) -> Sequence[int]:
     """Returns the axes of a reduction or of another primitive that works along axes."""
     params = equation.params
     return params.get("dimensions", params.get("axes", (params.get("axis", params.get("dimension")),)))
@@ -140,7 +141,7 @@ def _with_rows(batch: PyTree, rows: int) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
 
 
-def _why_mixed(jaxpr: Any, seen: set[int]) -> str | None:
+def _why_mixed(jaxpr: Jaxpr, seen: set[int]) -> str | None:
     if id(jaxpr) in seen:
         return None
     seen.add(id(jaxpr))
@@ -149,7 +150,7 @@ def _why_mixed(jaxpr: Any, seen: set[int]) -> str | None:
     return next(filter(None, (_why_equation_mixes(equation, seen) for equation in jaxpr.eqns)), None)
 
 
-def _why_equation_mixes(equation: Any, seen: set[int]) -> str | None:
+def _why_equation_mixes(equation: JaxprEqn, seen: set[int]) -> str | None:
     name = equation.primitive.name
     if name == "random_bits" and can_draw_rows(equation) and _row_axes(equation.outvars[0]) in ([], [0]):
         return None
@@ -237,7 +238,7 @@ def _row_axes(variable: Any) -> list[int]:
     return [axis for axis, size in enumerate(shape) if size and size % _ROWS == 0]
 
 
-def _source(function: Any) -> str:
+def _source(function: object) -> str:
     """Returns the source file of a function, or of a program's function; "" if unknown."""
     debug_info = getattr(function, "debug_info", None)
     return str(getattr(debug_info, "func_src_info", "")).partition(" at ")[2]

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from trainer.compile.traces.equations import jaxpr_of
 
@@ -20,7 +20,7 @@ _OF_SHAPES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims")
 _PLAIN = (bool, int, str, bytes, type(None), np.dtype)
 
 
-def are_same_but_for_rows(one: Any, other: Any, rows: int, other_rows: int) -> bool:
+def are_same_but_for_rows(one: ClosedJaxpr | Jaxpr, other: ClosedJaxpr | Jaxpr, rows: int, other_rows: int) -> bool:
     """Returns whether two traces are equal except for the number of rows in shapes.
 
     Args:
@@ -68,7 +68,8 @@ class _Comparison:
             self._are_same_arrays(*pair) and _are_same_operands(*pair, counterparts, *sources)
             for pair in zip(one.outvars, other.outvars, strict=True))
 
-    def _are_same_equations(self, one: Any, other: Any, counterparts: dict[Any, Any], *sources: _Sources) -> bool:
+    def _are_same_equations(self, one: JaxprEqn, other: JaxprEqn, counterparts: dict[Any, Any],
+                            *sources: _Sources) -> bool:
         return (one.primitive is other.primitive and len(one.invars) == len(other.invars)
                 and len(one.outvars) == len(other.outvars)
                 and all(_are_same_operands(*pair, counterparts, *sources)
@@ -81,7 +82,7 @@ class _Comparison:
         return (getattr(one.aval, "dtype", None) == getattr(other.aval, "dtype", None)
                 and len(shapes[0]) == len(shapes[1]) and all(map(self._are_same_sizes, *shapes)))
 
-    def _are_same_sizes(self, one: Any, other: Any) -> bool:
+    def _are_same_sizes(self, one: int, other: int) -> bool:
         return one == other if not one or one % self._rows else one // self._rows * self._other_rows == other
 
     def _are_same_params(self, one: Any, other: Any, in_shape: bool = False) -> bool:
@@ -100,7 +101,7 @@ class _Comparison:
 class _Sources:
     """The computing equations of a jaxpr; if `looks_through_shapes`, without plain reshapes and broadcasts."""
 
-    def __init__(self, jaxpr: Any, looks_through_shapes: bool):
+    def __init__(self, jaxpr: Jaxpr, looks_through_shapes: bool):
         self._reshaped = {id(equation.outvars[0]): equation.invars[0] for equation in jaxpr.eqns
                           if looks_through_shapes and equation.primitive.name in _OF_SHAPES}
         self._equations: Sequence[Any] = jaxpr.eqns
@@ -127,7 +128,7 @@ def _are_same_operands(
     return counterparts.get(one) is other
 
 
-def _are_same_values(one: Any, other: Any) -> bool:
+def _are_same_values(one: object, other: object) -> bool:
     if one is other or jnp.issubdtype(getattr(one, "dtype", np.float32), jax.dtypes.extended):
         return True
     if isinstance(one, jax.core.Tracer) or isinstance(other, jax.core.Tracer):

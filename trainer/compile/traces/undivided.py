@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn, Literal
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.compile.constraints import constrained
@@ -54,7 +54,7 @@ def with_undivided_axes(function: Callable[..., Any], mesh: Mesh) -> Callable[..
     return rewritten(function, replace, skipped=("shard_map",))
 
 
-def _undivided(equation: Any, operands: Any, axes: Any, mesh: Mesh) -> Any:
+def _undivided(equation: JaxprEqn, operands: Sequence[jax.Array], axes: Any, mesh: Mesh) -> Any:
     arrays = [_whole_along(array, found, mesh) for array, found in zip(operands, axes, strict=False)]
     outputs = run(equation, [*arrays, *operands[len(arrays):]])
     return outputs if equation.primitive.multiple_results else _whole_along(outputs[0], axes[-1], mesh)
@@ -96,7 +96,7 @@ def _axes_of_convolution(params: Any, shapes: list[Any]) -> list[list[int]]:
     return axes
 
 
-def _with_nan(equation: Any, operands: Any) -> jax.Array:
+def _with_nan(equation: JaxprEqn, operands: Sequence[jax.Array]) -> jax.Array:
     """Returns a maximum or minimum that is NaN if any operand is NaN."""
     found, = run(equation, operands)
     params = equation.params
@@ -111,7 +111,7 @@ def _with_nan(equation: Any, operands: Any) -> jax.Array:
     return jnp.where(has_nan, jnp.nan, found)
 
 
-def _is_of_softmax(equation: Any, program: Sequence[Any]) -> bool:
+def _is_of_softmax(equation: JaxprEqn, program: Sequence[Any]) -> bool:
     """Returns whether a maximum is subtracted from its operand before an exponential, as in a softmax."""
     # The sum of the exponentials keeps NaN, and compilers recognize a softmax by its unchanged operations.
     numbers, found, differences = equation.invars[0], set(equation.outvars), set()

@@ -10,6 +10,7 @@ import numpy as np
 
 from trainer.core import arguments
 from trainer.data.files.folder_dataset import FirstFile, folder_datasets
+from trainer.data.files.folders import Labels
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
@@ -52,7 +53,7 @@ class _Sounds:
 
 
 def audio_dataset_from_directory(
-    directory: str | os.PathLike[str], labels: Any = "inferred", label_mode: str | None = "int",
+    directory: str | os.PathLike[str], labels: Labels = "inferred", label_mode: str | None = "int",
     class_names: Sequence[str] | None = None, batch_size: int | None = 32, sampling_rate: int | None = None,
     output_sequence_length: int | None = None, ragged: bool = False, shuffle: bool = True, seed: int | None = None,
     validation_split: float | None = None, subset: str | None = None, follow_links: bool = False, verbose: bool = True,

@@ -280,7 +280,7 @@ def _mixable(name: str, batch: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]
     return images, labels
 
 
-def _range(name: str, factor: Any) -> tuple[float, float]:
+def _range(name: str, factor: object) -> tuple[float, float]:
     """Returns the minimum and the maximum of a factor."""
     if isinstance(factor, (tuple, list)):
         low, high = _pair(name, factor)
@@ -293,7 +293,7 @@ def _range(name: str, factor: Any) -> tuple[float, float]:
     return low, high
 
 
-def _contrast_range(factor: Any) -> tuple[float, float]:
+def _contrast_range(factor: object) -> tuple[float, float]:
     expected = "a number from 0 to 1, or a pair of numbers"
     lower, upper = _pair("factor", factor) if isinstance(factor, (tuple, list)) else [
         as_number("factor", factor, expected)] * 2
@@ -303,14 +303,14 @@ def _contrast_range(factor: Any) -> tuple[float, float]:
     return -lower, upper
 
 
-def _values(value_range: Any) -> tuple[float, float]:
+def _values(value_range: object) -> tuple[float, float]:
     low, high = _pair("value_range", value_range)
     if not low < high:
         raise ValueError(f"`value_range` must be two numbers, the lower first. Received: {value_range!r}.")
     return low, high
 
 
-def _pair(name: str, value: Any) -> tuple[float, float]:
+def _pair(name: str, value: object) -> tuple[float, float]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise ValueError(f"`{name}` must be a pair of numbers. Received: {value!r}.")
     return as_number(f"{name}[0]", value[0]), as_number(f"{name}[1]", value[1])

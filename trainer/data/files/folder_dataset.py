@@ -11,6 +11,7 @@ import numpy as np
 
 from trainer.core import arguments
 from trainer.data.files import folders
+from trainer.data.files.folders import Labels
 from trainer.data.files.row_dataset import RowDataset, Rows
 
 
@@ -29,7 +30,7 @@ class FirstFile:
     def __reduce__(self) -> Any:
         return FirstFile, ()  # a copy has its own first file, and a lock cannot be pickled
 
-    def differs(self, path: str, value: Any) -> tuple[str, Any] | None:
+    def differs(self, path: str, value: object) -> tuple[str, Any] | None:
         """Returns the first file and its value if this file's value differs; otherwise None."""
         with self._lock:
             first = self._first = self._first or (path, value)
@@ -39,7 +40,7 @@ class FirstFile:
 def folder_datasets(
     directory: str | os.PathLike[str], suffixes: Sequence[str],
     make_rows: Callable[[list[str], np.ndarray | None], Rows], *,
-    labels: Any, label_mode: str | None, class_names: Sequence[str] | None, batch_size: int | None, shuffle: bool,
+    labels: Labels, label_mode: str | None, class_names: Sequence[str] | None, batch_size: int | None, shuffle: bool,
     seed: int | None, validation_split: float | None, subset: str | None, follow_links: bool, verbose: bool,
     num_threads: int | None, keep: Callable[[folders.LabelledFiles], folders.LabelledFiles] = lambda files: files,
 ) -> RowDataset | list[RowDataset]:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from trainer.data.sources.arrays import DataError
 
 LABEL_MODES = ("int", "categorical", "binary", None)
 SUBSETS = ("training", "validation", "both")
+Labels: TypeAlias = str | Sequence[int] | np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class LabelledFiles:
 
 
 def list_files(
-    directory: str | os.PathLike[str], labels: Any, suffixes: Sequence[str], class_names: Sequence[str] | None,
+    directory: str | os.PathLike[str], labels: Labels, suffixes: Sequence[str], class_names: Sequence[str] | None,
     shuffle: bool, seed: int, follow_links: bool,
 ) -> LabelledFiles:
     """Returns the files of a folder with given suffixes, and their classes.
@@ -162,7 +163,7 @@ def _walk(folder: str, follow_links: bool) -> Iterator[tuple[str, list[str]]]:
         yield root, names
 
 
-def _check_names(class_names: Any) -> None:
+def _check_names(class_names: object) -> None:
     if isinstance(class_names, str) or not isinstance(class_names, Sequence) or not all(
             isinstance(name, str) for name in class_names):
         raise wrong_type("class_names", class_names, "a list of the names of folders")
@@ -172,7 +173,7 @@ def _check_names(class_names: Any) -> None:
                          f"{f'{repeated[0]!r} more than once' if repeated else 'none'}.")
 
 
-def _given_labels(labels: Any, paths: list[str], directory: str) -> np.ndarray:
+def _given_labels(labels: Labels, paths: list[str], directory: str) -> np.ndarray:
     numbers = np.asarray(labels)
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
         raise DataError("`labels` must be \"inferred\", None, or a list of whole numbers. Received: "

@@ -15,6 +15,7 @@ from trainer.core import arguments
 from trainer.data.files import folders, resizing
 from trainer.data.files.decoding import CHANNELS, TooManyPixelsError, decode_image, load_image, pillow
 from trainer.data.files.folder_dataset import folder_datasets
+from trainer.data.files.folders import Labels
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
@@ -43,7 +44,7 @@ class _Images:
 
 def image_dataset_from_directory(
     directory: str | os.PathLike[str],
-    labels: Any = "inferred",
+    labels: Labels = "inferred",
     label_mode: str | None = "int",
     class_names: Sequence[str] | None = None,
     color_mode: str = "rgb",
@@ -140,7 +141,7 @@ def image_dataset_from_directory(
         keep=lambda files: _readable(files, color_mode, max_pixels) if skip_unreadable else files)
 
 
-def _size(image_size: Any) -> tuple[int, int]:
+def _size(image_size: object) -> tuple[int, int]:
     sides = np.asarray(image_size)
     is_whole = np.issubdtype(sides.dtype, np.integer) and sides.shape in ((), (2,))
     if not is_whole:

@@ -14,6 +14,7 @@ import numpy as np
 
 from trainer.core.ambient.threads import in_caller_context
 from trainer.core.arguments import as_count
+from trainer.core.types import PyTree
 
 if TYPE_CHECKING:
     import grain
@@ -194,11 +195,11 @@ class _MapsOfPass:
     def __init__(self, pass_index: int, start: int, maps: tuple[tuple[Callable[..., Any], int | None], ...]):
         self._pass_index, self._start, self._maps = pass_index, start, maps
 
-    def __call__(self, position: int, batch: Any) -> Any:
+    def __call__(self, position: int, batch: PyTree) -> Any:
         return _apply(self._maps, batch, (self._pass_index, self._start + position))
 
 
-def _apply(maps: tuple[tuple[Callable[..., Any], int | None], ...], element: Any, place: tuple[int, int]) -> Any:
+def _apply(maps: tuple[tuple[Callable[..., Any], int | None], ...], element: PyTree, place: tuple[int, int]) -> Any:
     for order, (fn, seed) in enumerate(maps):
         arguments = element if isinstance(element, tuple) else (element,)
         element = fn(*arguments) if seed is None else fn(np.random.default_rng([seed, order, *place]), *arguments)

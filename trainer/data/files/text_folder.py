@@ -10,6 +10,7 @@ import numpy as np
 
 from trainer.core.errors import describe, wrong_type
 from trainer.data.files.folder_dataset import FirstFile, folder_datasets
+from trainer.data.files.folders import Labels
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
@@ -45,7 +46,7 @@ class _Texts:
 
 
 def text_dataset_from_directory(
-    directory: str | os.PathLike[str], encode: Callable[[str], Any], labels: Any = "inferred",
+    directory: str | os.PathLike[str], encode: Callable[[str], Any], labels: Labels = "inferred",
     label_mode: str | None = "int", class_names: Sequence[str] | None = None, batch_size: int | None = 32,
     shuffle: bool = True, seed: int | None = None, validation_split: float | None = None, subset: str | None = None,
     follow_links: bool = False, verbose: bool = True, *, num_threads: int | None = None,

@@ -61,7 +61,7 @@ class DataWithOptions:
         return f"with_options({describe(self.data)}, auto_shard_policy={self.auto_shard_policy})"
 
 
-def policy_of(data: Any) -> AutoShardPolicy:
+def policy_of(data: Data) -> AutoShardPolicy:
     """Returns the policy of data from `with_options`; AUTO for other data.
 
     >>> policy_of(with_options(iter([[1.0]]), "off")).name

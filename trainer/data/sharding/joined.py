@@ -118,7 +118,7 @@ class JoinedSource:
         return jax.tree.map(all_rows, own)
 
 
-def _is_plain(state: Any) -> bool:
+def _is_plain(state: object) -> bool:
     try:
         return json.loads(json.dumps(state)) == state
     except (TypeError, ValueError):

@@ -83,7 +83,7 @@ class Channel:
         """Returns the next channel derived from this channel."""
         return Channel(self._group)
 
-    def all(self, value: Any) -> list[Any]:
+    def all(self, value: object) -> list[Any]:
         """Returns the values of all processes, by their index.
 
         Args:

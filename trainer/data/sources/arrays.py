@@ -17,6 +17,7 @@ import numpy as np
 
 from trainer.core.errors import MAX_ITEMS, describe, see
 from trainer.core.tree_paths import argument_names
+from trainer.core.types import PyTree
 
 _ALIGNMENT = 64  # in bytes, of buffers that XLA uses without a copy
 
@@ -30,7 +31,7 @@ def canonical_dtype(dtype: np.dtype) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
 
 
-def map_casting(function: Callable[[np.ndarray], Any], tree: Any) -> Any:
+def map_casting(function: Callable[[np.ndarray], Any], tree: PyTree) -> Any:
     """Returns a tree of arrays with `function`, which casts to canonical dtypes, applied to each.
 
     The processor flags an overflow during the cast, so the check takes no extra time.
@@ -83,7 +84,7 @@ def is_aligned(array: np.ndarray) -> bool:
     return array.ctypes.data % _ALIGNMENT == 0
 
 
-def is_array_tree(value: Any) -> bool:
+def is_array_tree(value: object) -> bool:
     """Returns whether `value` is an array, a list of numbers, or a nonempty tree of such leaves."""
     leaves = jax.tree.leaves(value, is_leaf=is_leaf)
     return bool(leaves) and all(
@@ -91,7 +92,7 @@ def is_array_tree(value: Any) -> bool:
         for leaf in leaves)
 
 
-def is_list_of_batches(value: Any) -> bool:
+def is_list_of_batches(value: object) -> bool:
     """Returns whether `value` is a list of batches: of tuples or lists of one to three arrays or trees of arrays.
 
     A list of arrays is not a list of batches, but several inputs.
@@ -105,7 +106,7 @@ def is_list_of_batches(value: Any) -> bool:
                     and is_array_tree(tuple(item)) for item in value))
 
 
-def as_arrays(tree: Any) -> Any:
+def as_arrays(tree: PyTree) -> Any:
     """Returns `tree` with every leaf as a numpy array, without copying numpy arrays.
 
     A list of numbers becomes an array, and a list of Pillow images an array of their pixels; any other list at the top
@@ -138,7 +139,7 @@ def column_array(column: Any) -> np.ndarray:
     return _stacked([_to_numpy(row) for row in column])
 
 
-def check_integers_fit(tree: Any) -> None:
+def check_integers_fit(tree: PyTree) -> None:
     """Raises DataError if integers of `tree`, a tree of numpy arrays, would overflow in their canonical dtype.
 
     Reads only the values of arrays that JAX would reduce from 64 to 32 bits.
@@ -159,7 +160,7 @@ def check_integers_fit(tree: Any) -> None:
                             "before the data are passed.")
 
 
-def check_rows(tree: Any) -> int:
+def check_rows(tree: PyTree) -> int:
     """Returns the common number of rows of all leaves of `tree`, a tree of numpy arrays.
 
     Raises:
@@ -183,29 +184,29 @@ def check_rows(tree: Any) -> int:
     return rows
 
 
-def is_leaf(value: Any) -> bool:
+def is_leaf(value: object) -> bool:
     """Returns whether `value` is a leaf although JAX would look inside: a list of numbers or images, or an iterator."""
     if isinstance(value, list):
         return _is_number_list(value) or _is_image_list(value)
     return hasattr(value, "__next__")
 
 
-def leaf_names(tree: Any) -> list[str]:
+def leaf_names(tree: PyTree) -> list[str]:
     """Returns a name for each leaf of a user's tree: see `tree_paths.argument_names`."""
     return argument_names(tree, is_leaf)
 
 
-def _is_number_list(value: Any) -> bool:
+def _is_number_list(value: object) -> bool:
     return isinstance(value, list) and all(_is_number_or_row(item) for item in value)
 
 
-def _is_image_list(value: Any) -> bool:
+def _is_image_list(value: object) -> bool:
     # Pillow images, each a row: they are not arrays, but expose their memory as an array.
     return isinstance(value, list) and bool(value) and all(
         hasattr(item, "__array_interface__") and not hasattr(item, "__array__") for item in value)
 
 
-def _is_number_or_row(item: Any) -> bool:
+def _is_number_or_row(item: object) -> bool:
     if isinstance(item, (list, tuple)):
         return all(_is_number_or_row(part) for part in item)
     return isinstance(item, (numbers.Number, str, np.bool_))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from trainer.core.errors import describe
-from trainer.core.types import ArrayTree
+from trainer.core.types import ArrayTree, PyTree
 from trainer.data.sources.arrays import (
     DataError,
     as_arrays,
@@ -71,7 +71,7 @@ def pack_x_y_sample_weight(
     return (x,) if isinstance(x, (tuple, list)) else x
 
 
-def as_batch(element: Any) -> Batch:
+def as_batch(element: PyTree) -> Batch:
     """Returns an element of a user's pipeline as a batch of numpy arrays in canonical dtypes.
 
     Arrays that need no conversion are not copied, so the batch may share memory with the pipeline.
@@ -144,7 +144,7 @@ class BatchSpec:
     def _is_tuple(self) -> bool:
         return self.structure == jax.tree.structure((0,) * len(self.shapes))
 
-    def leaves_of(self, element: Any) -> Sequence[np.ndarray] | None:
+    def leaves_of(self, element: PyTree) -> Sequence[np.ndarray] | None:
         """Returns the leaves of an element with this structure, these shapes and dtypes; None for any other.
 
         A slow pipeline waits for this call, with cold caches, so every microsecond counts.
@@ -183,7 +183,7 @@ class BatchConverter:
     def __init__(self) -> None:
         self._spec: BatchSpec | None = None
 
-    def __call__(self, element: Any) -> Batch | Part:
+    def __call__(self, element: PyTree) -> Batch | Part:
         """Returns the result of `as_batch`, or raises its errors; a `Part` is returned unchanged."""
         if isinstance(element, Part):
             return element
@@ -247,7 +247,7 @@ class GroupBuffer:
         """Whether the buffer is full."""
         return self.count == self._capacity
 
-    def add_if_alike(self, batch: Any) -> bool:
+    def add_if_alike(self, batch: PyTree) -> bool:
         """Appends a copy of a batch that matches the batches here; returns False for any other, or if empty or full."""
         if self.count == 0 or self.is_full or (batch.counts if isinstance(batch, Part) else None) != self._counts:
             return False

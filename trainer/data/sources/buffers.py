@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import collections
 import math
-from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.data.sources.arrays import aligned_empty
 
@@ -38,7 +38,7 @@ class BufferPool:
             collections.deque)
         self._free_bytes = 0
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """Returns an uninitialized array, aligned for JAX's CPU devices."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize

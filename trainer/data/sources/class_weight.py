@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from trainer.core import arguments
 from trainer.core.errors import describe, wrong_type
+from trainer.core.types import PyTree
 from trainer.data.sources.arrays import DataError
 
 _SUM_TOLERANCE = 0.01  # for distributions with 8-bit precision
@@ -39,7 +39,7 @@ class ClassWeights:
         self._labels = np.array(labels)
         self._weights = np.array([class_weight[label] for label in labels], np.float32)
 
-    def __call__(self, y: Any) -> np.ndarray:
+    def __call__(self, y: PyTree) -> np.ndarray:
         """Returns the weight of each row; float32, shape `(rows,)`.
 
         Args:

@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.core import arguments
 from trainer.core.errors import describe
-from trainer.core.types import ArrayTree
+from trainer.core.types import ArrayTree, PyTree
 from trainer.data.sources.arrays import (
     as_arrays,
     canonical_dtype,
@@ -39,7 +39,7 @@ class HostArrays:
       rows: their first dimension.
     """
 
-    def __init__(self, tree: Any):
+    def __init__(self, tree: PyTree):
         self.tree = tree
         self.rows: int = jax.tree.leaves(tree)[0].shape[0]
 
@@ -84,7 +84,7 @@ class HostArrays:
         return map_casting(gathered, self.tree)
 
 
-def split_validation(data: Any, validation_split: float) -> tuple[HostArrays, HostArrays]:
+def split_validation(data: PyTree, validation_split: float) -> tuple[HostArrays, HostArrays]:
     """Splits arrays into a first part for training and a last part for validation, as Keras does.
 
     Args:

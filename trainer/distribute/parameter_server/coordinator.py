@@ -207,7 +207,7 @@ class ClusterCoordinator:
             self._raise_error()
             return self._is_idle()
 
-    def fetch(self, val: Any) -> Any:
+    def fetch(self, val: object) -> Any:
         """Returns a structure with the values of its `RemoteValue`s, after waiting for them."""
         return jax.tree.map(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
 

@@ -30,7 +30,7 @@ Leaves = dict[str, Any]
 _SHORT = 2  # rows of a table for the check of an optimizer
 
 
-def nbytes(leaf: Any) -> int:
+def nbytes(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> int:
     """Returns the size in bytes of an array, or of an array with this shape."""
     return leaf.size * leaf.dtype.itemsize
 
@@ -190,12 +190,12 @@ class Partition:
             params=with_leaves(state.params, params), opt_state=with_leaves(state.opt_state, opt_state))
 
 
-def rows_of(tree: PyTree, rows: Any) -> Any:
+def rows_of(tree: PyTree, rows: slice | jax.Array) -> Any:
     """Returns some rows of the arrays of a tree; scalars are unchanged."""
     return jax.tree.map(lambda leaf: leaf[rows] if np.ndim(leaf) else leaf, tree)
 
 
-def _is_split(leaf: Any, partitioner: Partitioner) -> bool:
+def _is_split(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct, partitioner: Partitioner) -> bool:
     # Mapped layers have several tables in one array.
     return (leaf.ndim == 2 and jnp.issubdtype(leaf.dtype, jnp.floating)
             and partitioner(leaf.shape, leaf.dtype)[0] > 1)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from trainer.core.replica_context import ReduceOp, ReplicaContext
 from trainer.core.types import PyTree
@@ -20,7 +21,7 @@ _MADE_ELSEWHERE = ("Under ParameterServerStrategy, the servers update the parame
 class _Unknown(Absent):
     """An updated parameter, which is not available in the step."""
 
-    def __init__(self, leaf: Any):
+    def __init__(self, leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         super().__init__(leaf.shape, leaf.dtype,
                          lambda: ValueError(_MADE_ELSEWHERE.format("use them after `apply_gradients`")))
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves, with_leaves
+from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.partition import Partition
 from trainer.distribute.parameter_server.partitioners import Partitioner
 from trainer.distribute.parameter_server.processes.engine import Handle
@@ -56,7 +57,7 @@ class ServedModel:
         self.key_of_copies: str | None = None
         self.first_step = self._seed = 0
 
-    def partition_of(self, params: Any) -> Partition:
+    def partition_of(self, params: PyTree) -> Partition:
         """Returns the partition of parameters over the servers, from their shapes."""
         return Partition.of(params, len(self._servers), self._partitioner, self.embeddings)
 
@@ -167,7 +168,7 @@ class ModelClient:
                 rows[name][:len(mask)][mask] = some
         return rows
 
-    def push(self, number: int | None, grads: Any, value: Any, model_state: Any,
+    def push(self, number: int | None, grads: Any, value: Any, model_state: PyTree,
              numbers: Mapping[str, np.ndarray]) -> int:
         """Sends the results of a step on the last pulled state, if any; returns their largest staleness.
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from trainer.compile.jit import compiled
 from trainer.core.tree_paths import named_leaves, with_leaves
+from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.partition import part_of, update
 from trainer.distribute.parameter_server.rows import stored_rows
 from trainer.distribute.parameter_server.rows.table_part import RowsWithState, SomeRows, TablePart
@@ -79,8 +80,8 @@ class _Held(NamedTuple):
 class _ServedPart:
     """The part of a model on this server."""
 
-    def __init__(self, generation: int, update: Callable[..., Any] | None, params: Any, opt_state: Any,
-                 model_state: Any, scales_by_staleness: bool, tables: dict[str, TablePart]):
+    def __init__(self, generation: int, update: Callable[..., Any] | None, params: PyTree, opt_state: PyTree,
+                 model_state: PyTree, scales_by_staleness: bool, tables: dict[str, TablePart]):
         self.lock = threading.Lock()
         params, self.opt_state = jax.tree.map(jnp.asarray, (params, opt_state))
         self.now = _Held(Version(generation, 0), params, model_state)
@@ -144,7 +145,8 @@ class _Numbers:
         return True
 
 
-def _update(optimizer: Any, params: Any, opt_state: Any, grads: Mapping[str, Any], extra: Any, factor: Any) -> Any:
+def _update(optimizer: Any, params: PyTree, opt_state: PyTree, grads: Mapping[str, Any], extra: Any,
+            factor: Any) -> Any:
     scaled = {name: (leaf * factor).astype(leaf.dtype) for name, leaf in grads.items()}
     return update(optimizer, with_leaves(part_of(params, grads), scaled), opt_state, params, extra)
 
@@ -156,7 +158,7 @@ def _moved(value: np.ndarray, after: np.ndarray, before: np.ndarray, staleness: 
     return (value + (after - before)).astype(value.dtype)
 
 
-def _on_host(tree: Any) -> dict[str, np.ndarray]:
+def _on_host(tree: PyTree) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
 
 
@@ -173,7 +175,7 @@ class ParameterServer:
         self._updates: dict[str, Callable[..., Any]] = {}
 
     def load(
-        self, key: str, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any
+        self, key: str, generation: int, optimizer: Any, params: PyTree, opt_state: PyTree, model_state: PyTree
     ) -> None:
         """Takes a part of a model, in place of its previous part of this model.
 

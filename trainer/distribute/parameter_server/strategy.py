@@ -275,7 +275,7 @@ class ParameterServerStrategy(Strategy):
             self._shared[arrays] = self.shared(HostArrays(jax.tree.map(lambda leaf: leaf, arrays.tree)))
         return self._shared[arrays]
 
-    def shared(self, value: Any) -> SharedValue:
+    def shared(self, value: object) -> SharedValue:
         """Returns a placeholder to be sent instead of a value, which a worker gets once."""
         return SharedValue(lambda worker: value, self._coordinator.release)
 

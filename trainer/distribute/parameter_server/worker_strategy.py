@@ -10,6 +10,7 @@ import jax
 from trainer.core import replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import restricted
+from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.push_context import PushContext
 from trainer.distribute.parameter_server.rows.rows_function import RowsFunction
 from trainer.distribute.parameter_server.rows.served_rows import plain
@@ -38,7 +39,7 @@ class WorkerStrategy(Strategy):
         self._clients[id(state)] = state, client
         return state
 
-    def is_pulled(self, state: Any) -> bool:
+    def is_pulled(self, state: TrainState) -> bool:
         """Returns whether this is the last pulled state of a model."""
         return id(state) in self._clients
 
@@ -97,7 +98,7 @@ class _Step:
             client.push(None, grads, value, model_state, numbers)
         return jax.tree.unflatten(self._returned, [state if value is None else value for value in values])
 
-    def _traced(self, params: Any, state: TrainState | None, leaves: list[Any]) -> tuple[list[Any], Any]:
+    def _traced(self, params: PyTree, state: TrainState | None, leaves: list[Any]) -> tuple[list[Any], Any]:
         rows = next((leaf.shape[0] for leaf in jax.tree.leaves(leaves) if leaf.ndim), 1)
         context = PushContext(rows)
         if state is not None and self._shapes is not None and self._place is not None:

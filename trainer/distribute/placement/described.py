@@ -44,7 +44,7 @@ class Topology(NamedTuple):
     kind: str
 
     @classmethod
-    def of(cls, text: Any) -> Topology:
+    def of(cls, text: str | Topology) -> Topology:
         """Returns the topology of a text such as "8xh100" or "2x8xh200"; a topology is returned as it is.
 
         Raises:
@@ -81,7 +81,7 @@ class Topology(NamedTuple):
         return f"{f'{self.hosts}x' if self.hosts > 1 else ''}{self.gpus_per_host}x{self.kind}"
 
 
-def described_devices(topology: Any) -> list[jax.Device]:
+def described_devices(topology: str | Topology) -> list[jax.Device]:
     """Returns devices, host by host, that programs can be compiled for, but that nothing can be placed on.
 
     Args:

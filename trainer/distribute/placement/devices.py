@@ -14,7 +14,7 @@ from trainer.core import errors
 _NAME = re.compile(r"^/?(?:device:)?([a-z]+)(?::(\d+))?$", re.IGNORECASE)
 
 
-def find_device(device: Any, argument: str = "devices") -> jax.Device:
+def find_device(device: object, argument: str = "devices") -> jax.Device:
     """Returns the local device for a name, index or object.
 
     Args:

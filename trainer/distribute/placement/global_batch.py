@@ -80,7 +80,7 @@ def _placed_as_they_lie(leaf: np.ndarray, start: int, rows: int, sharding: Named
 
 
 @functools.lru_cache(maxsize=8)
-def _sharding_by_process(mesh: Any, count: int) -> NamedSharding:
+def _sharding_by_process(mesh: Mesh, count: int) -> NamedSharding:
     devices = np.asarray(mesh.devices).reshape(-1)
     if devices.size % count or any(len({device.process_index for device in row}) > 1
                                    for row in devices.reshape(count, -1)):

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from trainer.compile.jit import compiled
-from trainer.core.types import PyTree
+from trainer.core.types import ArrayLike, PyTree
 from trainer.data.resident import ResidentBatches, gathered
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned, map_casting
 from trainer.data.sources.batches import ResumeToken
@@ -92,7 +92,7 @@ def to_devices(tree: PyTree, shardings: Any) -> Any:
     return jax.tree.map(_to_devices_of_all, tree, shardings)
 
 
-def batches_to_devices(batches: Any, sharding: Sharding) -> Any:
+def batches_to_devices(batches: PyTree, sharding: Sharding) -> Any:
     """Returns host arrays placed as by `to_devices`, in half the time, because every iteration of the loop calls it."""
     if are_described(sharding):
         return to_devices(batches, sharding)
@@ -101,14 +101,14 @@ def batches_to_devices(batches: Any, sharding: Sharding) -> Any:
         return jax.tree.map(lambda leaf: _to_devices_of_all(leaf, sharding), batches)
 
 
-def shape_on(leaf: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
+def shape_on(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct, sharding: Sharding) -> jax.ShapeDtypeStruct:
     """Returns the shape of an array on described devices, in place of the array."""
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
     dtype = leaf.dtype if is_key else canonical_dtype(leaf.dtype)
     return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
 
 
-def _to_devices_of_all(leaf: Any, sharding: Sharding) -> jax.Array:
+def _to_devices_of_all(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return jax.device_put(leaf, sharding)  # from all processes' devices to all processes' devices
     host = np.asarray(leaf)
@@ -153,7 +153,7 @@ def replicas_here(replicas: int, sharding: Sharding) -> list[int]:
     return sorted(found)
 
 
-def is_split_over_processes(array: Any) -> bool:
+def is_split_over_processes(array: object) -> bool:
     """Returns whether no process has the whole array."""
     return isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any
 
 from trainer.core import errors
 from trainer.core.arguments import check_count, require_bool, require_positive
@@ -79,14 +78,14 @@ class CommunicationOptions:
         object.__setattr__(self, "implementation", CommunicationImplementation.of(self.implementation))
 
 
-def checked_options(options: Any) -> CommunicationOptions | None:
+def checked_options(options: object) -> CommunicationOptions | None:
     """Returns `options`. Raises TypeError if they are neither CommunicationOptions nor None."""
     if options is not None and not isinstance(options, CommunicationOptions):
         raise errors.wrong_type("options", options, "CommunicationOptions or None")
     return options
 
 
-def without_implementation(options: Any) -> CommunicationOptions:
+def without_implementation(options: object) -> CommunicationOptions:
     """Returns the options of a strategy whose reductions are made by the compiler; defaults for None.
 
     Raises:

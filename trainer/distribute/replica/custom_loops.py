@@ -39,7 +39,7 @@ from trainer.distribute.replica.state_reduction import counts, differences, refu
 from trainer.modules.calling.nnx_types import is_nnx_object
 
 
-def _is_argument(value: Any) -> bool:
+def _is_argument(value: object) -> bool:
     return is_per_replica(value) or is_state(value) or is_nnx_object(value)
 
 
@@ -233,7 +233,7 @@ def _addressable(tree: PyTree) -> Any:
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)  # each device has whole arrays
 
 
-def _as_output(leaf: Any, rows: int | None, row_mask: jax.Array | None) -> PerReplica:
+def _as_output(leaf: object, rows: int | None, row_mask: jax.Array | None) -> PerReplica:
     if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float)):
         raise TypeError("A function that runs on replicas returns arrays, or a TrainState. "
                         f"Received: {errors.describe(leaf)}.")
@@ -257,7 +257,7 @@ def _left(context: ReplicaContext, name: str, before: TrainState, after: TrainSt
     return leave_replica(context, name, before, after)
 
 
-def _name(function: Any) -> str:
+def _name(function: object) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -274,7 +274,7 @@ def _identity(function: Any) -> Any:
     return code, function.__defaults__, tuple(Identity(cell.cell_contents) for cell in closure or ())
 
 
-def _is_hashable(value: Any) -> bool:
+def _is_hashable(value: object) -> bool:
     try:
         hash(value)
     except TypeError:

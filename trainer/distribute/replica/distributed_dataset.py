@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from trainer.cluster import ProcessGroup, waiting
-from trainer.core.types import PyTree
+from trainer.core.types import Data, PyTree
 from trainer.data import DataError
 from trainer.data.adapt import adapt
 from trainer.data.prefetch import prefetch
@@ -70,7 +70,7 @@ class DistributedDataset:
       ValueError: if the data cannot be used, or batches are dealt and processes share a replica.
     """
 
-    def __init__(self, data: Any, num_replicas: int, sharding: Sharding, processes: Processes,
+    def __init__(self, data: Data, num_replicas: int, sharding: Sharding, processes: Processes,
                  group: ProcessGroup, deals_batches: bool = False):
         if processes.count > 1 and not deals_batches:
             with waiting("device"):

@@ -16,6 +16,7 @@ from flax import nnx
 
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.tree_paths import SEPARATOR
+from trainer.core.types import PyTree
 from trainer.distribute.replica.state_reduction import counts, over_replicas
 from trainer.modules.nnx_batch_norm import replace_nnx_batch_norms, restore_nnx_batch_norms, set_nnx_policy
 
@@ -32,7 +33,7 @@ class ObjectStructure:
 
     graphdef: Any
 
-    def open(self, values: Any, context: ReplicaContext) -> list[Any]:
+    def open(self, values: PyTree, context: ReplicaContext) -> list[Any]:
         """Returns new objects for the function to change on this replica; their BatchNorm uses the whole batch.
 
         Raises:
@@ -45,7 +46,7 @@ class ObjectStructure:
             set_nnx_policy(each, "global", ())
         return objects
 
-    def close(self, objects: list[Any], before: Any, context: ReplicaContext) -> tuple[Any, dict[str, jax.Array]]:
+    def close(self, objects: list[Any], before: PyTree, context: ReplicaContext) -> tuple[Any, dict[str, jax.Array]]:
         """Returns the values of changed objects, equal on all replicas, and the values that are assumed to be equal.
 
         Args:
@@ -65,7 +66,7 @@ class ObjectStructure:
         return _with_merged_state(_with_old_streams(values, before), before, context)
 
     @staticmethod
-    def write(objects: Iterable[Any], values: Any) -> None:
+    def write(objects: Iterable[Any], values: PyTree) -> None:
         """Writes values into the user's own objects, which were given to `split_objects`."""
         nnx.update(list(objects), values)
 
@@ -78,7 +79,7 @@ def _check_can_be_merged(value: Any, context: ReplicaContext) -> None:
             "theirs. Return the values from the function, and update it with `strategy.gather(values, axis=0)`.")
 
 
-def _with_own_streams(values: Any, context: ReplicaContext) -> Any:
+def _with_own_streams(values: PyTree, context: ReplicaContext) -> Any:
     """Returns values with this replica's own random streams; mirrored keys would give all replicas equal masks."""
     def own(path: Any, variable: Any) -> Any:
         if not isinstance(variable, nnx.RngKey):
@@ -91,14 +92,14 @@ def _with_own_streams(values: Any, context: ReplicaContext) -> Any:
     return nnx.map_state(own, values) if jax.tree.leaves(values) else values
 
 
-def _with_old_streams(new: Any, old: Any) -> Any:
+def _with_old_streams(new: PyTree, old: PyTree) -> Any:
     flat_old = dict(nnx.to_flat_state(old))
     kept = [(path, flat_old[path] if isinstance(variable, nnx.RngKey) else variable)
             for path, variable in nnx.to_flat_state(new)]
     return nnx.from_flat_state(kept)
 
 
-def _with_merged_state(new: Any, old: Any, context: ReplicaContext) -> tuple[Any, dict[str, jax.Array]]:
+def _with_merged_state(new: PyTree, old: PyTree, context: ReplicaContext) -> tuple[Any, dict[str, jax.Array]]:
     """Returns values whose model state (all but parameters, optimizer state and streams) is equal on all replicas."""
     flat_old = dict(nnx.to_flat_state(old))
     state = {SEPARATOR.join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(new)

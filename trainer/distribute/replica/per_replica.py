@@ -7,7 +7,7 @@ Owns the rule that padding is invisible: a value with rows carries the mask of i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -81,12 +81,12 @@ def _here(stacked: jax.Array) -> np.ndarray:
     return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
 
 
-def is_per_replica(value: Any) -> bool:
+def is_per_replica(value: object) -> bool:
     """Returns whether `value` is a PerReplica."""
     return isinstance(value, PerReplica)
 
 
-def map_values(function: Any, tree: PyTree) -> Any:
+def map_values(function: Callable[..., Any], tree: PyTree) -> Any:
     """Returns a tree with `function` applied to each leaf; a PerReplica is a leaf."""
     return jax.tree.map(function, tree, is_leaf=is_per_replica)
 

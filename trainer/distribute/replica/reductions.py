@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReduceOp
-from trainer.core.types import PyTree
+from trainer.core.types import ArrayLike, PyTree
 from trainer.distribute.replica.bucketing import BYTES_PER_PACK, over_packs_elementwise
 from trainer.distribute.replica.communication_options import (
     CommunicationImplementation,
@@ -131,7 +131,7 @@ class CrossDeviceOps(abc.ABC):
         return min(limit, -(-tree_bytes // self.num_packs)) if self.num_packs > 1 else limit
 
 
-def as_summable(leaf: Any) -> jax.Array:
+def as_summable(leaf: ArrayLike) -> jax.Array:
     """Returns an array of numbers; booleans become 0 and 1."""
     array = jnp.asarray(leaf)
     return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array

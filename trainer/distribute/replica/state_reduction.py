@@ -19,7 +19,7 @@ from trainer.core.types import PyTree
 SumOverReplicas = Callable[[list[jax.Array]], Sequence[jax.Array]]
 
 
-def _is_averaged(value: Any) -> bool:
+def _is_averaged(value: object) -> bool:
     return jnp.issubdtype(jnp.result_type(value), jnp.inexact)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from trainer.core.identity import Identity
@@ -42,7 +43,7 @@ class ShardingRule(NamedTuple):
     min_bytes: int
     shards_params: bool
 
-    def axis(self, leaf: Any) -> int:
+    def axis(self, leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> int:
         """Returns the longest axis divisible by the number of replicas, the first of several; or `WHOLE`."""
         if leaf.size * leaf.dtype.itemsize < self.min_bytes:
             return WHOLE
@@ -182,7 +183,7 @@ def specs_of(tree: PyTree) -> Any:
                         tree, is_leaf=is_shard)
 
 
-def is_shard(leaf: Any) -> bool:
+def is_shard(leaf: object) -> bool:
     """Returns whether `leaf` is a `Shard`."""
     return isinstance(leaf, Shard)
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from trainer.cluster import ProcessGroup
 from trainer.compile.entry_points import entry_point
 from trainer.core.replica_context import ReduceOp
-from trainer.core.types import PyTree
+from trainer.core.types import ArrayTree, Data, PyTree
 from trainer.data import Dataset
 from trainer.data.sharding.processes import Processes
 from trainer.distribute.placement.placement import replicas_here, replicas_to_devices
@@ -114,7 +114,7 @@ class CustomLoops:
         locals_ = [leaf.local_values if is_per_replica(leaf) else (leaf,) * count for leaf in leaves]
         return tuple(jax.tree.unflatten(structure, [values[index] for values in locals_]) for index in range(count))
 
-    def experimental_distribute_dataset(self, dataset: Any) -> DistributedDataset:
+    def experimental_distribute_dataset(self, dataset: Data) -> DistributedDataset:
         """Returns an iterable over the batches of a dataset, each split by rows over the replicas.
 
         Args:
@@ -140,7 +140,7 @@ class CustomLoops:
             dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, self._process_group,
             deals_batches=True)
 
-    def make_experimental_numpy_dataset(self, numpy_input: Any) -> Dataset:
+    def make_experimental_numpy_dataset(self, numpy_input: ArrayTree) -> Dataset:
         """Returns a `Dataset` of arrays, to be batched and distributed."""
         return Dataset.from_arrays(numpy_input)
 

@@ -59,7 +59,7 @@ class LayoutMap(MutableMapping[str, Any]):
         rule = self._rule_for(path)
         return None if rule is None else self._layouts[rule]
 
-    def __setitem__(self, pattern: str, layout: Any) -> None:
+    def __setitem__(self, pattern: str, layout: object) -> None:
         tree_paths.check_pattern("layout_map", pattern)
         if pattern in self._layouts:
             raise ValueError(f"`layout_map` already has the rule {pattern!r}: {self._layouts[pattern]}. Delete it "
@@ -89,7 +89,7 @@ class LayoutMap(MutableMapping[str, Any]):
         """Deletes a rule and returns its layout, or `default` if given and the rule is missing."""
         return self._layouts.pop(pattern, *default)
 
-    def setdefault(self, pattern: str, default: Any = None) -> Any:
+    def setdefault(self, pattern: str, default: Layout | None = None) -> Any:
         """Returns the layout of a rule, after setting it to `default` if it is missing."""
         if pattern not in self:
             self[pattern] = default
@@ -139,7 +139,7 @@ class LayoutMap(MutableMapping[str, Any]):
         return rules[0] if rules else None
 
 
-def _as_layout(pattern: str, layout: Any) -> Layout:
+def _as_layout(pattern: str, layout: object) -> Layout:
     argument = f"layout_map[{pattern!r}]"
     if isinstance(layout, str):
         raise TypeError(f"`{argument}` must have one entry per dimension. Received: the string {layout!r}. Write "
@@ -153,7 +153,7 @@ def _as_layout(pattern: str, layout: Any) -> Layout:
     return tuple(_as_entry(argument, entry) for entry in layout)
 
 
-def _as_entry(argument: str, entry: Any) -> str | tuple[str, ...] | None:
+def _as_entry(argument: str, entry: object) -> str | tuple[str, ...] | None:
     if entry is None or isinstance(entry, str):
         return entry
     if isinstance(entry, (tuple, list)) and entry and all(isinstance(axis, str) for axis in entry):

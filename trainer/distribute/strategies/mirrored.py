@@ -28,7 +28,7 @@ class OneDeviceStrategy(Strategy):
       1
     """
 
-    def __init__(self, device: Any = 0):
+    def __init__(self, device: int | str | jax.Device = 0):
         super().__init__([find_device(device, "device")])
 
     def _mesh_over(self, devices: Sequence[jax.Device]) -> Sequence[jax.Device]:

@@ -112,7 +112,7 @@ class ModelParallelStrategy(Strategy):
         return jax.lax.with_sharding_constraint(scattered, self.state_shardings(scattered))
 
 
-def _checked_sizes(mesh_shape: Any) -> dict[str, int]:
+def _checked_sizes(mesh_shape: object) -> dict[str, int]:
     if not isinstance(mesh_shape, Mapping):
         raise errors.wrong_type("mesh_shape", mesh_shape, 'a dict such as {"replica": 4, "model": 2}')
     for name, size in mesh_shape.items():
@@ -122,7 +122,8 @@ def _checked_sizes(mesh_shape: Any) -> dict[str, int]:
     return dict(mesh_shape) if REPLICA_AXIS in mesh_shape else {REPLICA_AXIS: 1, **mesh_shape}
 
 
-def _spec_of_moment(path: str, leaf: Any, known: Mapping[str, tuple[Any, PartitionSpec]]) -> PartitionSpec:
+def _spec_of_moment(path: str, leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct,
+                    known: Mapping[str, tuple[Any, PartitionSpec]]) -> PartitionSpec:
     """Returns the spec of the parameter at the end of a path in the optimizer's state, if the shapes are equal."""
     segments = path.split(SEPARATOR)
     for start in range(len(segments)):

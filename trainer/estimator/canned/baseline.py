@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.core.types import PyTree
 from trainer.estimator.canned.common import OptimizerOrName, canned_model_fn, classifier_head, named_optimizer
 from trainer.estimator.canned.linear import Path
 from trainer.estimator.heads import Head, RegressionHead
-from trainer.estimator.heads.base import LossReduction, check_head
+from trainer.estimator.heads.base import LossReduction, WeightColumn, check_head
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.run_config import RunConfig
 
@@ -29,7 +29,7 @@ class BaselineLogits(nn.Module):
     units: int
 
     @nn.compact
-    def __call__(self, features: Any) -> jax.Array:
+    def __call__(self, features: PyTree) -> jax.Array:
         bias = self.param("bias", nn.initializers.zeros_init(), (self.units,))
         rows = jax.tree.leaves(features)[0].shape[0]
         return jnp.broadcast_to(bias, (rows, self.units))
@@ -67,7 +67,7 @@ class BaselineRegressor(BaselineEstimator):
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/BaselineRegressor
     """
 
-    def __init__(self, model_dir: Path | None = None, label_dimension: int = 1, weight_column: Any = None,
+    def __init__(self, model_dir: Path | None = None, label_dimension: int = 1, weight_column: WeightColumn = None,
                  optimizer: OptimizerOrName = "Ftrl", config: RunConfig | None = None,
                  loss_reduction: LossReduction = "sum_over_batch_size"):
         super().__init__(RegressionHead(label_dimension, weight_column, loss_reduction), model_dir, optimizer, config)
@@ -86,7 +86,7 @@ class BaselineClassifier(BaselineEstimator):
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/BaselineClassifier
     """
 
-    def __init__(self, model_dir: Path | None = None, n_classes: int = 2, weight_column: Any = None,
+    def __init__(self, model_dir: Path | None = None, n_classes: int = 2, weight_column: WeightColumn = None,
                  label_vocabulary: Sequence[str] | None = None, optimizer: OptimizerOrName = "Ftrl",
                  config: RunConfig | None = None, loss_reduction: LossReduction = "sum_over_batch_size"):
         super().__init__(classifier_head(n_classes, weight_column, label_vocabulary, loss_reduction), model_dir,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from flax import linen as nn
 
+from trainer.core.types import PyTree
 from trainer.estimator.canned.common import (
     OptimizerOrName,
     canned_model_fn,
@@ -20,7 +20,7 @@ from trainer.estimator.canned.dnn import Activation, DNNLogits, dnn_logits
 from trainer.estimator.canned.linear import Combiner, LinearLogits, Path
 from trainer.estimator.feature_columns import FeatureColumn
 from trainer.estimator.heads import Head, RegressionHead
-from trainer.estimator.heads.base import LossReduction, check_head
+from trainer.estimator.heads.base import LossReduction, WeightColumn, check_head
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.warm_start import WarmStartSettings
@@ -41,7 +41,7 @@ class CombinedLogits(nn.Module):
     linear: LinearLogits | None
     dnn: DNNLogits | None
 
-    def __call__(self, features: Any, training: bool = False) -> jax.Array:
+    def __call__(self, features: PyTree, training: bool = False) -> jax.Array:
         parts = [] if self.linear is None else [self.linear(features)]
         if self.dnn is not None:
             parts.append(self.dnn(features, training=training))
@@ -123,7 +123,7 @@ class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
                  dnn_feature_columns: Sequence[FeatureColumn] | None = None,
                  dnn_optimizer: OptimizerOrName = "Adagrad", dnn_hidden_units: Sequence[int] | None = None,
                  dnn_activation_fn: Activation = nn.relu, dnn_dropout: float | None = None, label_dimension: int = 1,
-                 weight_column: Any = None, config: RunConfig | None = None,
+                 weight_column: WeightColumn = None, config: RunConfig | None = None,
                  warm_start_from: Path | WarmStartSettings | None = None,
                  loss_reduction: LossReduction = "sum_over_batch_size", batch_norm: bool = False,
                  linear_sparse_combiner: Combiner = "sum"):
@@ -153,7 +153,7 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
                  dnn_feature_columns: Sequence[FeatureColumn] | None = None,
                  dnn_optimizer: OptimizerOrName = "Adagrad", dnn_hidden_units: Sequence[int] | None = None,
                  dnn_activation_fn: Activation = nn.relu, dnn_dropout: float | None = None, n_classes: int = 2,
-                 weight_column: Any = None, label_vocabulary: Sequence[str] | None = None,
+                 weight_column: WeightColumn = None, label_vocabulary: Sequence[str] | None = None,
                  config: RunConfig | None = None, warm_start_from: Path | WarmStartSettings | None = None,
                  loss_reduction: LossReduction = "sum_over_batch_size", batch_norm: bool = False,
                  linear_sparse_combiner: Combiner = "sum"):

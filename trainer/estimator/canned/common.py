@@ -15,6 +15,7 @@ from trainer.core import errors
 from trainer.core.types import PyTree
 from trainer.estimator.feature_columns import FeatureColumn, HostTransform
 from trainer.estimator.heads import BinaryClassHead, Head, MultiClassHead
+from trainer.estimator.heads.base import LossReduction, WeightColumn
 from trainer.estimator.training.spec import EstimatorSpec, Mode, ModeKeys, ModelFn
 from trainer.model.types import OptimizerLike, Optimizers
 from trainer.optimizers import SGD, Adagrad, Adam, Ftrl, Optimizer, RMSprop
@@ -64,7 +65,7 @@ def linear_learning_rate(columns: Sequence[FeatureColumn], most: float) -> float
     return min(most, 1 / math.sqrt(len(columns)))
 
 
-def checked_columns(argument: str, columns: Any) -> list[FeatureColumn]:
+def checked_columns(argument: str, columns: object) -> list[FeatureColumn]:
     """Returns feature columns as a list.
 
     Raises:
@@ -85,8 +86,8 @@ def checked_columns(argument: str, columns: Any) -> list[FeatureColumn]:
     return columns
 
 
-def classifier_head(n_classes: int, weight_column: Any, label_vocabulary: Sequence[str] | None,
-                    loss_reduction: Any) -> Head:
+def classifier_head(n_classes: int, weight_column: WeightColumn, label_vocabulary: Sequence[str] | None,
+                    loss_reduction: LossReduction) -> Head:
     """Returns the head of a classifier."""
     if n_classes == 2:
         return BinaryClassHead(weight_column, label_vocabulary=label_vocabulary, loss_reduction=loss_reduction)
@@ -117,6 +118,6 @@ def canned_model_fn(head: Head, columns: Sequence[FeatureColumn], module: nn.Mod
     return model_fn
 
 
-def _rows_alone(features: Any) -> dict[str, Any]:
+def _rows_alone(features: PyTree) -> dict[str, Any]:
     """Returns a single feature of zeros, which gives the number of rows to a model without feature columns."""
     return {"rows": np.zeros((len(jax.tree.leaves(features)[0]), 1), np.float32)}

@@ -9,6 +9,7 @@ import jax
 from flax import linen as nn
 
 from trainer.core import arguments, errors
+from trainer.core.types import PyTree
 from trainer.estimator.canned.common import (
     OptimizerOrName,
     canned_model_fn,
@@ -19,7 +20,7 @@ from trainer.estimator.canned.common import (
 from trainer.estimator.canned.linear import Path
 from trainer.estimator.feature_columns import DenseFeatures, FeatureColumn
 from trainer.estimator.heads import Head, RegressionHead
-from trainer.estimator.heads.base import LossReduction, check_head
+from trainer.estimator.heads.base import LossReduction, WeightColumn, check_head
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.warm_start import WarmStartSettings
@@ -48,7 +49,7 @@ class DNNLogits(nn.Module):
     batch_norm: bool = False
 
     @nn.compact
-    def __call__(self, features: Any, training: bool = False) -> jax.Array:
+    def __call__(self, features: PyTree, training: bool = False) -> jax.Array:
         outputs = DenseFeatures(self.columns, name="input_layer")(features)
         for number, units in enumerate(self.hidden_units):
             layer = nn.Dense(units, kernel_init=nn.initializers.glorot_uniform(), name=f"hiddenlayer_{number}")
@@ -125,7 +126,7 @@ class DNNRegressor(DNNEstimator):
     """
 
     def __init__(self, hidden_units: Sequence[int], feature_columns: Sequence[FeatureColumn],
-                 model_dir: Path | None = None, label_dimension: int = 1, weight_column: Any = None,
+                 model_dir: Path | None = None, label_dimension: int = 1, weight_column: WeightColumn = None,
                  optimizer: OptimizerOrName = "Adagrad", activation_fn: Activation = nn.relu,
                  dropout: float | None = None, config: RunConfig | None = None,
                  warm_start_from: Path | WarmStartSettings | None = None,
@@ -149,7 +150,7 @@ class DNNClassifier(DNNEstimator):
     """
 
     def __init__(self, hidden_units: Sequence[int], feature_columns: Sequence[FeatureColumn],
-                 model_dir: Path | None = None, n_classes: int = 2, weight_column: Any = None,
+                 model_dir: Path | None = None, n_classes: int = 2, weight_column: WeightColumn = None,
                  label_vocabulary: Sequence[str] | None = None, optimizer: OptimizerOrName = "Adagrad",
                  activation_fn: Activation = nn.relu, dropout: float | None = None, config: RunConfig | None = None,
                  warm_start_from: Path | WarmStartSettings | None = None,

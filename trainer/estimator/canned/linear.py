@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 from flax import linen as nn
 
+from trainer.core.types import PyTree
 from trainer.estimator.canned.common import (
     OptimizerOrName,
     canned_model_fn,
@@ -19,7 +20,7 @@ from trainer.estimator.canned.common import (
 )
 from trainer.estimator.feature_columns import FeatureColumn, LinearFeatures
 from trainer.estimator.heads import Head, RegressionHead
-from trainer.estimator.heads.base import LossReduction, check_head
+from trainer.estimator.heads.base import LossReduction, WeightColumn, check_head
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.warm_start import WarmStartSettings
@@ -44,7 +45,7 @@ class LinearLogits(nn.Module):
     sparse_combiner: Combiner = "sum"
 
     @nn.compact
-    def __call__(self, features: Any) -> jax.Array:
+    def __call__(self, features: PyTree) -> jax.Array:
         return LinearFeatures(self.columns, self.units, self.sparse_combiner, name="linear_model")(features)
 
 
@@ -94,7 +95,7 @@ class LinearRegressor(LinearEstimator):
     """
 
     def __init__(self, feature_columns: Sequence[FeatureColumn], model_dir: Path | None = None,
-                 label_dimension: int = 1, weight_column: Any = None, optimizer: OptimizerOrName = "Ftrl",
+                 label_dimension: int = 1, weight_column: WeightColumn = None, optimizer: OptimizerOrName = "Ftrl",
                  config: RunConfig | None = None, warm_start_from: Path | WarmStartSettings | None = None,
                  loss_reduction: LossReduction = "sum_over_batch_size", sparse_combiner: Combiner = "sum"):
         super().__init__(RegressionHead(label_dimension, weight_column, loss_reduction), feature_columns, model_dir,
@@ -115,7 +116,7 @@ class LinearClassifier(LinearEstimator):
     """
 
     def __init__(self, feature_columns: Sequence[FeatureColumn], model_dir: Path | None = None, n_classes: int = 2,
-                 weight_column: Any = None, label_vocabulary: Sequence[str] | None = None,
+                 weight_column: WeightColumn = None, label_vocabulary: Sequence[str] | None = None,
                  optimizer: OptimizerOrName = "Ftrl", config: RunConfig | None = None,
                  warm_start_from: Path | WarmStartSettings | None = None,
                  loss_reduction: LossReduction = "sum_over_batch_size", sparse_combiner: Combiner = "sum"):

@@ -237,7 +237,7 @@ def listed_columns(columns: FeatureColumn | Iterable[FeatureColumn]) -> tuple[Fe
     return found
 
 
-def as_categorical(argument: str, column: Any) -> CategoricalColumn:
+def as_categorical(argument: str, column: object) -> CategoricalColumn:
     """Returns a categorical column.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -184,7 +183,8 @@ def _unwrapped(column: CategoricalColumn) -> CategoricalColumn:
     return column
 
 
-def _check_embedding(dimension: Any, combiner: Any, initializer: Any, max_norm: Any, trainable: Any) -> None:
+def _check_embedding(dimension: object, combiner: object, initializer: object, max_norm: object,
+                     trainable: object) -> None:
     arguments.check_count("dimension", dimension)
     arguments.check_word("combiner", combiner, COMBINERS)
     arguments.require_functions(initializer=initializer)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.estimator.feature_columns.base import MISSING_ID
 from trainer.estimator.feature_columns.keyed import KeyedColumn
@@ -45,7 +45,7 @@ def _fingerprints(categories: np.ndarray) -> np.ndarray:
     return fingerprint64(texts)[places].reshape(categories.shape)
 
 
-def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int, dtype: Any = "string") -> HashedColumn:
+def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int, dtype: DTypeLike = "string") -> HashedColumn:
     """Returns a column of strings or integers that are hashed into buckets, with TensorFlow's ids.
 
     The id is FarmHash's fingerprint of a string's bytes, or of an integer's decimal text, modulo the number of buckets.

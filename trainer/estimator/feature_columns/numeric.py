@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.core import arguments
 from trainer.core.errors import describe, wrong_type
@@ -161,7 +162,7 @@ def numeric_column(
     key: str,
     shape: int | Sequence[int] = (1,),
     default_value: float | Sequence[float] | None = None,
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     normalizer_fn: Callable[[Any], Any] | None = None,
 ) -> NumericColumn:
     """Returns a column of a numeric feature.
@@ -221,7 +222,7 @@ def bucketized_column(source_column: NumericColumn, boundaries: Sequence[float])
     return BucketizedColumn(source_column, edges)
 
 
-def _as_default(value: Any, shape: tuple[int, ...]) -> float | tuple[float, ...] | None:
+def _as_default(value: object, shape: tuple[int, ...]) -> float | tuple[float, ...] | None:
     if value is None:
         return None
     numbers = np.asarray(value)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.core import arguments
 from trainer.core.errors import describe
@@ -186,7 +187,7 @@ def sequence_numeric_column(
     key: str,
     shape: int | Sequence[int] = (1,),
     default_value: float = 0.0,
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     normalizer_fn: Callable[[Any], Any] | None = None,
 ) -> SequenceNumericColumn:
     """Returns a column of sequences of numbers, padded with NaN to equal length.
@@ -231,7 +232,7 @@ def sequence_categorical_column_with_identity(
 def sequence_categorical_column_with_vocabulary_list(
     key: str,
     vocabulary_list: Sequence[Word],
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     default_value: int = -1,
     num_oov_buckets: int = 0,
 ) -> SequenceCategoricalColumn:
@@ -251,7 +252,7 @@ def sequence_categorical_column_with_vocabulary_file(
     vocabulary_size: int | None = None,
     num_oov_buckets: int = 0,
     default_value: int | None = None,
-    dtype: Any = "string",
+    dtype: DTypeLike = "string",
     file_format: str | None = None,
 ) -> SequenceCategoricalColumn:
     """Returns a column of sequences of words, padded with "" or -1.
@@ -265,7 +266,7 @@ def sequence_categorical_column_with_vocabulary_file(
 
 
 def sequence_categorical_column_with_hash_bucket(
-    key: str, hash_bucket_size: int, dtype: Any = "string"
+    key: str, hash_bucket_size: int, dtype: DTypeLike = "string"
 ) -> SequenceCategoricalColumn:
     """Returns a column of sequences of words, padded with "" or -1.
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.core import arguments
 from trainer.core.errors import MAX_ITEMS, wrong_type
@@ -111,7 +112,7 @@ class VocabularyFileColumn(_VocabularyColumn):
 def categorical_column_with_vocabulary_list(
     key: str,
     vocabulary_list: Sequence[Word],
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     default_value: int = -1,
     num_oov_buckets: int = 0,
 ) -> VocabularyListColumn:
@@ -158,7 +159,7 @@ def categorical_column_with_vocabulary_file(
     key: str,
     vocabulary_file: str | os.PathLike[str],
     vocabulary_size: int | None = None,
-    dtype: Any = "string",
+    dtype: DTypeLike = "string",
     default_value: int | None = None,
     num_oov_buckets: int = 0,
     file_format: str | None = None,
@@ -198,7 +199,7 @@ def categorical_column_with_vocabulary_file(
                                 num_oov_buckets, path, size)
 
 
-def _as_out_of_vocabulary(default_value: Any, num_oov_buckets: Any, size: int) -> tuple[int, int]:
+def _as_out_of_vocabulary(default_value: object, num_oov_buckets: object, size: int) -> tuple[int, int]:
     default = arguments.as_count("default_value", default_value, MISSING_ID)
     buckets = arguments.as_count("num_oov_buckets", 0 if num_oov_buckets is None else num_oov_buckets, 0)
     if default >= size:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.estimator.feature_columns.base import (
     CategoricalColumn,
@@ -81,7 +82,7 @@ class WeightedCategoricalColumn(CategoricalColumn):
 
 
 def weighted_categorical_column(
-    categorical_column: CategoricalColumn, weight_feature_key: str, dtype: Any = "float32"
+    categorical_column: CategoricalColumn, weight_feature_key: str, dtype: DTypeLike = "float32"
 ) -> WeightedCategoricalColumn:
     """Returns a categorical column with a weight for each value, from another feature.
 

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import arguments, errors
+from trainer.core.types import ArrayLike, PyTree
+from trainer.estimator.feature_columns.numeric import NumericColumn
 from trainer.estimator.training.spec import EstimatorSpec, Mode
 from trainer.losses import Loss
 from trainer.metrics import Metric
 from trainer.model.types import ModuleLike, Optimizers
 
 LossReduction = Literal["sum_over_batch_size", "sum"]
+WeightColumn: TypeAlias = str | NumericColumn | None
 LossFn = Callable[[jax.Array, jax.Array], jax.Array]
 """A function `(labels, logits)` that returns a loss per row, of shape (rows,) or (rows, 1)."""
 
@@ -57,7 +60,7 @@ class Head(abc.ABC):
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/Head
     """
 
-    def __init__(self, weight_column: Any = None, loss_reduction: LossReduction = "sum_over_batch_size",
+    def __init__(self, weight_column: WeightColumn = None, loss_reduction: LossReduction = "sum_over_batch_size",
                  loss_fn: LossFn | None = None, name: str | None = None):
         if loss_reduction not in ("sum_over_batch_size", "sum"):
             raise errors.unknown_name("loss_reduction", str(loss_reduction), ["sum_over_batch_size", "sum"])
@@ -98,7 +101,7 @@ class Head(abc.ABC):
         """Returns the predictions of `predict`, before `decoded` adds class names."""
 
     @abc.abstractmethod
-    def encoded_labels(self, labels: Any) -> np.ndarray:
+    def encoded_labels(self, labels: PyTree) -> np.ndarray:
         """Returns labels in the form that the loss expects.
 
         Raises:
@@ -142,7 +145,7 @@ class Head(abc.ABC):
             mode, module=module, loss=self.loss(), optimizer=optimizer, weighted_metrics=self.metrics(),
             predictions=self._checked_predictions, decode_predictions=self.decoded, **options)
 
-    def _check_logits(self, logits: Any) -> None:
+    def _check_logits(self, logits: object) -> None:
         """Raises ValueError if the logits do not have the shape (rows, logits_dimension)."""
         shape = getattr(logits, "shape", None)
         if shape is None or len(shape) != 2 or shape[1] != self.logits_dimension:
@@ -154,7 +157,7 @@ class Head(abc.ABC):
         self._check_logits(logits)
         return self.predictions(logits)
 
-    def labels_and_weights(self, features: Any, labels: Any) -> tuple[np.ndarray, ...]:
+    def labels_and_weights(self, features: PyTree, labels: PyTree) -> tuple[np.ndarray, ...]:
         """Returns a batch's encoded labels, and the row weights if there are any."""
         if labels is None:
             return ()
@@ -166,7 +169,7 @@ class Head(abc.ABC):
         """Returns a name with the suffix of the head."""
         return f"{name}/{self.name}" if self.name else name
 
-    def weights(self, features: Any, rows: int) -> np.ndarray | None:
+    def weights(self, features: PyTree, rows: int) -> np.ndarray | None:
         """Returns the row weights of a batch, float32 of shape (rows,); None without a `weight_column`.
 
         Raises:
@@ -190,14 +193,14 @@ class Head(abc.ABC):
         return weights.reshape(rows)
 
 
-def check_head(head: Any) -> Head:
+def check_head(head: object) -> Head:
     """Returns a head; raises TypeError for any other object."""
     if not isinstance(head, Head):
         raise errors.wrong_type("head", head, "a head of `trainer.estimator`, such as `RegressionHead()`")
     return head
 
 
-def as_column(labels: Any, dtype: type, width: int, what: str) -> np.ndarray:
+def as_column(labels: ArrayLike, dtype: type, width: int, what: str) -> np.ndarray:
     """Returns labels as an array of shape (rows, width).
 
     Raises:
@@ -213,7 +216,7 @@ def as_column(labels: Any, dtype: type, width: int, what: str) -> np.ndarray:
     return array.astype(dtype)
 
 
-def class_ids(labels: Any, n_classes: int, vocabulary: Sequence[str] | None) -> np.ndarray:
+def class_ids(labels: ArrayLike, n_classes: int, vocabulary: Sequence[str] | None) -> np.ndarray:
     """Returns labels as int32 class ids, of shape (rows, 1).
 
     Args:
@@ -252,7 +255,7 @@ def checked_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
     return tuple(thresholds or ())
 
 
-def checked_vocabulary(vocabulary: Any, n_classes: int) -> list[str] | None:
+def checked_vocabulary(vocabulary: object, n_classes: int) -> list[str] | None:
     """Returns a vocabulary with one name per class; None without a vocabulary."""
     if vocabulary is None:
         return None

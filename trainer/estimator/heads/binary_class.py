@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from trainer.core.types import PyTree
 from trainer.estimator.heads.base import (
     Head,
     LossFn,
     LossReduction,
+    WeightColumn,
     as_column,
     checked_thresholds,
     checked_vocabulary,
@@ -52,7 +54,7 @@ class BinaryClassHead(Head):
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/BinaryClassHead
     """
 
-    def __init__(self, weight_column: Any = None, thresholds: Sequence[float] | None = None,
+    def __init__(self, weight_column: WeightColumn = None, thresholds: Sequence[float] | None = None,
                  label_vocabulary: Sequence[str] | None = None,
                  loss_reduction: LossReduction = "sum_over_batch_size", loss_fn: LossFn | None = None,
                  name: str | None = None):
@@ -83,7 +85,7 @@ class BinaryClassHead(Head):
         return {"logits": logits, "logistic": logistic, "probabilities": jax.nn.softmax(both),
                 "class_ids": jnp.argmax(both, axis=-1)[:, None].astype(jnp.int32)}
 
-    def encoded_labels(self, labels: Any) -> np.ndarray:
+    def encoded_labels(self, labels: PyTree) -> np.ndarray:
         if self._vocabulary is not None:
             return class_ids(labels, 2, self._vocabulary).astype(np.float32)
         column = as_column(labels, np.float32, 1, "Labels")

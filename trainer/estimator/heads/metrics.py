@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from trainer.core.types import ArrayLike
 from trainer.metrics import AUC, BinaryAccuracy, Precision, Recall
 from trainer.metrics.reduction import WeightedMean
 
@@ -40,7 +41,7 @@ class MeanOf(HeadMetric, WeightedMean):
         super().__init__(name)
         self._function = function
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Adds the values of the function."""
         self.add_values(self._function(*self.part(jnp.asarray(y_true), jnp.asarray(y_pred))), sample_weight)
 
@@ -59,7 +60,7 @@ class AccuracyBaseline(MeanOf):
 class _OfProbabilities(HeadMetric):
     """Mixin that lets a metric of probabilities accept logits."""
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Adds labels, and the probabilities of logits."""
         labels, logits = self.part(jnp.asarray(y_true), jnp.asarray(y_pred))
         super().update_state(labels, jax.nn.sigmoid(logits), sample_weight)  # type: ignore[misc]
@@ -76,7 +77,7 @@ class LogitsAUC(HeadMetric, AUC):
     def __init__(self, name: str, curve: str = "ROC"):
         super().__init__(name=name, curve=curve, from_logits=True)
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Adds labels and logits."""
         super().update_state(*self.part(jnp.asarray(y_true), jnp.asarray(y_pred)), sample_weight)
 

@@ -11,10 +11,12 @@ import numpy as np
 import optax
 
 from trainer.core import arguments
+from trainer.core.types import PyTree
 from trainer.estimator.heads.base import (
     Head,
     LossFn,
     LossReduction,
+    WeightColumn,
     checked_vocabulary,
     class_ids,
     names_of_classes,
@@ -41,7 +43,8 @@ class MultiClassHead(Head):
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/MultiClassHead
     """
 
-    def __init__(self, n_classes: int, weight_column: Any = None, label_vocabulary: Sequence[str] | None = None,
+    def __init__(self, n_classes: int, weight_column: WeightColumn = None,
+                 label_vocabulary: Sequence[str] | None = None,
                  loss_reduction: LossReduction = "sum_over_batch_size", loss_fn: LossFn | None = None,
                  name: str | None = None):
         super().__init__(weight_column, loss_reduction, loss_fn, name)
@@ -66,7 +69,7 @@ class MultiClassHead(Head):
         return {"logits": logits, "probabilities": jax.nn.softmax(logits),
                 "class_ids": jnp.argmax(logits, axis=-1)[:, None].astype(jnp.int32)}
 
-    def encoded_labels(self, labels: Any) -> np.ndarray:
+    def encoded_labels(self, labels: PyTree) -> np.ndarray:
         return class_ids(labels, self._n_classes, self._vocabulary)
 
     def decoded(self, predictions: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import arguments, errors
+from trainer.core.types import PyTree
 from trainer.estimator.heads.base import Head
 from trainer.estimator.heads.metrics import HeadMetric, MeanOf
 from trainer.metrics import Metric
@@ -92,7 +93,7 @@ class MultiHead(Head):
             found.update({(head.name, key): value for key, value in head.decoded(own).items()})
         return found
 
-    def encoded_labels(self, labels: Any) -> Any:
+    def encoded_labels(self, labels: PyTree) -> Any:
         if not isinstance(labels, Mapping):
             raise ValueError("Labels of a `MultiHead` must be a dict by the names of its heads. Received: "
                              f"{errors.describe(labels)}.")

@@ -11,7 +11,16 @@ import numpy as np
 import optax
 
 from trainer.core import arguments, errors
-from trainer.estimator.heads.base import Head, LossFn, LossReduction, as_column, checked_thresholds, checked_vocabulary
+from trainer.core.types import PyTree
+from trainer.estimator.heads.base import (
+    Head,
+    LossFn,
+    LossReduction,
+    WeightColumn,
+    as_column,
+    checked_thresholds,
+    checked_vocabulary,
+)
 from trainer.estimator.heads.metrics import LogitsAUC, MeanOf, at_thresholds
 from trainer.metrics import Metric
 
@@ -35,7 +44,7 @@ class MultiLabelHead(Head):
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/MultiLabelHead
     """
 
-    def __init__(self, n_classes: int, weight_column: Any = None, thresholds: Sequence[float] | None = None,
+    def __init__(self, n_classes: int, weight_column: WeightColumn = None, thresholds: Sequence[float] | None = None,
                  label_vocabulary: Sequence[str] | None = None,
                  loss_reduction: LossReduction = "sum_over_batch_size", loss_fn: LossFn | None = None,
                  name: str | None = None):
@@ -63,7 +72,7 @@ class MultiLabelHead(Head):
     def predictions(self, logits: jax.Array) -> dict[str, jax.Array]:
         return {"logits": logits, "probabilities": jax.nn.sigmoid(logits)}
 
-    def encoded_labels(self, labels: Any) -> np.ndarray:
+    def encoded_labels(self, labels: PyTree) -> np.ndarray:
         if self._vocabulary is not None:
             return self._hot(labels)
         column = as_column(labels, np.float32, self._n_classes, "Labels")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import arguments
-from trainer.estimator.heads.base import Head, LossFn, LossReduction, as_column
+from trainer.core.types import PyTree
+from trainer.estimator.heads.base import Head, LossFn, LossReduction, WeightColumn, as_column
 from trainer.estimator.heads.metrics import MeanOf
 from trainer.metrics import Metric
 
@@ -33,7 +33,7 @@ class RegressionHead(Head):
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/RegressionHead
     """
 
-    def __init__(self, label_dimension: int = 1, weight_column: Any = None,
+    def __init__(self, label_dimension: int = 1, weight_column: WeightColumn = None,
                  loss_reduction: LossReduction = "sum_over_batch_size", loss_fn: LossFn | None = None,
                  inverse_link_fn: Callable[[jax.Array], jax.Array] | None = None, name: str | None = None):
         super().__init__(weight_column, loss_reduction, loss_fn, name)
@@ -61,7 +61,7 @@ class RegressionHead(Head):
         linked = {} if self._inverse_link is None else {"logits": logits}
         return {"predictions": self._linked(logits), **linked}
 
-    def encoded_labels(self, labels: Any) -> np.ndarray:
+    def encoded_labels(self, labels: PyTree) -> np.ndarray:
         return as_column(labels, np.float32, self._dimension, "Labels")
 
     def _linked(self, logits: jax.Array) -> jax.Array:

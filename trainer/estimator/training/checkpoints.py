@@ -12,11 +12,11 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from trainer.callbacks import BackupAndRestore
+from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.core import arguments, tree_paths
 from trainer.core.train_state import TrainState
@@ -60,7 +60,7 @@ class CheckpointSaver(BackupAndRestore):
                 listener.begin()
         super().on_save_point(point)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         super().on_train_end(logs)
         for listener in self._listeners:
             listener.end(self.model, self._point.batches)
@@ -94,7 +94,7 @@ class CheckpointSaver(BackupAndRestore):
         self._saved_step = point.batches
         return resumed
 
-    def _is_due(self, point: Any) -> bool:
+    def _is_due(self, point: SavePoint) -> bool:
         if point.kind == "epoch":
             return True  # a call has a single epoch
         if point.is_at_limit or self.save_freq == "epoch":
@@ -105,7 +105,7 @@ class CheckpointSaver(BackupAndRestore):
         strategy: Strategy = self.model.strategy  # type: ignore[attr-defined]
         return strategy.process_group.any(is_due) if strategy.spans_processes else is_due
 
-    def _save(self, point: Any, wait: bool = False) -> bool:
+    def _save(self, point: SavePoint, wait: bool = False) -> bool:
         is_new = point.batches != self._saved_step
         if is_new:
             for listener in self._listeners:

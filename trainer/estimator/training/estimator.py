@@ -19,6 +19,7 @@ import numpy as np
 
 from trainer.core import arguments, errors
 from trainer.core.tracebacks import user_stacklevel
+from trainer.core.types import ArrayLike, PyTree
 from trainer.distribute import Strategy
 from trainer.estimator.training import checkpoints, serving
 from trainer.estimator.training.estimator_model import EstimatorModel, make_model
@@ -334,7 +335,7 @@ class Estimator:
         labels = None if mode == ModeKeys.PREDICT else batches.labels
         return self._model_of(mode, batches.features, labels, is_new)
 
-    def _model_of(self, mode: Mode, features: Any, labels: Any,
+    def _model_of(self, mode: Mode, features: PyTree, labels: PyTree,
                   is_new: bool = False) -> tuple[EstimatorSpec, EstimatorModel]:
         """Returns the spec and the model of a mode, cached while the form of the input stays the same."""
         key = mode, str(jax.tree.map(_form_of, (features, labels)))
@@ -387,12 +388,12 @@ def _with_model_dir(config: RunConfig, model_dir: str | os.PathLike[str] | None)
     return config.replace(model_dir=path)
 
 
-def _form_of(leaf: Any) -> tuple[str, tuple[int, ...]]:
+def _form_of(leaf: ArrayLike) -> tuple[str, tuple[int, ...]]:
     array = np.asarray(leaf)
     return array.dtype.kind, array.shape[1:]
 
 
-def _named(outputs: Any, names: Sequence[str]) -> dict[str, Any]:
+def _named(outputs: PyTree, names: Sequence[str]) -> dict[str, Any]:
     if not isinstance(outputs, Mapping):
         raise ValueError(f"`predict_keys` argument is not valid in case of non-dict predictions. Received: {names}.")
     found = {name: outputs[name] for name in names if name in outputs}
@@ -401,7 +402,7 @@ def _named(outputs: Any, names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _rows(outputs: Any) -> Iterator[Any]:
+def _rows(outputs: PyTree) -> Iterator[Any]:
     leaves, structure = jax.tree.flatten(outputs)
     for row in zip(*leaves, strict=True):
         yield jax.tree.unflatten(structure, row)

@@ -9,6 +9,7 @@ import jax
 
 from trainer.core import errors
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch, as_batch
 from trainer.distribute import Strategy, get_strategy
@@ -56,7 +57,7 @@ class EstimatorModel(Model):
         return outputs if self.output_names is None else _named(outputs, self.output_names)
 
 
-def _named(outputs: Any, names: Sequence[str]) -> dict[str, Any]:
+def _named(outputs: PyTree, names: Sequence[str]) -> dict[str, Any]:
     if not isinstance(outputs, Mapping):
         raise ValueError(f"`export_outputs` names {', '.join(names)}, and the predictions are no dict. Give "
                          "`predictions` of the spec a function that returns one, or leave `export_outputs` out.")
@@ -66,7 +67,7 @@ def _named(outputs: Any, names: Sequence[str]) -> dict[str, Any]:
     return {name: outputs[name] for name in names}
 
 
-def make_model(spec: EstimatorSpec, strategy: Strategy | None, seed: int, features: Any) -> EstimatorModel:
+def make_model(spec: EstimatorSpec, strategy: Strategy | None, seed: int, features: PyTree) -> EstimatorModel:
     """Returns a built model of a spec, compiled if the spec has a loss.
 
     Args:

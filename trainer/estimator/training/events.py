@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.callbacks import Callback
+from trainer.callbacks.base.callback import Logs
+from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.core.types import Phase
 
 LOGGER = logging.getLogger(".".join(__name__.split(".")[:2]))  # the package's logger, so that users can set its level
@@ -47,7 +49,7 @@ class TrainingLog(Callback):
         self._summed_at: tuple[int, float] | None = None
         self._first = 0  # global step before the call
 
-    def on_save_point(self, point: Any) -> None:
+    def on_save_point(self, point: SavePoint) -> None:
         if point.kind == "start":
             self._first = point.batches - point.batch
             self._logged = self._summed_at = None
@@ -81,7 +83,7 @@ class TrainingLog(Callback):
             self._write("loss", (total - before_sum[1]) / (done - before_sum[0]), step)
             self._summed_at = (done, total)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self.release()
 
     def release(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainer.core import arguments, errors
+from trainer.core.types import PyTree
 from trainer.estimator.training.spec import EstimatorSpec, Mode, ModelFn
 
 _OF_MODEL_FN = ("features", "labels", "mode", "params", "config")
@@ -28,21 +29,21 @@ def check_steps(**counts: int | None) -> None:
             arguments.as_count(name, count, 1, f"a whole number of at least 1: must specify {name} > 0")
 
 
-def check_input_fn(input_fn: Any) -> InputFn:
+def check_input_fn(input_fn: object) -> InputFn:
     """Returns an `input_fn`; raises TypeError if it is not a function."""
     if not callable(input_fn):
         raise errors.wrong_type("input_fn", input_fn, "a function that returns data, such as `lambda: dataset`")
     return input_fn
 
 
-def check_receiver(serving_input_receiver_fn: Any) -> None:
+def check_receiver(serving_input_receiver_fn: object) -> None:
     """Raises TypeError if a `serving_input_receiver_fn` is not a function."""
     if not callable(serving_input_receiver_fn):
         raise errors.wrong_type("serving_input_receiver_fn", serving_input_receiver_fn,
                                 "a function that returns some rows of features")
 
 
-def check_model_fn(model_fn: Any, params: Mapping[str, Any] | None) -> ModelFn:
+def check_model_fn(model_fn: object, params: Mapping[str, Any] | None) -> ModelFn:
     """Returns a `model_fn` after checking its arguments.
 
     Args:
@@ -69,8 +70,8 @@ def check_model_fn(model_fn: Any, params: Mapping[str, Any] | None) -> ModelFn:
     return model_fn
 
 
-def call_model_fn(model_fn: ModelFn, features: Any, labels: Any, mode: Mode, params: Any,
-                  config: Any) -> EstimatorSpec:
+def call_model_fn(model_fn: ModelFn, features: PyTree, labels: PyTree, mode: Mode, params: Mapping[str, Any] | None,
+                  config: object) -> EstimatorSpec:
     """Returns the spec of a `model_fn` for a mode.
 
     Raises:

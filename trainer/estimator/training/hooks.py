@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.callbacks import Callback
+from trainer.callbacks.base.callback import Logs
+from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.core import arguments, errors
 
 
@@ -121,7 +123,7 @@ class CheckpointSaverListener:
         """Called once at the end of the training, after the last checkpoint."""
 
 
-def as_callbacks(argument: str, hooks: Any) -> list[Callback]:
+def as_callbacks(argument: str, hooks: object) -> list[Callback]:
     """Returns hooks and callbacks, or None, as a list of callbacks for `fit` and `evaluate`.
 
     Raises:
@@ -130,7 +132,7 @@ def as_callbacks(argument: str, hooks: Any) -> list[Callback]:
     return [_HookCallback(hook) if isinstance(hook, SessionRunHook) else hook for hook in check_hooks(argument, hooks)]
 
 
-def check_hooks(argument: str, hooks: Any) -> list[Any]:
+def check_hooks(argument: str, hooks: object) -> list[Any]:
     """Returns a hook, a callback, an iterable of both, or None as a list; raises TypeError for other elements."""
     hooks = [] if hooks is None else hooks
     if isinstance(hooks, SessionRunHook | Callback) or not isinstance(hooks, Iterable):
@@ -143,7 +145,7 @@ def check_hooks(argument: str, hooks: Any) -> list[Any]:
     return hooks
 
 
-def check_listeners(listeners: Any) -> Sequence[CheckpointSaverListener]:
+def check_listeners(listeners: object) -> Sequence[CheckpointSaverListener]:
     """Returns a listener, an iterable of listeners, or None as a sequence; raises TypeError for other elements."""
     listeners = () if listeners is None else listeners
     listeners = tuple(listeners) if isinstance(listeners, Iterable) else (listeners,)
@@ -185,47 +187,47 @@ class _HookCallback(Callback):
         super().set_model(model)
         self._context = SessionRunContext(model)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._context = SessionRunContext(self.model)
         self._hook.begin()
 
-    def on_save_point(self, point: Any) -> None:
+    def on_save_point(self, point: SavePoint) -> None:
         if point.kind == "start":  # the run is already restored
             self._hook.after_create_session(self.model, None)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         self._before()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._after(logs)
         if self._context.stop_requested:
             self.model.stop_training = True
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._hook.end(self.model)
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         self._context = SessionRunContext(self.model)
         self._hook.begin()
         self._hook.after_create_session(self.model, None)
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         self._before()
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._after(logs)
         if self._context.stop_requested:
             self.model.stop_evaluating = True
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs | None = None) -> None:
         self._hook.end(self.model)
 
     on_predict_begin = on_test_begin
 
-    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_predict_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         self._before()
 
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._after(logs)
         if self._context.stop_requested:
             self.model.stop_predicting = True
@@ -238,5 +240,5 @@ class _HookCallback(Callback):
             raise TypeError(f"`{type(self._hook).__name__}.before_run` returned {errors.describe(wanted)}. There is no "
                             "graph to fetch from: return None, and read `run_values.results` in `after_run`.")
 
-    def _after(self, logs: Any) -> None:
+    def _after(self, logs: Logs | None) -> None:
         self._hook.after_run(self._context, SessionRunValues(_Results(logs or {}, self.model)))

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from trainer.core import errors
+from trainer.core.types import PyTree
 from trainer.data import Dataset, RowDataset
 from trainer.estimator.training.spec import BatchMap
 
@@ -85,7 +86,7 @@ class InputBatches:
         return _Steps(data, replicas, step, limit)
 
 
-def mapped_batch(batch_map: BatchMap | None, features: Any, labels: Any) -> Any:
+def mapped_batch(batch_map: BatchMap | None, features: PyTree, labels: PyTree) -> Any:
     """Returns the result of `batch_map` for a batch, or the batch itself without a `batch_map`.
 
     Raises:
@@ -105,7 +106,7 @@ class _Forever:
 
     num_batches = None  # endless, as in Keras
 
-    def __init__(self, batch: Any):
+    def __init__(self, batch: PyTree):
         self._batch = batch
 
     def __getitem__(self, index: int) -> Any:
@@ -170,7 +171,7 @@ def _in_steps(batches: Iterator[Any], count: int, step: Callable[[list[Any]], An
             batches.close()
 
 
-def _is_batch(data: Any) -> bool:
+def _is_batch(data: object) -> bool:
     """Returns whether data are a single batch: an array, or a tuple or dict of arrays."""
     if isinstance(data, _ARRAYS):
         return True
@@ -179,7 +180,7 @@ def _is_batch(data: Any) -> bool:
     return isinstance(data, tuple) and bool(data) and all(part is None or _is_batch(part) for part in data)
 
 
-def _features_and_labels(batch: Any) -> tuple[Any, Any]:
+def _features_and_labels(batch: PyTree) -> tuple[Any, Any]:
     if isinstance(batch, list | str | bytes):
         raise TypeError("The batches of input_fn must be arrays: `features` or a tuple `(features, labels)`. Received: "
                         f"{errors.describe(batch)}. Make arrays of lists, by `np.asarray`.")

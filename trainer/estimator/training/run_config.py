@@ -163,7 +163,7 @@ def _optional_count(name: str, value: Any, minimum: int = 1) -> int | None:
     return None if value is None else int(value)
 
 
-def _strategy(name: str, value: Any) -> Strategy | None:
+def _strategy(name: str, value: object) -> Strategy | None:
     if value is not None and not isinstance(value, Strategy):
         raise errors.wrong_type(name, value, "a strategy of `trainer.distribute`, such as `MirroredStrategy()`")
     return value

@@ -63,7 +63,7 @@ class WarmStartSettings:
         return (patterns,) if is_one else tuple(patterns or ())  # type: ignore[return-value]
 
 
-def as_settings(value: Any) -> WarmStartSettings | None:
+def as_settings(value: object) -> WarmStartSettings | None:
     """Returns `warm_start_from` as settings; a path selects all weights."""
     if value is None or isinstance(value, WarmStartSettings):
         return value

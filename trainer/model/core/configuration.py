@@ -14,6 +14,7 @@ import jax
 from trainer.core import tree_paths
 from trainer.core.errors import see
 from trainer.core.replica_context import in_replica_context
+from trainer.core.types import PyTree
 from trainer.metrics import Mean, Metric
 from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
@@ -65,7 +66,7 @@ class Configuration:
 
     def compile(
         self, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any,
-        options: CompileOptions, names: Sequence[str], params: Any,
+        options: CompileOptions, names: Sequence[str], params: PyTree,
     ) -> None:
         """Sets the arguments of `compile`. On an error, nothing changes.
 
@@ -118,7 +119,7 @@ class Configuration:
         if self.given:
             self.given = {**self.given, **changes}
 
-    def check_weights(self, params: Any, model_state: Any) -> None:
+    def check_weights(self, params: PyTree, model_state: PyTree) -> None:
         """Raises ValueError unless the weights have all names in the optimizers and in `freeze` and other patterns."""
         _check_params(self.rules, self.options, params)
 
@@ -139,7 +140,7 @@ class Configuration:
             raise RuntimeError(f"Call `compile(optimizer, loss)` before `{method}`. {see('not-compiled')}")
 
 
-def _check_params(rules: UpdateRule | NamedRules | None, options: CompileOptions, params: Any) -> None:
+def _check_params(rules: UpdateRule | NamedRules | None, options: CompileOptions, params: PyTree) -> None:
     check_names(rules, params, "top-level submodule")
     paths = tree_paths.named_leaves(params)
     tree_paths.check_patterns("freeze", options.freeze, paths)

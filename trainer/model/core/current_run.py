@@ -6,6 +6,7 @@ Owns how a nested run, such as an `evaluate` in a callback, counts for the outer
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ class CurrentRun:
         """Returns the arguments and the data of a starting `fit`, as plain data by name."""
         return self.describe() if self.describe else {}
 
-    def begin_save(self, filepath: Any) -> None:
+    def begin_save(self, filepath: str | os.PathLike[str]) -> None:
         """Starts writing the files of `Model.save` to a folder; see `trainer.callbacks.RunDetails`."""
         with self.timing.measure("checkpoint"):
             if self._writer is None:

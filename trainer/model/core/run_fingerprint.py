@@ -15,12 +15,14 @@ from trainer.callbacks import CallbackList
 from trainer.cluster import package_versions
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
+from trainer.core.types import PyTree
 from trainer.data.reader import Reader
+from trainer.data.sources.batches import Batch
 
 _PROGRAM = "program, made by the code, the loss, the metrics, the optimizer and the communication"
 
 
-def describe_model(state: TrainState, batch: Any, settings: Mapping[str, Any]) -> dict[str, str]:
+def describe_model(state: TrainState, batch: Batch, settings: Mapping[str, Any]) -> dict[str, str]:
     """Returns comparable descriptions of a model and of the installed packages.
 
     Args:
@@ -96,14 +98,14 @@ def describe_run(
             **{name: str(value) for name, value in arguments.items()}}
 
 
-def _shapes(tree: Any) -> str:
+def _shapes(tree: PyTree) -> str:
     leaves = {name: (tuple(np.shape(leaf)), str(leaf.dtype)) for name, leaf in named_leaves(tree).items()}
     values = sum(int(np.prod(shape)) for shape, _ in leaves.values())
     digest = _digest(repr(sorted(leaves.items())))
     return f"{len(leaves)} array{'s' * (len(leaves) != 1)}, {values:,} values ({digest})"
 
 
-def _values(tree: Any) -> str:
+def _values(tree: PyTree) -> str:
     checksum = 0
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array):

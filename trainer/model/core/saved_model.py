@@ -17,6 +17,7 @@ import numpy as np
 from trainer.core import tree_paths
 from trainer.core.errors import naming_file, see
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import to_host
 from trainer.model.core.state_holder import INIT_ROWS, StateHolder
 from trainer.optimizers.named import optimizer_kinds
@@ -39,7 +40,7 @@ DOCUMENT_KEY = "training_state"
 _DOCUMENT_ARRAYS, _STATE_ARRAYS = "document/", "state/"
 
 
-def save(path: str, state: TrainState, inputs: Any) -> None:
+def save(path: str, state: TrainState, inputs: PyTree) -> None:
     """Writes a training state: to a single file if `path` has a suffix, else to a checkpoint folder.
 
     Args:
@@ -53,12 +54,12 @@ def save(path: str, state: TrainState, inputs: Any) -> None:
         begin_save(writer, path, state, inputs)
 
 
-def begin_save(writer: CheckpointWriter, path: str, state: TrainState, inputs: Any) -> None:
+def begin_save(writer: CheckpointWriter, path: str, state: TrainState, inputs: PyTree) -> None:
     """Starts writing a training state to a checkpoint folder; see `save` and `CheckpointWriter.save`."""
     writer.save(path, *_contents(state, inputs), replace=True)
 
 
-def _contents(state: TrainState, inputs: Any) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+def _contents(state: TrainState, inputs: PyTree) -> tuple[dict[str, jax.Array], dict[str, Any]]:
     """Returns the arrays and the document to save."""
     # Arrays without rows, which only describe the inputs.
     no_rows = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), inputs)
@@ -108,7 +109,7 @@ def _open_folder(path: str) -> tuple[Any, Restore]:
     return checkpoint.document, checkpoint.restore
 
 
-def _save_file(path: str, arrays: Mapping[str, jax.Array], document: Any) -> None:
+def _save_file(path: str, arrays: Mapping[str, jax.Array], document: object) -> None:
     every = {f"{_STATE_ARRAYS}{name}": to_host(leaf) for name, leaf in arrays.items()}
     if jax.process_index() != 0:
         return

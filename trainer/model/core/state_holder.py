@@ -18,6 +18,7 @@ from trainer.core import errors, replica_context, trace_purity
 from trainer.core.rng import stream_key
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, initial_opt_state, initial_state, shapes_of
+from trainer.core.types import PyTree
 from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import free_to_move, to_host
@@ -82,14 +83,14 @@ class StateHolder:
 
     # --- making ----------------------------------------------------------------------------------------------------
 
-    def build(self, inputs: Any) -> None:
+    def build(self, inputs: PyTree) -> None:
         """Makes the weights from inputs in the form of `Model.sample_inputs`."""
         with self.building(inputs):
             pass
         _ = self.current  # waits for the weights
 
     @contextlib.contextmanager
-    def building(self, inputs: Any) -> Iterator[TrainState]:
+    def building(self, inputs: PyTree) -> Iterator[TrainState]:
         """Makes the weights while the block runs. Yields their shapes; the first access after the block waits."""
         if self._strategy.is_described:
             raise ValueError(f"The devices of {self._strategy!r} are described only: no weights can be placed there. "
@@ -107,7 +108,7 @@ class StateHolder:
         yield making[0]
         self.set_pending(*making)
 
-    def shapes(self, inputs: Any = None) -> TrainState:
+    def shapes(self, inputs: PyTree = None) -> TrainState:
         """Returns the shapes of the state without allocation; for `inputs`, if given."""
         if inputs is None:
             return shapes_of(self.state_or_shapes)
@@ -161,7 +162,7 @@ class StateHolder:
             opt_state = rules.with_counts(opt_state)
         self.set(self._strategy.place_state(state.replace(optimizer=rules, opt_state=opt_state)))
 
-    def _make(self, seed: jax.Array, inputs: Any, initial_values: Any) -> TrainState:
+    def _make(self, seed: jax.Array, inputs: PyTree, initial_values: PyTree) -> TrainState:
         try:
             with replica_context.enter(replica_context.context_outside(inputs)):
                 params, model_state, _ = self._module.init(stream_key(seed, "params"), inputs, initial_values)

@@ -83,7 +83,7 @@ class ModelLayer:
         return bool(self.trainable_weights)
 
     @trainable.setter
-    def trainable(self, value: Any) -> NoReturn:
+    def trainable(self, value: object) -> NoReturn:
         raise AttributeError(f"`trainable` of the layer {self.path!r} cannot be set: `compile` says what is trained. "
                              f"Call `compile(..., freeze=[{self.path!r}])` for layers that are to stay as they are, "
                              "without it to train all.")

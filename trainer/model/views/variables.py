@@ -6,7 +6,6 @@ Owns which values may be assigned. The model passes the functions that read and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from jax.typing import DTypeLike
 
 from trainer.core import errors
 from trainer.core.tree_paths import SEPARATOR
+from trainer.core.types import ArrayLike
 from trainer.distribute.placement.placement import to_host
 
 
@@ -77,7 +77,7 @@ class ModelVariable:
         """Returns a copy of the whole array on the host, even if it is split over devices."""
         return np.array(to_host(self._read()))
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: ArrayLike) -> None:
         """Replaces the weight in the model's state; its averages start again, as in `Model.set_weights`.
 
         Args:
@@ -95,11 +95,11 @@ class ModelVariable:
                              f"Received: a value of shape {array.shape}.")
         self._write(cast_to(self.path, array, self.dtype))
 
-    def assign_add(self, value: Any) -> None:
+    def assign_add(self, value: ArrayLike) -> None:
         """Adds to the weight; see `assign`."""
         self.assign(self.numpy() + np.asarray(value))
 
-    def assign_sub(self, value: Any) -> None:
+    def assign_sub(self, value: ArrayLike) -> None:
         """Subtracts from the weight; see `assign`."""
         self.assign(self.numpy() - np.asarray(value))
 
@@ -115,7 +115,7 @@ class ModelVariable:
         return f"<ModelVariable path={self.path}, shape={self.shape}, dtype={self.dtype}>"
 
 
-def cast_to(name: str, values: np.ndarray, dtype: Any) -> np.ndarray:
+def cast_to(name: str, values: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """Returns values in another dtype; raises ValueError for values that the dtype cannot hold."""
     if values.dtype == dtype:
         return values

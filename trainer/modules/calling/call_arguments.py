@@ -48,7 +48,7 @@ class CallKwargs(NamedTuple):
         """Returns the keyword arguments of a phase."""
         return self.train if training else self.eval
 
-    def check(self, target: Any) -> None:
+    def check(self, target: object) -> None:
         """Raises TypeError if a value is not a dict of names, or ValueError if `target` has no such parameter."""
         for argument, kwargs in (("train_kwargs", self.train), ("eval_kwargs", self.eval)):
             if kwargs is None:
@@ -62,7 +62,7 @@ class CallKwargs(NamedTuple):
                     raise errors.unknown_name(f"name in `{argument}`", name, parameters)
 
 
-def call_arguments(target: Any, inputs: PyTree, training: bool, make_key: MakeKey | None = None,
+def call_arguments(target: object, inputs: PyTree, training: bool, make_key: MakeKey | None = None,
                    given: Mapping[str, Any] | None = None) -> tuple[tuple, dict[str, Any]]:
     """Returns the positional and keyword arguments for a call of `target` on a batch.
 
@@ -172,7 +172,7 @@ def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
         return {"inputs": inspect.Parameter("inputs", inspect.Parameter.POSITIONAL_ONLY)}
 
 
-def _owner(target: Any) -> Any:
+def _owner(target: object) -> Any:
     """Returns the owner of the signature: the Linen module in an `nnx.bridge.ToNNX`, the NNX class in a `ToLinen`."""
     wrapped = vars(target).get("to_nnx__module") if hasattr(target, "__dict__") else None
     if isinstance(wrapped, nn.Module):
@@ -196,7 +196,7 @@ def _is_maker(parameter: inspect.Parameter) -> bool:
     return parameter.annotation in (MakeKey, "MakeKey")  # of a stack, whose layers may need keys
 
 
-def _random(parameter: inspect.Parameter, owner: Any, make_key: MakeKey) -> Any:
+def _random(parameter: inspect.Parameter, owner: object, make_key: MakeKey) -> Any:
     if _is_maker(parameter):
         return make_key
     key = make_key(f"argument/{parameter.name}")
@@ -210,6 +210,6 @@ def _random(parameter: inspect.Parameter, owner: Any, make_key: MakeKey) -> Any:
     return nnx.Rngs(key)
 
 
-def _decided_by_attribute(owner: Any, parameter: inspect.Parameter) -> bool:
+def _decided_by_attribute(owner: object, parameter: inspect.Parameter) -> bool:
     # Flax refuses a flag in both the constructor and the call.
     return parameter.default is None and getattr(owner, parameter.name, None) is not None

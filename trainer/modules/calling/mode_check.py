@@ -33,7 +33,7 @@ class ModeCheck:
         self._found: dict[str, None] = {}
 
     @contextlib.contextmanager
-    def within(self, layer: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
+    def within(self, layer: object, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Records that a layer is being called.
 
         Args:
@@ -62,7 +62,7 @@ class ModeCheck:
         if not self._training:
             self._found[f"dropout {path!r}"] = None
 
-    def raise_found(self, module: Any, streams: Iterable[str] = ()) -> None:
+    def raise_found(self, module: object, streams: Iterable[str] = ()) -> None:
         """Raises ValueError if a layer has broken the rules.
 
         Args:

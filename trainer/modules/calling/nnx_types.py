@@ -7,10 +7,9 @@ an NNX object has already imported it.
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 
-def is_nnx_module(value: Any) -> bool:
+def is_nnx_module(value: object) -> bool:
     """Returns whether a value is an NNX module."""
     if "flax.nnx" not in sys.modules:
         return False
@@ -20,7 +19,7 @@ def is_nnx_module(value: Any) -> bool:
     return isinstance(value, nnx.Module)
 
 
-def is_nnx_object(value: Any) -> bool:
+def is_nnx_object(value: object) -> bool:
     """Returns whether a value is an NNX module, optimizer or another container of NNX variables."""
     if "flax.nnx" not in sys.modules:
         return False

@@ -24,7 +24,7 @@ _PLAIN = (type(None), type, str, bytes, int, float, complex, types.ModuleType, t
 _DEPTH = 5  # maximum depth of nested objects
 
 
-def check_holds_no_weights(function: Any, what: str) -> None:
+def check_holds_no_weights(function: object, what: str) -> None:
     """Raises TypeError for a callable with weights that is no Flax module: nothing would train them.
 
     A function may close over arrays, and a `functools.partial` may hold arrays as arguments: these are constants.
@@ -40,7 +40,7 @@ def check_holds_no_weights(function: Any, what: str) -> None:
             "it is a constant, pass a function that calls it: `lambda x: layer(x)`.")
 
 
-def _weights(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
+def _weights(value: object, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
     """Yields descriptions of the weights in an object, with their names."""
     value = _unwrapped(value)
     if depth == 0 or id(value) in seen or isinstance(value, _PLAIN):
@@ -75,7 +75,7 @@ def _unwrapped(value: Any) -> Any:
             return value
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, Any]:
     """Returns the attributes of an object, including attributes of its class and `__slots__`, without methods."""
     attributes: dict[str, Any] = {}
     for part in reversed(type(value).__mro__):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ _IN_ZIP = {  # by the ends of names of files in the archive
 }
 
 
-def checked_path(argument: str, value: Any) -> str:
+def checked_path(argument: str, value: object) -> str:
     """Returns a path as a string.
 
     Raises:

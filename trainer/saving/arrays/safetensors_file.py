@@ -377,7 +377,7 @@ def _remove_leftovers(folder: str, file_name: str) -> None:
                 os.unlink(path)
 
 
-def _fetch(array: Any) -> np.ndarray:
+def _fetch(array: jax.Array | np.ndarray) -> np.ndarray:
     if isinstance(array, jax.Array):
         # JAX keeps a host copy as long as its array lives. This array shares the buffers and lives for a single write.
         array = jax.make_array_from_single_device_arrays(array.shape, array.sharding,
@@ -397,7 +397,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _parsed(header: Any) -> tuple[dict[str, str], dict[str, Spec], dict[str, tuple[int, int]]]:
+def _parsed(header: object) -> tuple[dict[str, str], dict[str, Spec], dict[str, tuple[int, int]]]:
     if not isinstance(header, dict):
         raise _HeaderError("it is not a JSON object")
     metadata = header.pop(_METADATA, {})
@@ -426,7 +426,7 @@ def _parsed(header: Any) -> tuple[dict[str, str], dict[str, Spec], dict[str, tup
     return metadata, shapes, offsets
 
 
-def _are_sizes(values: Any) -> bool:
+def _are_sizes(values: object) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 

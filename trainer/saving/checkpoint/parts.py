@@ -134,7 +134,7 @@ class _HashedFile:
     def __enter__(self) -> _HashedFile:
         return self
 
-    def __exit__(self, kind: Any, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         with self._file:
             if kind is None:
                 os.fsync(self._file.fileno())

@@ -26,7 +26,7 @@ _ALLOWED = ("a dict with keys of type str or int, a list, a tuple, None, a bool,
             "NumPy array or scalar, or a JAX array")
 
 
-def encode(tree: Any, name: str = "document") -> tuple[Any, dict[str, np.ndarray]]:
+def encode(tree: object, name: str = "document") -> tuple[Any, dict[str, np.ndarray]]:
     """Returns a plain value as JSON-serializable data, and its arrays by number.
 
     Args:
@@ -122,7 +122,7 @@ def _encoded_array(value: np.ndarray, name: str, arrays: dict[str, np.ndarray]) 
     return node
 
 
-def _on_host(value: Any, name: str) -> np.ndarray:
+def _on_host(value: object, name: str) -> np.ndarray:
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"`{name}` is a value that JAX is tracing. Only a computed array can be saved.")
     if isinstance(value, jax.Array):
@@ -203,7 +203,7 @@ def _type_name(kind: type) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _hint(value: Any) -> str:
+def _hint(value: object) -> str:
     if isinstance(value, np.ndarray):
         return " Convert it with `np.array(value, subok=False)`."
     for base in (dict, list, tuple, bool, int, float, str, bytes):

@@ -60,7 +60,7 @@ class CheckpointWriter:
         self,
         path: str | os.PathLike[str],
         arrays: Mapping[str, jax.Array],
-        document: Any,
+        document: object,
         replace: bool = False,
         on_saved: Callable[[], None] | None = None,
     ) -> None:
@@ -186,7 +186,7 @@ class CheckpointWriter:
         self.close()
 
 
-def _spec_of(name: Any, array: Any) -> layout.Spec:
+def _spec_of(name: object, array: object) -> layout.Spec:
     if not isinstance(name, str):
         raise errors.wrong_type("arrays", name, "a mapping from names, which are strings, to arrays")
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):

@@ -19,6 +19,7 @@ from trainer.compile.jit import compiled
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, shapes_of
+from trainer.core.types import PyTree
 from trainer.data.sources.batches import BatchSpec, Group
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
 from trainer.distribute.parameter_server.served_model import ServedModel
@@ -28,6 +29,7 @@ from trainer.distribute.placement.placement import PlacedGroup
 from trainer.step import running_logs, steps
 from trainer.step.compiled_phase import CompiledPhase
 from trainer.step.on_workers.remote_step import RemoteStep, train_on_batch
+from trainer.step.running_logs import RunningLogs
 
 STEPS_PER_WORKER = 32  # per execution, at whose end workers wait for the last
 SENT_BYTES = 2**28  # of the batches that an execution sends
@@ -72,7 +74,7 @@ class RemotePhase(CompiledPhase):
         self._add: Any = None
         self._has_warned = False
 
-    def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
+    def prepare(self, state: TrainState, batch: PyTree, batch_rows: int = 0) -> None:
         if self._logs is None:
             self._spec = BatchSpec.of(batch)
             self._logs = self._remote_step(self._user_step, shapes_of(state)).shapes_of_logs(batch)
@@ -82,11 +84,11 @@ class RemotePhase(CompiledPhase):
         tables = self._served.partition_of(shapes.params).tables
         return RemoteStep(step, shapes, tables, self._spec, self._check_labels)
 
-    def _learn_logs(self, shapes: Any) -> None:
+    def _learn_logs(self, shapes: PyTree) -> None:
         super()._learn_logs({**self._logs, "staleness": jax.ShapeDtypeStruct((), np.float32)})
         self._add = compiled(running_logs.add_step)
 
-    def _affordable_steps(self, cost: Any, stacked: Any) -> int:
+    def _affordable_steps(self, cost: Any, stacked: PyTree) -> int:
         size = max(sum(leaf.nbytes for leaf in jax.tree.leaves(stacked)), 1)
         return max(min(STEPS_PER_WORKER * self._cluster.num_workers, SENT_BYTES // size), self._cluster.num_workers)
 
@@ -96,7 +98,7 @@ class RemotePhase(CompiledPhase):
         return PlacedGroup(data, group.count, group.rows, group.first, group.resume_token)
 
     def executable(
-        self, state: Any, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
+        self, state: TrainState, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
         stop: int | None = None,
     ) -> Callable[..., Any]:
         stop = group.count if stop is None else stop
@@ -110,7 +112,8 @@ class RemotePhase(CompiledPhase):
     def text(self) -> str | None:
         return None  # the programs are on the workers
 
-    def _trained(self, state: TrainState, running: Any, group: PlacedGroup, batches: range) -> tuple[TrainState, Any]:
+    def _trained(self, state: TrainState, running: RunningLogs, group: PlacedGroup,
+                 batches: range) -> tuple[TrainState, Any]:
         coordinator = self._cluster.coordinator
         coordinator.require_open()
         coordinator.join()

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import BatchSpec, as_batch
 from trainer.data.sources.buffers import POOL
@@ -24,7 +25,7 @@ from trainer.step import steps
 
 
 def outcome_of_step(
-    user_step: steps.Step, shapes: TrainState, params: Any, moving: tuple[Any, Any, Any], batch: Any
+    user_step: steps.Step, shapes: TrainState, params: PyTree, moving: tuple[Any, Any, Any], batch: PyTree
 ) -> tuple[Any, ...]:
     """Returns the gradients, loss, model state, logs and rows of a step; `moving` is step, model state and seed."""
     contexts: list[PushContext] = []
@@ -68,12 +69,12 @@ class RemoteStep:
         return RowsFunction(functools.partial(outcome_of_step, self._user_step, self._shapes), self._shapes.params,
                             self._tables)
 
-    def shapes_of_logs(self, batch: Any) -> Any:
+    def shapes_of_logs(self, batch: PyTree) -> Any:
         """Returns the shapes of a step's logs; raises ValueError if the step cannot run on a worker."""
         shapes = self._shapes
         return self._compiled.shapes(shapes.params, (shapes.step, shapes.model_state, shapes.seed), batch)[3]
 
-    def __call__(self, client: ModelClient, number: int, batch: Any) -> tuple[list[np.ndarray], Any, int]:
+    def __call__(self, client: ModelClient, number: int, batch: PyTree) -> tuple[list[np.ndarray], Any, int]:
         """Makes a step; returns the leaves of its logs, its rows, and the largest staleness of its gradients."""
         state = client.pull()
         moving = np.int32(client.first_step + number), state.model_state, state.seed
@@ -84,7 +85,7 @@ class RemoteStep:
 
 
 def train_on_batch(
-    step: RemoteStep, client: ModelClient, number: int, batch: Any, arrays: HostArrays | WorkerIterator | None
+    step: RemoteStep, client: ModelClient, number: int, batch: PyTree, arrays: HostArrays | WorkerIterator | None
 ) -> Any:
     """Makes a step, in a worker.
 

@@ -10,6 +10,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from trainer.core.units import readable_bytes
 from trainer.tools.command_line.findings import Finding
 
@@ -96,7 +98,7 @@ def compile_cache() -> Iterator[Finding]:
         yield Finding("compile cache", str(path), "ok", about)
 
 
-def _computes(device: Any) -> Finding:
+def _computes(device: jax.Device) -> Finding:
     import jax
     import numpy as np
 
@@ -123,7 +125,7 @@ def _host_memory() -> tuple[int, int]:
     return total, free
 
 
-def _name(device: Any) -> str:
+def _name(device: jax.Device) -> str:
     return f"{device.platform}:{device.id}"
 
 

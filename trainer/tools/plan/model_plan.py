@@ -12,6 +12,7 @@ import numpy as np
 
 from trainer.compile.entry_points import entry_point
 from trainer.compile.hlo_text import Program
+from trainer.core.types import PyTree
 from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.described import Topology
@@ -31,7 +32,7 @@ _MOST_OF_MEMORY = 0.92  # a `XLA_PYTHON_CLIENT_MEM_FRACTION` that leaves room fo
 
 @entry_point
 def plan(
-    model: Model, sample: Any, topology: Any = None, *, strategy: Strategy | None = None,
+    model: Model, sample: PyTree, topology: Any = None, *, strategy: Strategy | None = None,
     batch_size: int | None = None, alternatives: bool | str = "auto", memory_fraction: float = 0.75,
     verbose: bool = True,
 ) -> Plan:
@@ -77,7 +78,7 @@ def plan(
     return planned
 
 
-def explain(model: Model, strategy: Strategy, sample: Any, batch: Any) -> StateReport:
+def explain(model: Model, strategy: Strategy, sample: PyTree, batch: PyTree) -> StateReport:
     """Prints and returns the report of `Strategy.explain`."""
     title = f"{model.name} under {strategy!r}"
     if batch is None:

@@ -19,6 +19,7 @@ from trainer.compile.hlo_text import Program
 from trainer.compile.jit import compile_lowered
 from trainer.core import precision
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.described import EXTRA, described_devices
@@ -53,7 +54,7 @@ class PlannedPhase(NamedTuple):
         return peak_bytes(self.compiled)
 
 
-def train_phase(model: Model, strategy: Strategy, batch: Any) -> PlannedPhase:
+def train_phase(model: Model, strategy: Strategy, batch: PyTree) -> PlannedPhase:
     """Returns the train phase on a batch of arrays or shapes; raises ValueError for an asynchronous strategy."""
     _check_is_synchronous(strategy)
     return planned_phase(model, strategy, "train", host_batch(batch))
@@ -101,7 +102,7 @@ def _check_is_synchronous(strategy: Strategy) -> None:
                          "their own. Plan `OneDeviceStrategy()` on one GPU.")
 
 
-def _compiled(lowered: Any, options: CompilerOptions) -> Any:
+def _compiled(lowered: jax.stages.Lowered, options: CompilerOptions) -> Any:
     try:
         return compile_lowered(lowered, options)
     except jax.errors.JaxRuntimeError as error:
@@ -120,12 +121,12 @@ def copy_under(model: Model, strategy: Strategy, changes: Mapping[str, Any]) -> 
         dataclasses.replace(configuration.options, eager=False, **options)))
 
 
-def host_batch(sample: Any, batch_size: int | None = None) -> Batch:
+def host_batch(sample: PyTree, batch_size: int | None = None) -> Batch:
     """Returns the first batch of the sample data of `plan`, with shapes as arrays that take no memory."""
     return inputs.sample_batch(_host_arrays(sample), batch_size)
 
 
-def _host_arrays(sample: Any) -> Any:
+def _host_arrays(sample: PyTree) -> Any:
     """Returns a sample with arrays of zeros, which take no memory, in place of shapes."""
     if isinstance(sample, jax.ShapeDtypeStruct):
         return np.broadcast_to(np.zeros((), sample.dtype), sample.shape)

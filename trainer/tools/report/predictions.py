@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.core.errors import describe
+from trainer.core.types import Data
 from trainer.model.core.model_core import core_of
 from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
 
@@ -24,7 +25,7 @@ MAX_POINTS = 5000  # in a scatter plot
 COLOR = "#1f6fb4"
 
 
-def section_of(model: Model, data: Any, class_names: Sequence[str] | None) -> Section:
+def section_of(model: Model, data: Data, class_names: Sequence[str] | None) -> Section:
     """Returns the section on a model's predictions for some data."""
     labels, outputs = labels_and_outputs(model, data)
     title = f"Predictions for {len(labels) if labels is not None else 0:,} rows"
@@ -193,7 +194,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else UNKNOWN
 
 
-def _is_batch(value: Any) -> bool:
+def _is_batch(value: object) -> bool:
     return isinstance(value, (tuple, list)) and len(value) in (2, 3) and not np.isscalar(value[0])
 
 

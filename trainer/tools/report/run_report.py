@@ -13,6 +13,7 @@ import jax
 from trainer.callbacks.record.run_record import FILE_NAME, FORMAT
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
+from trainer.core.types import Data
 from trainer.tools.report import predictions, sections
 from trainer.tools.report.html_page import as_html
 from trainer.tools.report.markdown import as_markdown, folder_of
@@ -29,7 +30,7 @@ def report(
     path: str | os.PathLike[str] | None = None,
     *,
     model: Model | None = None,
-    data: Any = None,
+    data: Data | None = None,
     class_names: Sequence[str] | None = None,
     format: Literal["html", "markdown"] = "html",
 ) -> str:
@@ -107,7 +108,7 @@ def report(
     return target
 
 
-def _page(record: dict[str, Any], model: Model | None, data: Any, class_names: Sequence[str] | None) -> Page:
+def _page(record: dict[str, Any], model: Model | None, data: Data | None, class_names: Sequence[str] | None) -> Page:
     found = [sections.curves_section(record)]
     if model is not None and data is not None:
         found.append(predictions.section_of(model, data, class_names))

@@ -170,7 +170,7 @@ def _numbers(values: Any) -> list[float]:
     return [value for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None:
         return UNKNOWN
     if isinstance(value, Mapping):

@@ -54,7 +54,7 @@ class _Pickler(cloudpickle.Pickler):
         self._buffers.append(np.frombuffer(raw, np.uint8))
         return False
 
-    def persistent_id(self, value: Any) -> str | None:
+    def persistent_id(self, value: object) -> str | None:
         as_resource = getattr(type(value), "__as_resource__", None)
         resource = None if as_resource is None else as_resource(value)
         if resource is None:
@@ -74,7 +74,7 @@ class _Unpickler(pickle.Unpickler):
         return self._find(key)
 
 
-def pack(value: Any) -> tuple[Packed, dict[str, Resource]]:
+def pack(value: object) -> tuple[Packed, dict[str, Resource]]:
     """Returns a value as bytes, and the resources that it names."""
     file = io.BytesIO()
     buffers: list[np.ndarray] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import partial_eval
 
 from trainer.compile.traces.equations import CALLS, REMATERIALISED, jaxpr_of, program_of, run, scan_counts
@@ -61,20 +61,20 @@ def asked_ids(function: Callable[..., Any], features: Mapping[str, Any], *args: 
     return {name: [leaf for other, leaf in zip(asked, ids, strict=True) if other == name] for name in names}
 
 
-def _program_of(equation: Any) -> Any | None:
+def _program_of(equation: JaxprEqn) -> Any | None:
     """Returns the program that an equation runs once on its own operands, or once per iteration of a scan."""
     return program_of(equation) if equation.primitive.name in (*_RUN_ONCE, "scan") else None
 
 
-def _looks_up(jaxpr: Any) -> bool:
+def _looks_up(jaxpr: Jaxpr) -> bool:
     return any(equation.primitive is TAKE_ROWS or _any_looks_up(equation) for equation in jaxpr.eqns)
 
 
-def _any_looks_up(equation: Any) -> bool:
+def _any_looks_up(equation: JaxprEqn) -> bool:
     return any(_looks_up(jaxpr_of(inner)) for inner in jaxprs_in_params(equation.params))
 
 
-def _check_uses(jaxpr: Any, tables: dict[Any, str]) -> list[str | None]:
+def _check_uses(jaxpr: Jaxpr, tables: dict[Any, str]) -> list[str | None]:
     """Refuses uses of tables other than `take_rows`; returns the table names of the results, None for other results."""
     def name_of(variable: Any) -> str | None:
         return None if hasattr(variable, "val") else tables.get(variable)  # literals have a value, and no hash
@@ -127,7 +127,7 @@ def _run(closed: Any, args: Sequence[Any]) -> tuple[list[Any], list[tuple[str, A
     return list(map(read, jaxpr.outvars)), found
 
 
-def _run_scan(equation: Any, args: Sequence[Any]) -> tuple[list[Any], list[tuple[str, Any]]]:
+def _run_scan(equation: JaxprEqn, args: Sequence[Any]) -> tuple[list[Any], list[tuple[str, Any]]]:
     names: list[str] = []
     consts, carried = scan_counts(equation)
 

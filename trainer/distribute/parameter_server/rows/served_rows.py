@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.errors import ScopeParamShapeError
+from jax.typing import DTypeLike
 
 from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.rows.take_rows import take_rows
@@ -33,7 +34,7 @@ def refusal(name: str, use: str) -> ValueError:
 class Absent:
     """An array with only a shape and a dtype; every other use raises."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, make_error: Callable[[], Exception]):
+    def __init__(self, shape: tuple[int, ...], dtype: DTypeLike, make_error: Callable[[], Exception]):
         self.shape, self.dtype, self.ndim, self.size = shape, dtype, len(shape), int(np.prod(shape))
         self._make_error = make_error
 
@@ -59,7 +60,7 @@ class Table:
       numbers: indices of the present rows; see `take_rows`.
     """
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, numbers: Any):
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, numbers: jax.Array):
         self.name, self.shape, self.dtype, self.numbers = name, shape, dtype, numbers
 
 
@@ -67,7 +68,7 @@ class Table:
 class ServedRows(Absent):
     """Some rows of a table, or their gradients; a pytree with a single array."""
 
-    def __init__(self, rows: Any, table: Table):
+    def __init__(self, rows: jax.Array, table: Table):
         super().__init__(table.shape, table.dtype, lambda: refusal(table.name, "used by itself in a step"))
         self.rows, self.table = rows, table
 
@@ -80,7 +81,7 @@ class ServedRows(Absent):
         """Returns other rows of the table."""
         return cls(children[0], table)
 
-    def look_up(self, ids: Any) -> Any:
+    def look_up(self, ids: jax.Array) -> Any:
         """Returns the rows of ids, as `jnp.take`: negative ids count from the end, ids out of range give NaN."""
         count = self.table.shape[0]
         ids = jnp.asarray(ids)

@@ -28,12 +28,12 @@ def take_rows(rows: jax.Array, numbers: jax.Array, ids: jax.Array, name: str) ->
     return TAKE_ROWS.bind(rows, numbers, ids, name=name)
 
 
-def _places(numbers: Any, ids: Any) -> jax.Array:
+def _places(numbers: jax.Array, ids: jax.Array) -> jax.Array:
     places = jnp.searchsorted(numbers, ids)
     return jnp.where(jnp.take(numbers, places, mode="clip") == ids, places, len(numbers))
 
 
-def _taken(rows: Any, numbers: Any, ids: Any, *, name: str) -> jax.Array:
+def _taken(rows: jax.Array, numbers: jax.Array, ids: jax.Array, *, name: str) -> jax.Array:
     return jnp.take(rows, _places(numbers, ids), axis=0, mode="fill")
 
 
@@ -42,7 +42,7 @@ def _jvp(primals: Any, tangents: Any, *, name: str) -> Any:
     return take_rows(rows, numbers, ids, name), take_rows(ad.instantiate_zeros(tangents[0]), numbers, ids, name)
 
 
-def _transpose(gradient: Any, rows: Any, numbers: Any, ids: Any, *, name: str) -> Any:
+def _transpose(gradient: jax.Array, rows: jax.Array, numbers: jax.Array, ids: jax.Array, *, name: str) -> Any:
     if isinstance(gradient, ad.Zero):
         return None, None, None
     zeros = jnp.zeros(rows.aval.shape, gradient.dtype)

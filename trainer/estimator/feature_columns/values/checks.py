@@ -14,7 +14,7 @@ STRING = "string"
 MAX_BUCKETS = 2**31 - 1  # ids are int32 on the device
 
 
-def as_key(argument: str, value: Any) -> str:
+def as_key(argument: str, value: object) -> str:
     """Returns the key of a feature.
 
     Raises:
@@ -28,7 +28,7 @@ def as_key(argument: str, value: Any) -> str:
     return value
 
 
-def as_buckets(argument: str, value: Any) -> int:
+def as_buckets(argument: str, value: object) -> int:
     """Returns a number of buckets, from 1 to the largest int32.
 
     Raises:
@@ -42,7 +42,7 @@ def as_buckets(argument: str, value: Any) -> int:
     return count
 
 
-def as_shape(value: Any) -> tuple[int, ...]:
+def as_shape(value: object) -> tuple[int, ...]:
     """Returns the shape of a numeric feature's rows; an integer is a shape with one axis.
 
     Raises:
@@ -76,7 +76,7 @@ def as_dtype_name(argument: str, value: Any) -> str:
     return STRING if found.kind in "SUO" else found.name
 
 
-def as_category_dtype(argument: str, value: Any) -> str:
+def as_category_dtype(argument: str, value: object) -> str:
     """Returns "string" or the name of an integer type.
 
     Raises:
@@ -89,7 +89,7 @@ def as_category_dtype(argument: str, value: Any) -> str:
     return name
 
 
-def as_numeric_dtype(argument: str, value: Any) -> str:
+def as_numeric_dtype(argument: str, value: object) -> str:
     """Returns the name of an integer or floating-point type.
 
     Raises:

@@ -139,7 +139,7 @@ def _as_objects(texts: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
     return objects.reshape(shape)
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     return value is None or type(value).__name__ in _MISSING_TYPES or (isinstance(value, float) and value != value)
 
 
