@@ -16,6 +16,11 @@ def test_few_files_use_private_names_of_others(measured):
     assert len(measured.reaches) <= 15, sorted(measured.reaches)
 
 
+def test_few_parameters_are_typed_any(measured):
+    assert measured.bare[True] <= 0.08 * measured.parameters[True]
+    assert measured.bare.total() <= 0.12 * measured.parameters.total()
+
+
 def test_docstrings_are_plain(measured):
     per_thousand = {name: 1000 * getattr(measured, name) / measured.docstring_words for name in ("whats", "ones")}
     assert per_thousand["whats"] <= 1 and per_thousand["ones"] <= 2, "python -m tests.project.measures"
