@@ -76,21 +76,21 @@ def given_its_state(function: Callable[..., Any], owner: object = None) -> Itera
         yield
 
 
-def check_may_read(reader: object, what: str, fix: str) -> None:
+def check_may_read(reader: object, owner: object, what: str, fix: str) -> None:
     """Raises TypeError during the trace of a function that must receive its values as arguments.
 
     Args:
-      reader: the object that is about to read, possibly an attribute of another object.
+      reader: the object that is about to read.
+      owner: the object that the values belong to, such as a model.
       what: name of the values to read, for the message.
       fix: the value to pass instead.
     """
     tracing = state.current()
-    owner, constants = tracing.traced_owner, tracing.read_constants
-    is_own = owner is None or reader is owner or any(reader is value for value in vars(owner).values())
-    if tracing.traced_function is not None and is_own:
+    traced_owner, constants = tracing.traced_owner, tracing.read_constants
+    if tracing.traced_function is not None and (traced_owner is None or traced_owner is owner):
         name = _name(tracing.traced_function)
-        if owner is not None:  # its class may inherit the function
-            name = f"{type(owner).__name__}.{name.rpartition('.')[2]}"
+        if traced_owner is not None:  # its class may inherit the function
+            name = f"{type(traced_owner).__name__}.{name.rpartition('.')[2]}"
         raise TypeError(f"`{name}` reads {what} from outside. It is compiled, and what it does not "
                         f"get as an argument is a constant of the program: later training would not be seen. {fix}")
     if constants is not None:

@@ -101,7 +101,7 @@ class ModelCore:
         self.module = module
         self.strategy = strategy
         self.configuration = configuration or Configuration()
-        self.state = StateHolder(module, strategy, seed, self.configuration, self._clock)
+        self.state = StateHolder(model, module, strategy, seed, self.configuration, self._clock)
         self.run = CurrentRun(self.state, self.configuration, strategy)
 
     def _clock(self) -> Timing:
@@ -130,10 +130,10 @@ class ModelCore:
     def check_is_outside_of_steps(self) -> None:
         """Raises TypeError while a step is traced, because the state of the model would become a constant in it."""
         trace_purity.check_may_read(
-            self._model, "the state of a model that it calls", "In a step of the model, call `self.apply(params, "
-            "state, x, training=...)[0]`; `compute_loss` is given these outputs as `y_pred`. Call another model, whose "
-            "weights are constants there, by `teacher.apply(teacher.state.params, teacher.state, x)[0]`. Pass "
-            "`model.state` as an argument of `run`, and use `model.apply` in its function.")
+            self._model, self._model, "the state of a model that it calls", "In a step of the model, call "
+            "`self.apply(params, state, x, training=...)[0]`; `compute_loss` is given these outputs as `y_pred`. Call "
+            "another model, whose weights are constants there, by `teacher.apply(teacher.state.params, teacher.state, "
+            "x)[0]`. Pass `model.state` as an argument of `run`, and use `model.apply` in its function.")
 
     def overrides(self, method: str) -> bool:
         """Returns whether the user overrides a method."""

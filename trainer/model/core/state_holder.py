@@ -41,6 +41,7 @@ class StateHolder:
     """Holds the training state of a model. There is no state until the model is built.
 
     Args:
+      owner: the model.
       module: the module of the weights.
       strategy: places the weights.
       seed: seed of the weights and of all other random streams.
@@ -54,11 +55,12 @@ class StateHolder:
       version: changes with each change of the state.
     """
 
-    def __init__(self, module: FunctionalModule, strategy: Strategy, seed: int, configuration: Configuration,
-                 clock: Callable[[], Timing]):
+    def __init__(self, owner: object, module: FunctionalModule, strategy: Strategy, seed: int,
+                 configuration: Configuration, clock: Callable[[], Timing]):
         self.seed = seed
         self.inputs: Any = None
         self.shows_averages = False
+        self._owner = owner
         self._module = module
         self._strategy = strategy
         self._configuration = configuration
@@ -184,7 +186,7 @@ class StateHolder:
     def current(self) -> TrainState:
         """The state, for reading only: the next train step may reuse its buffers."""
         trace_purity.check_may_read(
-            self, "the state of a model", "In a step of the model, use its argument `state`; penalties of weights go "
+            self, self._owner, "the state of a model", "In a step of the model, use its argument `state`; penalties of weights go "
             "into `compile(regularizers=...)`. Pass `model.state` as an argument of `run`, and use that there.")
         state = self._finished()
         if state is None:
