@@ -186,8 +186,9 @@ class StateHolder:
     def current(self) -> TrainState:
         """The state, for reading only: the next train step may reuse its buffers."""
         trace_purity.check_may_read(
-            self, self._owner, "the state of a model", "In a step of the model, use its argument `state`; penalties of weights go "
-            "into `compile(regularizers=...)`. Pass `model.state` as an argument of `run`, and use that there.")
+            self, self._owner, "the state of a model", "In a step of the model, use its argument `state`; penalties of "
+            "weights go into `compile(regularizers=...)`. Pass `model.state` as an argument of `run`, and use that "
+            "there.")
         state = self._finished()
         if state is None:
             raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs, or `fit`.")
