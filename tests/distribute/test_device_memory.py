@@ -15,7 +15,7 @@ from trainer.data import Dataset
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.placement import device_memory, devices, placement
 from trainer.distribute.strategies import strategy
-from trainer.step import compiled_phase
+from trainer.step import programs
 
 NBYTES = 4 * 1024  # of the arrays of these tests
 OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
@@ -129,7 +129,7 @@ def test_processes_agree_on_the_least_memory(monkeypatch):
 def failing(monkeypatch):
     """Returns a function that lets an execution fail so many times, of those that follow; it counts all."""
     left, counts = [0], []
-    compile_lowered = compiled_phase.compile_lowered
+    compile_lowered = programs.compile_lowered
 
     def compiled(lowered, options):
         execute = compile_lowered(lowered, options)
@@ -145,7 +145,7 @@ def failing(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(compiled_phase, "compile_lowered", compiled)
+    monkeypatch.setattr(programs, "compile_lowered", compiled)
 
     def fail(times):
         left[0] = times
