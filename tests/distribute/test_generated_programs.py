@@ -34,11 +34,13 @@ TOLERANCE = {"rtol": 5e-4, "atol": 5e-5}
 ROUNDING = 2e-7  # of float32
 
 
-def difference(program, strategies, train=None):
-    """Returns how trainings under strategies differ from that of one device; None if they do not."""
+def difference(program, strategies, train=None, share=1.0):
+    """Returns how trainings under strategies differ from one device's by more than a share of the tolerance, or None.
+    """
+    tolerance = {name: share * value for name, value in TOLERANCE.items()}
     try:
         assert_strategies_equal(program.build, None, strategies,
-                                train=train or program.train, evaluate=False, predict=False, **TOLERANCE)
+                                train=train or program.train, evaluate=False, predict=False, **tolerance)
     except AssertionError as error:
         return str(error)
     except Exception as error:
@@ -48,13 +50,16 @@ def difference(program, strategies, train=None):
 
 
 def is_chaotic(program):
-    """Returns whether rounding alone moves what a program computes by more than is tolerated."""
+    """Returns whether rounding of the first weights alone moves a program by more than a quarter of the tolerance.
+
+    Several devices round differently in each sum. Adafactor, for example, scales a gradient that is rounding alone.
+    """
     moved = OneDeviceStrategy("cpu:1")
 
     def train(strategy, model, data):
         return program.train(strategy, model, data, ROUNDING if strategy is moved else 0.0)
 
-    return difference(program, [moved], train) is not None
+    return difference(program, [moved], train, share=0.25) is not None
 
 
 def check(seed, only_first=False):
