@@ -71,7 +71,7 @@ def why_rows_mix(
       known: results so far for the same function; updated.
 
     Example:
-      >>> x = np.ones((4, 3))
+      >>> x = np.ones((4, 3), np.float32)
       >>> why_rows_mix(lambda x: x - x.mean(1, keepdims=True), x)
       >>> why_rows_mix(lambda x: x - x.mean(0), x)
       'rows are combined (`reduce_sum`)'
@@ -108,7 +108,7 @@ def certain_mixing(function: Callable[..., Any], batch: PyTree, *others: PyTree)
       *others: as in `why_rows_mix`.
 
     Example:
-      >>> certain_mixing(lambda x: jax.random.normal(jax.random.key(0), x.shape), np.ones((4, 3)))
+      >>> certain_mixing(lambda x: jax.random.normal(jax.random.key(0), x.shape), np.ones((4, 3), np.float32))
       'random numbers of all rows are drawn by one key (`random_bits`)'
     """
     try:

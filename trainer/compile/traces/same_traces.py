@@ -30,7 +30,7 @@ def are_same_but_for_rows(one: ClosedJaxpr | Jaxpr, other: ClosedJaxpr | Jaxpr, 
       other_rows: number of rows of `other`.
 
     Example:
-      >>> traces = [jax.make_jaxpr(lambda x: x[:, 0] * 2)(np.ones((rows, 3))) for rows in (1009, 4)]
+      >>> traces = [jax.make_jaxpr(lambda x: x[:, 0] * 2)(np.ones((rows, 3), np.float32)) for rows in (1009, 4)]
       >>> are_same_but_for_rows(*traces, 1009, 4)
       True
     """
