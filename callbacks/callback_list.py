@@ -5,7 +5,6 @@ Owns the order of calls, and knows which hooks are overridden.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,9 +25,6 @@ _BATCH_HOOKS = {
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
-
-
-_OWN_HOOKS: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()  # by class
 
 
 class CallbackList(Callback):
@@ -116,11 +112,11 @@ class CallbackList(Callback):
 
         A loop that calls `on_execution_end` may skip hooks with the attribute `is_for_other_loops`.
         """
-        return any(hook in _own_hooks(callback) for callback in self.callbacks)
+        return any(_overrides(callback, hook) for callback in self.callbacks)
 
     def wants_batch_hooks(self, phase: str) -> bool:
         """Returns whether any callback must be called for every batch of "train", "test" or "predict"."""
-        return any(not _own_hooks(callback).isdisjoint(_BATCH_HOOKS[phase]) for callback in self.callbacks)
+        return any(_overrides(callback, hook) for callback in self.callbacks for hook in _BATCH_HOOKS[phase])
 
     def may_stop_differently(self, phase: str) -> bool:
         """Returns whether a callback may end "train", "test" or "predict" at another batch than other processes."""
@@ -316,16 +312,9 @@ class CallbackList(Callback):
 
 def _overrides(callback: Callback, hook: str) -> bool:
     """Returns whether a callback has its own hook, on the class or on the instance, that this loop has to call."""
-    return hook in _own_hooks(callback)
-
-
-def _own_hooks(callback: Callback) -> set[str]:
-    kind = type(callback)
-    if kind not in _OWN_HOOKS:
-        _OWN_HOOKS[kind] = {name for name, default in vars(Callback).items() if callable(default) and (
-            getattr(kind, name) is not default and not getattr(getattr(kind, name), "is_for_other_loops", False))}
-    return _OWN_HOOKS[kind] | {name for name, value in vars(callback).items()
-                               if not getattr(value, "is_for_other_loops", False)}
+    method = getattr(callback, hook)
+    function = getattr(method, "__func__", method)
+    return function is not getattr(Callback, hook) and not getattr(function, "is_for_other_loops", False)
 
 
 def _check_place(callback: Callback) -> None:

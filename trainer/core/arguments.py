@@ -125,7 +125,7 @@ def check_count(argument: str, value: object, minimum: int = 1, optional: bool =
       TypeError: `value` is no whole number.
       ValueError: `value` is less than `minimum`.
     """
-    if (value is not None or not optional) and not (type(value) is int and value >= minimum):
+    if value is not None or not optional:
         as_count(argument, value, minimum, f"a whole number of at least {minimum}{' or None' if optional else ''}")
 
 

@@ -102,11 +102,6 @@ class CompiledLoss:
         return any(entry.loss is not None and entry.loss.expects_probabilities for entry in self.per_output)
 
     @property
-    def has_custom(self) -> bool:
-        """Whether the loss of any output is the user's own; known after the first batch."""
-        return any(entry.loss is not None and not isinstance(entry.loss, BuiltinLoss) for entry in self.per_output)
-
-    @property
     def may_be_custom(self) -> bool:
         """Whether any given loss is the user's own."""
         return not all(map(_is_builtin, jax.tree.leaves(self._choices)))

@@ -5,7 +5,6 @@ Operations, operands, results, and shapes without the rows must be equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -48,22 +47,19 @@ class _Comparison:
         if len(constants[0]) != len(constants[1]) or not all(map(_are_same_values, *constants)):
             return False
         one, other = jaxpr_of(one), jaxpr_of(other)
-        variables: list[tuple[Any, Any]] = []
-        for pair in zip((*one.constvars, *one.invars), (*other.constvars, *other.invars), strict=False):
-            if not self._are_same_arrays(*pair):
-                return False
-            variables.append(pair)
         if (len(one.constvars), len(one.invars)) != (len(other.constvars), len(other.invars)):
             return False
+        counterparts = dict(zip((*one.constvars, *one.invars), (*other.constvars, *other.invars), strict=True))
+        if not all(map(self._are_same_arrays, counterparts.keys(), counterparts.values())):
+            return False
         sources = _Sources(one, self._other_rows == 1), _Sources(other, self._other_rows == 1)
-        counterparts = dict(variables)
-        equations = [list(each.computing) for each in sources]
+        equations = [each.computing for each in sources]
         if len(equations[0]) != len(equations[1]):
             return False
-        for pair in zip(*equations, strict=True):
-            if not self._are_same_equations(*pair, counterparts, *sources):
+        for equation, counterpart in zip(*equations, strict=True):
+            if not self._are_same_equations(equation, counterpart, counterparts, *sources):
                 return False
-            counterparts.update(zip(pair[0].outvars, pair[1].outvars, strict=True))
+            counterparts.update(zip(equation.outvars, counterpart.outvars, strict=True))
         return len(one.outvars) == len(other.outvars) and all(
             self._are_same_arrays(*pair) and _are_same_operands(*pair, counterparts, *sources)
             for pair in zip(one.outvars, other.outvars, strict=True))
@@ -104,13 +100,8 @@ class _Sources:
     def __init__(self, jaxpr: Jaxpr, looks_through_shapes: bool):
         self._reshaped = {id(equation.outvars[0]): equation.invars[0] for equation in jaxpr.eqns
                           if looks_through_shapes and equation.primitive.name in _OF_SHAPES}
-        self._equations: Sequence[Any] = jaxpr.eqns
-
-    @property
-    def computing(self) -> Iterator[Any]:
-        """The computing equations."""
-        return (equation for equation in self._equations if id(equation.outvars[0]) not in self._reshaped) if (
-            self._reshaped) else iter(self._equations)
+        self.computing = [equation for equation in jaxpr.eqns if not (
+            equation.outvars and id(equation.outvars[0]) in self._reshaped)]
 
     def of(self, variable: Any) -> Any:
         """Returns the variable or literal that a variable is a reshaped or broadcast form of."""
