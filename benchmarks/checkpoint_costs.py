@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from measuring import table, write_section
 
-from trainer.saving.arrays import safetensors_file
-from trainer.saving.checkpoint import CheckpointWriter, open_checkpoint
+from trainer.engine.saving.arrays import safetensors_file
+from trainer.engine.saving.checkpoint import CheckpointWriter, open_checkpoint
 
 LAYERS, WIDTH = 6, 4096
 CONTESTANTS = {"this": "checkpoint", "orbax": "Orbax alone", "safetensors": "`save_weights`'s file"}

@@ -27,7 +27,7 @@ from trainer_models import FEATURES, lowered_train_step, new_model, noise
 
 import trainer
 from trainer import distribute
-from trainer.compile.hlo_text import Program
+from trainer.core.compile.hlo_text import Program
 from trainer.tools.plan.planned_phase import COMPILER_OPTIONS
 from trainer.tools.plan.program_contents import kernels
 

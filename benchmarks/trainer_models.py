@@ -9,8 +9,8 @@ import numpy as np
 
 import trainer
 from trainer import distribute
-from trainer.model.core.model_core import core_of
-from trainer.step.compiled_phase import CompiledPhase
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.step.compiled_phase import CompiledPhase
 
 FEATURES = 784
 

@@ -20,7 +20,7 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
 import trainer
-from trainer.saving.export import ExportedModel
+from trainer.engine.saving.export import ExportedModel
 
 
 class Rows(BaseModel):

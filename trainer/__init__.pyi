@@ -13,16 +13,16 @@ from trainer import (
     tools as tools,
     utils as utils,
 )
-from trainer.compile.persistent_cache import enable_compilation_cache as enable_compilation_cache
+from trainer.core.compile.persistent_cache import enable_compilation_cache as enable_compilation_cache
 from trainer.core.train_state import TrainState as TrainState
 from trainer.data import (
     pack_x_y_sample_weight as pack_x_y_sample_weight,
     unpack_x_y_sample_weight as unpack_x_y_sample_weight,
 )
-from trainer.model.load import load as load, load_model as load_model
-from trainer.model.model import Model as Model, Sequential as Sequential
-from trainer.model.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
-from trainer.saving.export import load_exported as load_exported
+from trainer.engine.model.load import load as load, load_model as load_model
+from trainer.engine.model.model import Model as Model, Sequential as Sequential
+from trainer.engine.model.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
+from trainer.engine.saving.export import load_exported as load_exported
 from trainer.tools.plan import plan as plan
 from trainer.tools.report import report as report
 from trainer.tools.sklearn_wrappers import TrainerClassifier as TrainerClassifier, TrainerRegressor as TrainerRegressor

@@ -14,7 +14,7 @@ import pytest
 import trainer
 from tests.support.networks import LinenMLP, classification, logits_loss, mirrored
 from trainer import callbacks as cb
-from trainer.loop import loop, phase_input
+from trainer.engine.loop import loop, phase_input
 
 
 @pytest.fixture(autouse=True, params=["auto", 1, 3], ids=lambda steps: f"{steps}_steps")

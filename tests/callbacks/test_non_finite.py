@@ -28,7 +28,7 @@ from trainer.callbacks import (
     TerminateOnNaN,
 )
 from trainer.callbacks.skip_non_finite import SkipNonFinite
-from trainer.saving.checkpoint import CheckpointFolder, open_checkpoint
+from trainer.engine.saving.checkpoint import CheckpointFolder, open_checkpoint
 
 ROWS, BATCH = 64, 8  # eight batches
 

@@ -114,7 +114,7 @@ def test_weights_alone_are_files_for_load_weights(tmp_path):
 
 
 def test_the_training_goes_on_while_a_thread_writes(tmp_path, monkeypatch):
-    from trainer.saving.checkpoint import parts
+    from trainer.engine.saving.checkpoint import parts
 
     write, may_write, went_on = parts.write_parts, threading.Event(), []
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import trainer
-import trainer.model.core.current_run
-import trainer.model.inputs
+import trainer.engine.model.core.current_run
+import trainer.engine.model.inputs
 from tests.support.networks import LinenMLP, classification, logits_loss, mirrored
 from trainer.callbacks import BackupAndRestore, Callback, LogTo, RunRecord, TensorBoard, loggers
 from trainer.callbacks.record import environment, run_record
@@ -80,7 +80,8 @@ def test_a_folder_has_one_record(tmp_path):
     model = compiled()
     fit(TensorBoard(tmp_path), BackupAndRestore(tmp_path, delete_checkpoint=False), RunRecord(tmp_path), model=model)
     assert read(tmp_path)["status"] == "finished"
-    called = trainer.model.inputs.callback_list(model, [TensorBoard(tmp_path), RunRecord(tmp_path)], 0, history=True)
+    given = [TensorBoard(tmp_path), RunRecord(tmp_path)]
+    called = trainer.engine.model.inputs.callback_list(model, given, 0, history=True)
     assert [type(callback) for callback in called.callbacks].count(RunRecord) == 1
 
 
@@ -170,7 +171,7 @@ def test_a_model_that_cannot_be_described_is_logged_and_costs_nothing(tmp_path, 
     def fails(self):
         raise ValueError("odd")
 
-    monkeypatch.setattr(trainer.model.core.current_run.CurrentRun, "description", fails)
+    monkeypatch.setattr(trainer.engine.model.core.current_run.CurrentRun, "description", fails)
     with caplog.at_level(logging.WARNING, "trainer"):
         assert fit(RunRecord(tmp_path)).epoch == [0, 1]
     assert "run.json could not describe the run: ValueError: odd" in caplog.text

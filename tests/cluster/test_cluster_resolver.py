@@ -7,9 +7,13 @@ import socket
 import pytest
 
 from tests.support import project_files
-from trainer.cluster.description import cluster_resolver
-from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError, split_address
-from trainer.cluster.description.cluster_resolver import TFConfigClusterResolver, detect_cluster, resolve_cluster
+from trainer.distribute.cluster.description import cluster_resolver
+from trainer.distribute.cluster.description.cluster_description import ClusterDescription, ClusterError, split_address
+from trainer.distribute.cluster.description.cluster_resolver import (
+    TFConfigClusterResolver,
+    detect_cluster,
+    resolve_cluster,
+)
 
 HOSTS = ["10.0.0.1:2222", "10.0.0.2:2222", "10.0.0.3:2222"]
 WORKER_0 = {"type": "worker", "index": 0}

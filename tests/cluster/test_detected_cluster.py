@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.launched_processes import outputs_of, variables_setter
 from tests.support.rendezvous_cluster import free_port
-from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError
-from trainer.cluster.description.detected_cluster import detected_cluster
+from trainer.distribute.cluster.description.cluster_description import ClusterDescription, ClusterError
+from trainer.distribute.cluster.description.detected_cluster import detected_cluster
 
 PLACE = """
 import os

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.cluster.liveness.diagnosis import Observer, Report, Seen, diagnose, is_repeated
+from trainer.distribute.cluster.liveness.diagnosis import Observer, Report, Seen, diagnose, is_repeated
 
 
 def seen(phase, step=7, still=0.0, silent=0.0, moves=1):

@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from tests.support.rendezvous_cluster import cluster_of
-from trainer.cluster.rendezvous import gather, join, rendezvous
-from trainer.cluster.rendezvous.gloo_addresses import Place, own_gloo_address, why_not_connected
+from trainer.distribute.cluster.rendezvous import gather, join, rendezvous
+from trainer.distribute.cluster.rendezvous.gloo_addresses import Place, own_gloo_address, why_not_connected
 
 
 def places(*pairs):

@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.launched_processes import outputs_of, variables_setter
 from tests.support.rendezvous_cluster import free_port
-from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError
-from trainer.cluster.description.cluster_resolver import resolve_cluster
+from trainer.distribute.cluster.description.cluster_description import ClusterDescription, ClusterError
+from trainer.distribute.cluster.description.cluster_resolver import resolve_cluster
 
 URI = "1531576320.0;tcp://10.96.0.1,10.148.0.1,10.108.0.1:34911"
 URI6 = "1314521088.0;tcp6://[fe80::b9b:ac5d:9cf0:b858,2620:10d:c083:150e::3000:2]:43370"

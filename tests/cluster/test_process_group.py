@@ -20,12 +20,12 @@ from tests.support.rendezvous_cluster import free_port
 from trainer import callbacks as cb
 from trainer import distribute
 from trainer.callbacks import Callback, CallbackList
-from trainer.cluster import ClusterError, ProcessGroup, process_group
 from trainer.core.train_state import TrainState
 from trainer.data.sharding.processes import Channel
-from trainer.model.core.run_fingerprint import describe_model
-from trainer.saving.checkpoint.manifest import CheckpointError
-from trainer.saving.checkpoint.processes import from_first
+from trainer.distribute.cluster import ClusterError, ProcessGroup, process_group
+from trainer.engine.model.core.run_fingerprint import describe_model
+from trainer.engine.saving.checkpoint.manifest import CheckpointError
+from trainer.engine.saving.checkpoint.processes import from_first
 from trainer.testing import LocalCluster
 
 X, Y, _ = classification(48)

@@ -19,11 +19,11 @@ from tests.support.rendezvous_cluster import (
     port_of,
     until,
 )
-from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError, ClusterTimeout
-from trainer.cluster.rendezvous import gather, listen
-from trainer.cluster.rendezvous.connection import encode
-from trainer.cluster.rendezvous.hello import Hello
-from trainer.cluster.rendezvous.rendezvous import agree
+from trainer.distribute.cluster.description.cluster_description import ClusterDescription, ClusterError, ClusterTimeout
+from trainer.distribute.cluster.rendezvous import gather, listen
+from trainer.distribute.cluster.rendezvous.connection import encode
+from trainer.distribute.cluster.rendezvous.hello import Hello
+from trainer.distribute.cluster.rendezvous.rendezvous import agree
 
 
 def test_all_return_when_all_are_there_and_alike(start):

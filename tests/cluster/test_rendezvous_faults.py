@@ -24,10 +24,10 @@ from tests.support.rendezvous_cluster import (
     port_of,
     until,
 )
-from trainer.cluster.description.cluster_description import ClusterDescription, ClusterTimeout
-from trainer.cluster.rendezvous import gather, join
-from trainer.cluster.rendezvous.connection import MAX_BYTES, encode
-from trainer.cluster.rendezvous.rendezvous import agree
+from trainer.distribute.cluster.description.cluster_description import ClusterDescription, ClusterTimeout
+from trainer.distribute.cluster.rendezvous import gather, join
+from trainer.distribute.cluster.rendezvous.connection import MAX_BYTES, encode
+from trainer.distribute.cluster.rendezvous.rendezvous import agree
 
 STRANGERS = {
     "a web client": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -218,8 +218,8 @@ import json, sys, types
 for name, path in json.loads(sys.argv[1]).items():
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-from trainer.cluster.description.cluster_resolver import resolve_cluster
-from trainer.cluster.rendezvous.rendezvous import agree
+from trainer.distribute.cluster.description.cluster_resolver import resolve_cluster
+from trainer.distribute.cluster.rendezvous.rendezvous import agree
 assert "jax" not in sys.modules
 try:
     agree(resolve_cluster(), float(sys.argv[2]), say_every_secs=0.1).close()
@@ -232,7 +232,8 @@ else:
 
 def start_process(addresses, index, timeout_secs=LONG_SECS):
     folder = project_files.ROOT / "trainer"
-    packages = json.dumps({"trainer": str(folder), "trainer.cluster": str(folder / "cluster")})
+    packages = json.dumps({"trainer": str(folder), "trainer.distribute": str(folder / "distribute"),
+                           "trainer.distribute.cluster": str(folder / "distribute" / "cluster")})
     tf_config = json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}})
     return subprocess.Popen([sys.executable, "-c", PROCESS, packages, str(timeout_secs)],
                             env={**os.environ, "TF_CONFIG": tf_config}, text=True,

@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.launched_processes import outputs_of, variables_setter
 from tests.support.rendezvous_cluster import free_port
-from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError
-from trainer.cluster.description.cluster_resolver import resolve_cluster
-from trainer.cluster.rendezvous.rendezvous import agree
+from trainer.distribute.cluster.description.cluster_description import ClusterDescription, ClusterError
+from trainer.distribute.cluster.description.cluster_resolver import resolve_cluster
+from trainer.distribute.cluster.rendezvous.rendezvous import agree
 
 STEP = {"JOB_ID": "1234567", "STEP_ID": "2", "STEP_NODELIST": "gpu[07-08],cpu1", "NTASKS": "3", "PROCID": "1",
         "LOCALID": "1"}

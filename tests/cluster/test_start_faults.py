@@ -34,7 +34,7 @@ if "no luck" in sys.argv:
         raise RuntimeError("no luck")
     jax.distributed.initialize = fail
 if "loopback" in sys.argv:  # as on two machines whose host names lead to loopback
-    from trainer.cluster.rendezvous import gather
+    from trainer.distribute.cluster.rendezvous import gather
     gather.why_not_connected = lambda places: f"{{len(places)}} processes are not connected."
 if "use JAX" in sys.argv:
     jax.devices()

@@ -19,9 +19,9 @@ import pytest
 import trainer
 from tests.support.networks import LinenMLP
 from tests.support.rendezvous_cluster import stars_of, until
-from trainer.cluster import ProcessGroup, membership
-from trainer.cluster.liveness import process_end, watchdog
-from trainer.cluster.liveness.watchdog import Watchdog, is_peer_error
+from trainer.distribute.cluster import ProcessGroup, membership
+from trainer.distribute.cluster.liveness import process_end, watchdog
+from trainer.distribute.cluster.liveness.watchdog import Watchdog, is_peer_error
 from trainer.launch import job as launch_job
 from trainer.testing import LocalCluster, WorkerError
 

@@ -29,7 +29,7 @@ cores = sorted(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {cores[json.loads(os.environ["TF_CONFIG"])["task"]["index"]]})  # a process on a core each
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from trainer.cluster import join_cluster
+from trainer.distribute.cluster import join_cluster
 join_cluster()
 mesh = Mesh(np.array(jax.devices()), ("d",))
 total = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))
@@ -45,7 +45,7 @@ print("secs", min(np.median(secs[start:start + 20]) for start in range(20, 420, 
 
 STATE = """
 import os, sys, threading, time
-from trainer.cluster import workarounds
+from trainer.distribute.cluster import workarounds
 workarounds.put_off_aborts()
 with workarounds.threads_that_wait_their_turn(lambda: sys.argv[1] == "gloo"):
     threads = [threading.Thread(target=time.sleep, args=(99,), daemon=True) for _ in range(2)]
@@ -58,7 +58,7 @@ os.abort()
 JOINS = """
 import os
 import jax
-from trainer.cluster import join_cluster
+from trainer.distribute.cluster import join_cluster
 if os.environ["PRETENDED"]:
     jax.default_backend = lambda: os.environ["PRETENDED"]
 join_cluster()

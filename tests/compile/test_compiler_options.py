@@ -10,9 +10,9 @@ from flax import linen as nn
 
 import trainer
 from trainer import distribute
-from trainer.compile.compiler_options import compiler_options, options_of_one_run
+from trainer.core.compile.compiler_options import compiler_options, options_of_one_run
 from trainer.distribute.strategies import strategy as strategy_module
-from trainer.step import programs
+from trainer.engine.step import programs
 
 GPUS = [SimpleNamespace(platform="gpu")] * 2
 

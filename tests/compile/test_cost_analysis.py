@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import trainer
-from trainer.compile import cost_analysis
-from trainer.model.core.model_core import core_of
+from trainer.core.compile import cost_analysis
+from trainer.engine.model.core.model_core import core_of
 
 
 class Repeated(nn.Module):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.compile.traces.cpu_conv_layout import with_fast_convolutions
+from trainer.core.compile.traces.cpu_conv_layout import with_fast_convolutions
 
 IMAGES, SEQUENCES, VOLUMES = (2, 9, 7, 4), (2, 16, 4), (2, 5, 6, 4, 2)
 LAYERS = {

@@ -13,8 +13,8 @@ from flax import nnx
 import trainer
 from tests.support.hlo import collectives
 from trainer import distribute
-from trainer.compile.traces import late_gathers
-from trainer.model.core.model_core import core_of
+from trainer.core.compile.traces import late_gathers
+from trainer.engine.model.core.model_core import core_of
 from trainer.tools.plan.program_contents import peak_bytes
 
 rng = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import pytest
 
 import trainer
 from tests.support.networks import classification, compiled_mlp
-from trainer.model.core.model_core import core_of
+from trainer.engine.model.core.model_core import core_of
 
 GROWING = [8, 6, 7, 5]
 

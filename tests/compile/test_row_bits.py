@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from trainer.compile.traces.row_bits import UnlikeDraws, _places, with_bits_of_rows
+from trainer.core.compile.traces.row_bits import UnlikeDraws, _places, with_bits_of_rows
 
 KEY, X = jax.random.key(3), jnp.ones((8, 5, 2))
 FUNCTIONS = {

@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
-from trainer.compile.traces.row_mixing import why_rows_mix
+from trainer.core.compile.traces.row_mixing import why_rows_mix
 
 X = np.ones((4, 6), np.float32)
 TABLE = np.ones((10, 3), np.float32)

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.compile.traces.undivided import with_undivided_axes
+from trainer.core.compile.traces.undivided import with_undivided_axes
 
 ROWS, IMAGES, SERIES = (24, 6), (24, 8, 8, 3), (24, 6, 4)
 

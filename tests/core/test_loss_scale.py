@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.support.module_cases import key_maker
 from tests.support.networks import LinenMLP, classification
 from trainer.core import precision
+from trainer.core.modules import as_functional
 from trainer.core.precision import GROWTH_STEPS, MAX_SCALE, MIN_SCALE, LossScale, apply_with_policy
-from trainer.modules import as_functional
 
 
 def dtypes(tree):

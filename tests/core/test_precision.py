@@ -16,8 +16,8 @@ from tests.support.module_cases import key_maker
 from tests.support.networks import LinenMLP
 from tests.support.simulated_replicas import run_replicas
 from trainer.core import precision
+from trainer.core.modules import as_functional
 from trainer.core.precision import MAX_SCALE, Policy, apply_with_policy
-from trainer.modules import as_functional
 
 F16, BF16, F32 = jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
 MIXED_F16, MIXED_BF16 = precision.get("mixed_float16"), precision.get("mixed_bfloat16")

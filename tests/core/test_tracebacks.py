@@ -10,7 +10,7 @@ from flax import linen as nn
 
 import trainer
 from tests.support.networks import mirrored
-from trainer.step.compiled_phase import CompiledPhase
+from trainer.engine.step.compiled_phase import CompiledPhase
 
 X, Y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
 

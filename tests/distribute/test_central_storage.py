@@ -13,7 +13,7 @@ import trainer
 from trainer import distribute
 from trainer.core.tree_paths import named_leaves
 from trainer.data.sources.batches import Group
-from trainer.model.core.model_core import core_of
+from trainer.engine.model.core.model_core import core_of
 
 FOUR = [f"cpu:{index}" for index in range(4)]
 WIDTH = 128  # a kernel of 64 KiB

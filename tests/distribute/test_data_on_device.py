@@ -18,8 +18,8 @@ from trainer.data.sources.batches import Group
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.placement import device_cache, placement
 from trainer.distribute.strategies import strategy
-from trainer.loop import phase_input
-from trainer.model.core.model_core import core_of
+from trainer.engine.loop import phase_input
+from trainer.engine.model.core.model_core import core_of
 
 ROWS, BATCH = 53, 8  # an uneven last batch of five rows
 

@@ -15,7 +15,7 @@ from trainer.data import Dataset
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.placement import device_memory, devices, placement
 from trainer.distribute.strategies import strategy
-from trainer.step import programs
+from trainer.engine.step import programs
 
 NBYTES = 4 * 1024  # of the arrays of these tests
 OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")

@@ -24,9 +24,9 @@ from trainer.core.rng import stream_key
 from trainer.distribute import OneDeviceStrategy
 from trainer.distribute.replica import collectives
 from trainer.distribute.replica.partitioned import PartitionedContext
-from trainer.model.core import model_core
-from trainer.step import lowering, steps
-from trainer.step.execution import Execution
+from trainer.engine.model.core import model_core
+from trainer.engine.step import lowering, steps
+from trainer.engine.step.execution import Execution
 from trainer.testing import assert_strategies_equal
 
 QUICK, ALL = range(30), range(300)

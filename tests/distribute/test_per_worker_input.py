@@ -14,7 +14,7 @@ from flax import linen as nn
 import trainer
 from trainer import callbacks, distribute
 from trainer.distribute.experimental import partitioners
-from trainer.model.core.model_core import core_of
+from trainer.engine.model.core.model_core import core_of
 
 pytestmark = pytest.mark.processes
 rng = np.random.default_rng(0)

@@ -22,8 +22,8 @@ from trainer.distribute.experimental import partitioners
 from trainer.distribute.parameter_server.processes.wire import pack
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.server import ParameterServer
-from trainer.model.core.model_core import core_of
-from trainer.step.on_workers.remote_step import RemoteStep
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.step.on_workers.remote_step import RemoteStep
 
 pytestmark = pytest.mark.slow
 SPLIT, ROWS, FEATURES = partitioners.FixedShardsPartitioner(2), 40, 4

@@ -11,8 +11,8 @@ from flax import linen as nn
 
 import trainer
 from trainer import distribute
-from trainer.compile import jit
-from trainer.step.compiled_phase import CompiledPhase
+from trainer.core.compile import jit
+from trainer.engine.step.compiled_phase import CompiledPhase
 
 DEVICES = 8
 STRATEGIES = {
@@ -104,7 +104,7 @@ def test_no_device_holds_the_whole_state_while_it_is_made(name, most, monkeypatc
         analyses.append((compiled.memory_analysis(), bytes_of(shapes)))
         return jit.init_placed(init, shardings, *args)
 
-    monkeypatch.setattr("trainer.model.core.state_holder.init_placed", init_and_analyse)
+    monkeypatch.setattr("trainer.engine.model.core.state_holder.init_placed", init_and_analyse)
     model, reference = model_of(name, 256), model_of("mirrored", 256)
     x = np.zeros((16, 256), np.float32)
     model.build(x)

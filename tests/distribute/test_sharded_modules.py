@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import trainer
 from trainer import distribute
-from trainer.compile.constraints import constraints_by, over_axes
 from trainer.core.ambient.workarounds import SWITCH
+from trainer.core.compile.constraints import constraints_by, over_axes
 from trainer.core.tree_paths import named_leaves
 
 X = np.random.default_rng(0).normal(size=(14, 6)).astype(np.float32)

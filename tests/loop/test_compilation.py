@@ -13,9 +13,9 @@ import pytest
 
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
-from trainer.model.core import state_holder
-from trainer.model.core.model_core import core_of
-from trainer.step.compiled_phase import CompiledPhase
+from trainer.engine.model.core import state_holder
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.step.compiled_phase import CompiledPhase
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import trainer
 from tests.loop.test_compilation import count_compilations, make_model
 from tests.support.networks import NNXMLP, classification, mirrored
 from trainer.distribute.placement import placement
-from trainer.model.core.model_core import core_of
+from trainer.engine.model.core.model_core import core_of
 
 GATHERS = "gather_stack"  # copies rows on the devices to where a step takes them
 

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from trainer.loop import loop
+from trainer.engine.loop import loop
 
 GROUP = types.SimpleNamespace(count=32)
 

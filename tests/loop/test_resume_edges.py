@@ -28,8 +28,8 @@ from tests.callbacks.test_backup_and_restore import (
 )
 from trainer import callbacks as cb
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
-from trainer.cluster.description import package_versions
-from trainer.loop import resumable_run
+from trainer.distribute.cluster.description import package_versions
+from trainer.engine.loop import resumable_run
 
 
 class Shuffled:

@@ -15,7 +15,7 @@ from tests.support.networks import classification, logits_loss
 from trainer import callbacks as cb
 from trainer import distribute
 from trainer.data import Dataset
-from trainer.loop import run_limits
+from trainer.engine.loop import run_limits
 from trainer.testing import LocalCluster
 
 X, Y, _ = classification(52)  # 7 batches of 8 rows, the last one of 4

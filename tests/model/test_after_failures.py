@@ -12,9 +12,9 @@ from flax import linen as nn
 
 import trainer
 from tests.support.networks import classification, logits_loss
-from trainer.loop.interrupts import Interrupts
-from trainer.model.core.model_core import core_of
-from trainer.model.core.state_holder import StateHolder
+from trainer.engine.loop.interrupts import Interrupts
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.model.core.state_holder import StateHolder
 
 
 def compiled(kind=trainer.Model, **options):

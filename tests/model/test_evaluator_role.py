@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from trainer.cluster.description.cluster_resolver import VARIABLE as TF_CONFIG
+from trainer.distribute.cluster.description.cluster_resolver import VARIABLE as TF_CONFIG
 
 pytestmark = pytest.mark.processes
 

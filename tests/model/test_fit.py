@@ -373,7 +373,7 @@ def test_a_model_without_weights_and_one_that_is_frozen_can_fit():
 
 
 def test_counts_beyond_the_integers_of_float32_stay_exact():
-    from trainer.step.running_logs import MetricValue, add_step, empty_running_logs, results
+    from trainer.engine.step.running_logs import MetricValue, add_step, empty_running_logs, results
 
     metric = trainer.metrics.Mean()
     step = {"count": MetricValue([np.float32(1.0), np.float32(1.0)], metric), "loss": np.float32(3.0)}

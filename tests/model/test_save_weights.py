@@ -16,9 +16,9 @@ import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, compiled_mlp, logits_loss
 from tests.support.strategy_cases import LAYOUT, STRATEGIES, LinenNet
 from trainer import distribute
-from trainer.model import weights_io
-from trainer.model.core.model_core import core_of
-from trainer.saving.arrays.safetensors_file import read_arrays, save_arrays
+from trainer.engine.model import weights_io
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.saving.arrays.safetensors_file import read_arrays, save_arrays
 
 X, Y, _ = classification(24)
 

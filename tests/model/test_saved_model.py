@@ -6,7 +6,7 @@ import pytest
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer import distribute
-from trainer.model.core import saved_model
+from trainer.engine.model.core import saved_model
 
 X, Y, _ = classification(40)
 

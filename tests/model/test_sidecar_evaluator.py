@@ -15,8 +15,8 @@ from tests.support.event_files import scalars
 from tests.support.networks import NNXMLP, LinenMLP, classification, compiled_mlp, logits_loss, mirrored
 from trainer import callbacks as cb
 from trainer.distribute import SidecarEvaluator
-from trainer.model import sidecar_evaluator
-from trainer.saving.checkpoint import CheckpointFolder, CheckpointWriter, disk, open_checkpoint
+from trainer.engine.model import sidecar_evaluator
+from trainer.engine.saving.checkpoint import CheckpointFolder, CheckpointWriter, disk, open_checkpoint
 
 X, Y, WEIGHTS = classification(52)
 TEST = classification(30, seed=1)

@@ -11,9 +11,9 @@ import trainer
 from tests.support.networks import mirrored
 from tests.support.simulated_replicas import run_replicas
 from trainer.core import replica_context
+from trainer.core.modules import as_functional
 from trainer.core.replica_context import get_replica_context
 from trainer.core.tree_paths import matches
-from trainer.modules import as_functional
 
 TOLERANCE = 5e-7
 RANDOM = np.random.default_rng(0)

@@ -11,8 +11,8 @@ from flax import nnx
 
 from tests.core.test_precision import F16, F32, assert_near, dtypes, nnx_cnn, operand_dtypes
 from tests.support.module_cases import key_maker
+from trainer.core.modules import as_functional
 from trainer.core.precision import apply_with_policy, get
-from trainer.modules import as_functional
 
 RANDOM = np.random.default_rng(0)
 ROWS, SEQUENCES, IMAGES, VIDEOS = (RANDOM.normal(size=shape).astype(np.float32)

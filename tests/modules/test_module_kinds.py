@@ -10,8 +10,8 @@ from flax import nnx
 
 from tests.support.module_cases import LinenNet, NNXNet, X, close, key_maker, no_keys
 from tests.support.simulated_replicas import run_replicas
+from trainer.core.modules import as_functional
 from trainer.core.replica_context import get_replica_context
-from trainer.modules import as_functional
 
 # NNX: values, sharing and what becomes of the user's object.
 

@@ -13,8 +13,8 @@ from flax import nnx
 import trainer
 from tests.support.module_cases import NETS, X, close, key_maker, no_keys, plain_dicts_of_arrays
 from tests.support.networks import LinenMLP, logits_loss
-from trainer.modules import as_functional
-from trainer.modules.calling.call_arguments import CallKwargs, call_arguments
+from trainer.core.modules import as_functional
+from trainer.core.modules.calling.call_arguments import CallKwargs, call_arguments
 
 
 @NETS

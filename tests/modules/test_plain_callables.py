@@ -11,7 +11,7 @@ from flax import linen as nn
 from flax import nnx
 
 import trainer
-from trainer.modules import as_functional
+from trainer.core.modules import as_functional
 
 KERNEL = np.ones((3, 3), np.float32)
 

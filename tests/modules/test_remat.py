@@ -12,9 +12,9 @@ from flax import nnx
 from tests.support.module_cases import key_maker, no_keys
 from tests.support.simulated_replicas import run_replicas
 from trainer.core import replica_context
+from trainer.core.modules import as_functional
+from trainer.core.modules.remat import take_out
 from trainer.core.replica_context import get_replica_context
-from trainer.modules import as_functional
-from trainer.modules.remat import take_out
 
 WIDTH = 4
 X = np.random.default_rng(0).normal(size=(16, WIDTH)).astype(np.float32)

@@ -6,7 +6,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from trainer.modules import LayerRow, as_functional, render_summary, with_shardings
+from trainer.core.modules import LayerRow, as_functional, render_summary, with_shardings
 
 IMAGES = jax.ShapeDtypeStruct((5, 4, 4, 3), jnp.float32)
 

@@ -13,8 +13,8 @@ from flax import nnx
 import trainer
 from tests.support.module_cases import close, key_maker
 from tests.support.project_files import ROOT
+from trainer.core.modules import CallKwargs, as_functional
 from trainer.distribute import MirroredStrategy
-from trainer.modules import CallKwargs, as_functional
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 

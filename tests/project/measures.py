@@ -64,7 +64,7 @@ def measured(files: dict[str, str]) -> Measures:
     found = Measures()
     for path, source in files.items():
         tree = ast.parse(source)
-        room = "/".join(path.split("/")[:2] if path.startswith("trainer/") else path.split("/")[:1])
+        room = "/".join(path.split("/")[:-1][:3])
         found.lines[room] += source.count("\n")
         found.code_lines[room] += len(_lines_of_code(tree))
         found.reaches |= {f"{path}: {name}" for name in private_names(tree) - PUBLIC}

@@ -11,9 +11,9 @@ import yaml
 from jax._src.clusters.slurm_cluster import SlurmCluster
 
 from tests.support import project_files
-from trainer.cluster.description.cluster_description import split_address
-from trainer.cluster.description.cluster_resolver import TFConfigClusterResolver, resolve_cluster
-from trainer.cluster.liveness import process_end
+from trainer.distribute.cluster.description.cluster_description import split_address
+from trainer.distribute.cluster.description.cluster_resolver import TFConfigClusterResolver, resolve_cluster
+from trainer.distribute.cluster.liveness import process_end
 from trainer.launch.supervisor import PEER_LOST, PREEMPTED, REFUSED
 
 FOLDER = project_files.ROOT / "docs" / "clusters"

@@ -15,9 +15,9 @@ import trainer
 from tests.support import project_files
 from tests.support.hlo import collectives, total_bytes
 from trainer import distribute
-from trainer.compile.jit import compiled
+from trainer.core.compile.jit import compiled
 from trainer.distribute.replica import custom_loops
-from trainer.model.core.model_core import core_of
+from trainer.engine.model.core.model_core import core_of
 
 PAGE = (project_files.ROOT / "docs" / "strategies.md").read_text()
 FENCES = re.findall(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", PAGE, re.MULTILINE | re.DOTALL)

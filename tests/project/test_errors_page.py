@@ -68,8 +68,8 @@ def test_a_message_ends_with_its_entry():
 
 def test_exit_codes_are_those_of_the_code():
     from trainer.callbacks.checkpoints.backup_and_restore import PREEMPTED_EXIT_CODE
-    from trainer.cluster import PEER_LOST
-    from trainer.cluster.liveness.process_end import REFUSED
+    from trainer.distribute.cluster import PEER_LOST
+    from trainer.distribute.cluster.liveness.process_end import REFUSED
     from trainer.launch.supervisor import PREEMPTED, TIMED_OUT
     from trainer.tools.command_line.plan import DOES_NOT_FIT
 

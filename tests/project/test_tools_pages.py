@@ -6,7 +6,7 @@ import pytest
 import sklearn  # noqa: F401  it sets environment variables
 
 from tests.support import pages, project_files
-from trainer.saving.formats import FORMATS
+from trainer.engine.saving.formats import FORMATS
 from trainer.tools.command_line.commands import main
 
 PAGES = ("docs/command_line.md", "docs/tuning.md", "docs/export.md")

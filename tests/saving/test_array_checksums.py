@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.saving.arrays.safetensors_file import read_arrays, save_arrays
+from trainer.engine.saving.arrays.safetensors_file import read_arrays, save_arrays
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from trainer.saving.checkpoint import CheckpointError, CheckpointWriter, disk, open_checkpoint, parts, writer
+from trainer.engine.saving.checkpoint import CheckpointError, CheckpointWriter, disk, open_checkpoint, parts, writer
 
 DTYPES = ["bool", "int4", "uint2", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16",
           "bfloat16", "float32", "complex64", "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",

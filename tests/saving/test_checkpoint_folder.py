@@ -11,8 +11,8 @@ import warnings
 import jax.numpy as jnp
 import pytest
 
-from trainer.saving.arrays import file_locks
-from trainer.saving.checkpoint import (
+from trainer.engine.saving.arrays import file_locks
+from trainer.engine.saving.checkpoint import (
     CheckpointError,
     CheckpointFolder,
     CheckpointWriter,

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from trainer.saving.checkpoint import parts
+from trainer.engine.saving.checkpoint import parts
 
 VALUES = np.arange(16 * 8, dtype=np.int16).reshape(16, 8)
 

@@ -13,14 +13,20 @@ import numpy as np
 import pytest
 
 from tests.support import project_files
-from trainer.saving.checkpoint import CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint, run_lock
+from trainer.engine.saving.checkpoint import (
+    CheckpointError,
+    CheckpointFolder,
+    CheckpointWriter,
+    open_checkpoint,
+    run_lock,
+)
 
 pytestmark = pytest.mark.processes
 
 SAVE_FOR_EVER = """
 import itertools, sys
 import jax.numpy as jnp
-from trainer.saving.checkpoint import CheckpointFolder, CheckpointWriter
+from trainer.engine.saving.checkpoint import CheckpointFolder, CheckpointWriter
 folder = CheckpointFolder(sys.argv[1])
 with CheckpointWriter() as checkpoints:
     for step in itertools.count():
@@ -32,7 +38,7 @@ with CheckpointWriter() as checkpoints:
 SAVE_ON_A_FULL_DISK = """
 import os, resource, sys
 import jax.numpy as jnp, numpy as np
-from trainer.saving.checkpoint import CheckpointFolder, CheckpointWriter
+from trainer.engine.saving.checkpoint import CheckpointFolder, CheckpointWriter
 folder = CheckpointFolder(sys.argv[1])
 checkpoints = CheckpointWriter()
 checkpoints.save(folder.path_of(1), {"x": jnp.ones(9)}, None)
@@ -53,7 +59,7 @@ print(folder.steps())
 EXIT = """
 import os, sys
 import jax.numpy as jnp
-from trainer.saving.checkpoint import CheckpointFolder, CheckpointWriter
+from trainer.engine.saving.checkpoint import CheckpointFolder, CheckpointWriter
 folder = CheckpointFolder(sys.argv[1])
 arrays = {str(index): jnp.ones((1000, 1000)) for index in range(4)}
 try:
@@ -71,7 +77,7 @@ path, port, index = sys.argv[1], sys.argv[2], int(sys.argv[3])
 import jax, numpy as np
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from trainer.saving.checkpoint import CheckpointFolder, CheckpointWriter, open_checkpoint
+from trainer.engine.saving.checkpoint import CheckpointFolder, CheckpointWriter, open_checkpoint
 mesh = Mesh(np.array(jax.devices()), ("d",))
 values = np.arange(32, dtype=np.float32).reshape(8, 4)
 def on(spec):
@@ -97,7 +103,7 @@ with CheckpointWriter() as checkpoints:
     with warnings.catch_warnings(record=True):
         print("newest", os.path.basename(folder.newest_whole()))
     def save_half():
-        from trainer.saving.checkpoint import parts
+        from trainer.engine.saving.checkpoint import parts
         if index == 1:
             parts.write_parts = lambda *_: os.stat("/none/of/it")
         checkpoints.save(folder.path_of(5), arrays, None)
@@ -149,7 +155,7 @@ def test_a_process_killed_while_it_saves_leaves_whole_checkpoints_and_hidden_fol
 def test_a_killed_save_leaves_a_hidden_folder_that_the_next_run_removes(tmp_path):
     stop = """
 import os
-from trainer.saving.checkpoint import writer
+from trainer.engine.saving.checkpoint import writer
 writer.write_manifest = lambda *_: os.kill(os.getpid(), 9)
 """
     with start(stop + SAVE_FOR_EVER, tmp_path) as process:
@@ -211,7 +217,7 @@ def test_two_processes_save_and_restore_one_checkpoint(tmp_path):
 
 HOLDS_A_FOLDER = """
 import os, sys, time
-from trainer.saving.checkpoint import CheckpointFolder
+from trainer.engine.saving.checkpoint import CheckpointFolder
 
 folder = CheckpointFolder(sys.argv[1])
 folder.prepare()

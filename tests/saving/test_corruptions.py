@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from tests.support import corruptions, damaged_runs
-from trainer.saving.checkpoint import folder
+from trainer.engine.saving.checkpoint import folder
 
 
 @pytest.fixture(scope="module")

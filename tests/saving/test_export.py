@@ -17,9 +17,9 @@ import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from tests.support.strategy_cases import LAYOUT, STRATEGIES, LinenNet
 from trainer import distribute
-from trainer.saving import export
-from trainer.saving.arrays.safetensors_file import checksum, read_arrays, save_arrays
-from trainer.saving.export import load_exported
+from trainer.engine.saving import export
+from trainer.engine.saving.arrays.safetensors_file import checksum, read_arrays, save_arrays
+from trainer.engine.saving.export import load_exported
 
 X, Y, _ = classification(40)
 ROWS = (1, 3, 32)
@@ -80,7 +80,7 @@ import sys
 import jax
 import numpy as np
 
-from trainer.saving.export import load_exported
+from trainer.engine.saving.export import load_exported
 
 for name in sys.argv[2:]:
     exported = load_exported(f"{sys.argv[1]}/{name}.export")

@@ -14,8 +14,8 @@ from flax import linen as nn
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss
 from trainer import models
-from trainer.saving import formats, onnx_format
-from trainer.saving.arrays.safetensors_file import read_arrays
+from trainer.engine.saving import formats, onnx_format
+from trainer.engine.saving.arrays.safetensors_file import read_arrays
 from trainer.tools.command_line import inspection
 
 X, Y, _ = classification(40)

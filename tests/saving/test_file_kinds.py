@@ -5,8 +5,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from trainer.saving.arrays.file_kinds import checked_path, open_arrays
-from trainer.saving.arrays.safetensors_file import save_arrays
+from trainer.engine.saving.arrays.file_kinds import checked_path, open_arrays
+from trainer.engine.saving.arrays.safetensors_file import save_arrays
 
 
 def opened(path):

@@ -8,10 +8,10 @@ from flax import linen as nn
 
 import trainer
 from trainer.callbacks import BackupAndRestore
-from trainer.model.core import saved_model
-from trainer.saving import export
-from trainer.saving.arrays.file_kinds import save_with_text
-from trainer.saving.checkpoint import CheckpointWriter, write_manifest
+from trainer.engine.model.core import saved_model
+from trainer.engine.saving import export
+from trainer.engine.saving.arrays.file_kinds import save_with_text
+from trainer.engine.saving.checkpoint import CheckpointWriter, write_manifest
 
 
 def new_model():

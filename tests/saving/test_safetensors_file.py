@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 
 from tests.support import project_files
 from trainer.core.tree_paths import named_leaves
-from trainer.saving.arrays import file_locks, safetensors_file
-from trainer.saving.arrays.safetensors_file import match_arrays, read_arrays, save_arrays
+from trainer.engine.saving.arrays import file_locks, safetensors_file
+from trainer.engine.saving.arrays.safetensors_file import match_arrays, read_arrays, save_arrays
 
 FLOAT8 = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 DTYPES = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16",
@@ -277,7 +277,7 @@ def test_what_a_link_points_to_is_replaced(path, tmp_path):
 SAVE_THAT_STOPS_IN_THE_MIDDLE = """
 import sys, time
 import numpy as np
-from trainer.saving.arrays.safetensors_file import save_arrays
+from trainer.engine.saving.arrays.safetensors_file import save_arrays
 
 class Stops:
     shape, dtype = (4,), np.dtype("float64")

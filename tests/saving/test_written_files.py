@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import trainer
 from tests.reference import make_files
 from trainer.core.tree_paths import named_leaves
-from trainer.saving.checkpoint import open_checkpoint
+from trainer.engine.saving.checkpoint import open_checkpoint
 
 FILES = pathlib.Path(__file__).parent / "files"
 EXPECTED = dict(np.load(FILES / "expected.npz"))

@@ -12,7 +12,7 @@ from flax import linen as nn
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer.core.tree_paths import named_leaves
-from trainer.model.core.model_core import core_of
+from trainer.engine.model.core.model_core import core_of
 
 
 class Wide(nn.Module):

@@ -11,8 +11,8 @@ import pytest
 
 import trainer
 from tests.support.networks import LinenMLP, classification, logits_loss, mirrored
-from trainer.compile.jit import begin_compiling
-from trainer.step import programs
+from trainer.core.compile.jit import begin_compiling
+from trainer.engine.step import programs
 
 x, y, _ = classification(21)
 

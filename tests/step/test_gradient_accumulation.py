@@ -12,7 +12,7 @@ from flax import linen as nn
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer.distribute import get_replica_context
-from trainer.model.core.model_core import core_of
+from trainer.engine.model.core.model_core import core_of
 
 
 def trained(make_model, replicas=1, rows=21, batch_size=8, loss=None, seed=3, **options):

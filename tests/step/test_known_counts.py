@@ -10,8 +10,8 @@ import pytest
 from flax import linen as nn
 
 import trainer
-from trainer.model.core.model_core import core_of
-from trainer.step import programs
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.step import programs
 
 
 class Cnn(nn.Module):

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 import trainer
 from tests.support.networks import mirrored
-from trainer.step.output_matching import match_arrays, match_choices, output_names
+from trainer.engine.step.output_matching import match_arrays, match_choices, output_names
 
 A, B, C = (np.full(2, value) for value in range(3))
 

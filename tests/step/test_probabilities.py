@@ -6,7 +6,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from trainer.step.probabilities import are_probabilities
+from trainer.engine.step.probabilities import are_probabilities
 
 X = jnp.ones((4, 4))
 

@@ -27,8 +27,8 @@ from tests.support import corruptions
 from tests.support.networks import LinenMLP, classification, logits_loss
 from trainer import callbacks as cb
 from trainer.callbacks.record.run_record import FILE_NAME as RECORD_NAME
-from trainer.saving.checkpoint import CheckpointError, check_manifest
-from trainer.saving.checkpoint.manifest import FILE_NAME as MANIFEST
+from trainer.engine.saving.checkpoint import CheckpointError, check_manifest
+from trainer.engine.saving.checkpoint.manifest import FILE_NAME as MANIFEST
 
 X, Y, _ = classification(52)
 BATCH_SIZE, BATCHES, EPOCHS = 8, 7, 3  # the last batch of an epoch has 4 rows

@@ -15,7 +15,7 @@ from flax import linen as nn
 
 import trainer
 from trainer import distribute, models
-from trainer.compile.hlo_text import Program
+from trainer.core.compile.hlo_text import Program
 from trainer.core.timing import Timing
 from trainer.data.sources.batches import Group
 from trainer.tools.plan.planned_phase import PlannedPhase, planned_phase, strategy_over

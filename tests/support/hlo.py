@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from trainer.compile.hlo_text import Program
+from trainer.core.compile.hlo_text import Program
 from trainer.tools.plan.program_contents import COLLECTIVES
 
 

@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from trainer.cluster.description.cluster_description import ClusterDescription
-from trainer.cluster.description.package_versions import package_versions
-from trainer.cluster.rendezvous import gather, join, rendezvous, star
-from trainer.cluster.rendezvous.connection import Connection, encode
-from trainer.cluster.rendezvous.hello import Hello
-from trainer.cluster.rendezvous.rendezvous import agree
-from trainer.cluster.rendezvous.star import Star
+from trainer.distribute.cluster.description.cluster_description import ClusterDescription
+from trainer.distribute.cluster.description.package_versions import package_versions
+from trainer.distribute.cluster.rendezvous import gather, join, rendezvous, star
+from trainer.distribute.cluster.rendezvous.connection import Connection, encode
+from trainer.distribute.cluster.rendezvous.hello import Hello
+from trainer.distribute.cluster.rendezvous.rendezvous import agree
+from trainer.distribute.cluster.rendezvous.star import Star
 
 LONG_SECS = 10.0  # a timeout that no test reaches
 SHORT_SECS = 0.4

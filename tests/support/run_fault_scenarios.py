@@ -18,7 +18,7 @@ import sys
 import time
 
 from tests.support.rendezvous_cluster import free_port, until
-from trainer.saving.checkpoint import CheckpointFolder, open_checkpoint
+from trainer.engine.saving.checkpoint import CheckpointFolder, open_checkpoint
 
 TIMEOUT_SECS = 5.0  # of the strategy
 BUSY_SECS = 2.0  # for a busy machine

@@ -20,7 +20,7 @@ from flax import linen as nn
 import trainer
 from tests.support.hlo import collectives
 from trainer import distribute
-from trainer.model.core.model_core import core_of
+from trainer.engine.model.core.model_core import core_of
 
 FEATURES, HIDDEN, CLASSES = 32, 64, 3
 SHAPES = {"up/kernel": (FEATURES, HIDDEN), "up/bias": (HIDDEN,), "down/kernel": (HIDDEN, CLASSES),

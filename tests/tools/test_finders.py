@@ -13,7 +13,7 @@ from flax import nnx
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer import tools
-from trainer.model.core.model_core import core_of
+from trainer.engine.model.core.model_core import core_of
 from trainer.tools import finders
 
 X, Y, _ = classification(64)

@@ -11,7 +11,7 @@ import trainer
 from trainer import distribute
 from trainer.core.tree_paths import named_leaves
 from trainer.distribute.placement.described import Topology
-from trainer.model.core.model_core import core_of
+from trainer.engine.model.core.model_core import core_of
 from trainer.tools.command_line import commands
 from trainer.tools.command_line import plan as command
 from trainer.tools.plan import changes as other_ways

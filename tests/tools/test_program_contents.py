@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.compile.hlo_text import Program
+from trainer.core.compile.hlo_text import Program
 from trainer.tools.plan.program_contents import (
     Collective,
     collectives_of,

@@ -1,4 +1,4 @@
-from trainer.cluster import (
+from trainer.distribute.cluster import (
     ClusterError as ClusterError,
     ClusterTimeout as ClusterTimeout,
     TFConfigClusterResolver as TFConfigClusterResolver,
@@ -57,4 +57,4 @@ from trainer.distribute.strategies.strategy import (
     in_cross_replica_context as in_cross_replica_context,
 )
 from trainer.distribute.strategies.tpu import TPUStrategy as TPUStrategy
-from trainer.model.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
+from trainer.engine.model.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from trainer.core import errors
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.model.model import Model
+from trainer.engine.model.overridable_steps import OverridableSteps
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.estimator_model import EstimatorModel
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.spec import EstimatorSpec, Mode
-from trainer.model.core.model_core import core_of
-from trainer.model.model import Model
-from trainer.model.overridable_steps import OverridableSteps
 
 _OVERRIDABLE = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "apply")
 _OF_SPEC = ("optimizer", "loss", "metrics", "weighted_metrics")

@@ -26,8 +26,8 @@ import numpy as np
 from trainer.callbacks import Callback
 from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
-from trainer.cluster import TF_CONFIG
 from trainer.core import arguments
+from trainer.distribute.cluster import TF_CONFIG
 
 _STEP_VARIABLE = "TRAINER_KILL_AT_STEP"
 _VALIDATION_VARIABLE = "TRAINER_KILL_AT_VALIDATION"

@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.core import arguments, errors
+from trainer.engine.saving.arrays import safetensors_file
+from trainer.engine.saving.checkpoint import plain
 from trainer.launch import output
 from trainer.launch.job import Job
 from trainer.launch.supervisor import TIMEOUT, describe_end, supervise
-from trainer.saving.arrays import safetensors_file
-from trainer.saving.checkpoint import plain
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from trainer.testing import local_cluster; local_cluster._work()"
 _DUMP_SECS = 0.5  # for workers to dump their tracebacks before they are killed

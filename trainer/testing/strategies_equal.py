@@ -19,16 +19,16 @@ import numpy as np
 
 from trainer.callbacks import Callback
 from trainer.callbacks.base.callback import Logs
-from trainer.cluster import ProcessGroup
 from trainer.core import arguments, errors, precision
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import Data
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.arrays import is_array_tree
 from trainer.distribute import OneDeviceStrategy, Strategy
+from trainer.distribute.cluster import ProcessGroup
 from trainer.distribute.placement.placement import to_host
-from trainer.model.core.model_core import core_of
-from trainer.model.model import Model
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.model.model import Model
 
 __all__ = ["assert_strategies_equal"]
 

@@ -26,9 +26,9 @@ from trainer.core.units import readable_bytes
 from trainer.data.adapt import DEFAULT_BATCH_SIZE
 from trainer.data.sources.arrays import is_array_tree, is_leaf
 from trainer.distribute.placement.devices import memory_bytes as memory_of
-from trainer.model.core.model_core import core_of
-from trainer.model.inputs import rows_of
-from trainer.model.model import Model
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.model.inputs import rows_of
+from trainer.engine.model.model import Model
 from trainer.tools.plan.planned_phase import train_phase
 
 _PLOT = "pip install 'trainer-jax[plot]'"

@@ -17,11 +17,11 @@ from flax import linen as nn
 from trainer import models
 from trainer.core import tree_paths
 from trainer.core.errors import wrong_type
+from trainer.core.modules.calling.nnx_types import is_nnx_module
 from trainer.core.types import ArrayLike
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.model.model import Model
 from trainer.losses import SparseCategoricalCrossentropy
-from trainer.model.core.model_core import core_of
-from trainer.model.model import Model
-from trainer.modules.calling.nnx_types import is_nnx_module
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from trainer.compile.traces.equations import jaxpr_of, program_of, scan_counts
+from trainer.core.compile.traces.equations import jaxpr_of, program_of, scan_counts
+from trainer.core.modules import CallObserver, FunctionalModule, shapes_text
 from trainer.core.tree_paths import SEPARATOR, path_name
 from trainer.core.types import PyTree
-from trainer.modules import CallObserver, FunctionalModule, shapes_text
 
 _TAG = "trainer-layer"
 Sources = frozenset[str]

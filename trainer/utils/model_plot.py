@@ -16,9 +16,9 @@ from trainer.callbacks.progress.notebook_line import is_in_notebook
 from trainer.core import arguments, replica_context
 from trainer.core.errors import wrong_type
 from trainer.core.tree_paths import named_leaves
-from trainer.model.core.model_core import core_of
-from trainer.model.forward import trained_names
-from trainer.model.model import Model
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.model.forward import trained_names
+from trainer.engine.model.model import Model
 from trainer.utils.layer_graph import Layer, LayerGraph, layer_graph
 
 _FORMATS = ("png", "svg", "pdf", "jpg", "jpeg", "dot")
@@ -92,7 +92,7 @@ def model_to_dot(
 
     >>> import numpy as np
     >>> from flax import linen as nn
-    >>> from trainer.model.model import Sequential
+    >>> from trainer.engine.model.model import Sequential
     >>> model = Sequential([nn.Dense(4), nn.relu, nn.Dense(2)])
     >>> model.build(np.zeros((1, 3)))
     >>> print(model_to_dot(model))  # doctest: +ELLIPSIS

@@ -37,13 +37,13 @@ class Ambient:
       traced_owner: the object whose own values that function must receive as arguments; None for the values of all
         objects.
       read_constants: the `Constants` that the code being compiled has read.
-      constrain: function that replaces JAX's sharding constraints (`compile/constraints.py`).
-      layer_observer: object that calls layers, to rematerialize them or to plan it (`modules/remat.py`).
+      constrain: function that replaces JAX's sharding constraints (`core/compile/constraints.py`).
+      layer_observer: object that calls layers, to rematerialize them or to plan it (`core/modules/remat.py`).
       metric_values: temporary values of metric variables by `id`, a dict that assignments update
         (`metrics/variable.py`).
       metric_values_are_closed: whether stored values of metric variables must not be used.
       step_metrics: the `StepMetrics` of the step being traced (`metrics/base.py`).
-      loss_parts: list to which losses append their sums (`step/loss_parts.py`).
+      loss_parts: list to which losses append their sums (`engine/step/loss_parts.py`).
     """
 
     strategy: Any = None

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from trainer.compile.jit import compiled
+from trainer.core.compile.jit import compiled
 from trainer.core.train_state import TrainState, initial_opt_state
 from trainer.core.tree_paths import kept, named_leaves, with_leaves
 from trainer.core.types import PyTree

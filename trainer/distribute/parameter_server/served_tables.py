@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.compile.jit import compiled
+from trainer.core.compile.jit import compiled
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.distribute.parameter_server.partition import Leaves, Partition, rows_of

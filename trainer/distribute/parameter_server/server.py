@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.compile.jit import compiled
+from trainer.core.compile.jit import compiled
 from trainer.core.tree_paths import named_leaves, with_leaves
 from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.partition import part_of, update

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import jax
 import optax
 
-from trainer.cluster import TF_CONFIG, ClusterError, TFConfigClusterResolver
 from trainer.core import arguments, errors
 from trainer.data.sources.host_arrays import HostArrays
+from trainer.distribute.cluster import TF_CONFIG, ClusterError, TFConfigClusterResolver
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
 from trainer.distribute.parameter_server.embedding_table import EmbeddingTable, make_table
 from trainer.distribute.parameter_server.partitioners import Partitioner

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.cluster import ProcessGroup
 from trainer.data.sharding.processes import Processes
+from trainer.distribute.cluster import ProcessGroup
 from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.placement import to_host
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from trainer.compile.jit import compiled
+from trainer.core.compile.jit import compiled
 from trainer.core.types import ArrayLike, PyTree
 from trainer.data.resident import ResidentBatches, gathered
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned, map_casting

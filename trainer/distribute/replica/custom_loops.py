@@ -17,9 +17,10 @@ import numpy as np
 from flax import errors as nnx_errors
 from jax.sharding import PartitionSpec
 
-from trainer.compile.jit import compiled, is_jit_disabled
 from trainer.core import errors, replica_context, trace_purity
+from trainer.core.compile.jit import compiled, is_jit_disabled
 from trainer.core.identity import Identity
+from trainer.core.modules.calling.nnx_types import is_nnx_object
 from trainer.core.replica_context import MEAN_OVER_ROWS, ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import restricted
@@ -36,7 +37,6 @@ from trainer.distribute.replica.replicated_state import (
     run_on_replicas,
 )
 from trainer.distribute.replica.state_reduction import counts, differences, refuse_differences
-from trainer.modules.calling.nnx_types import is_nnx_object
 
 
 def _is_argument(value: object) -> bool:

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from trainer.cluster import ProcessGroup, waiting
 from trainer.core.types import Data, PyTree
 from trainer.data import DataError
 from trainer.data.adapt import adapt
@@ -22,6 +21,7 @@ from trainer.data.reader import Reader
 from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sharding.processes import Channel, Processes
 from trainer.data.sources.batches import Group
+from trainer.distribute.cluster import ProcessGroup, waiting
 from trainer.distribute.placement.global_batch import rows_of_replicas
 from trainer.distribute.placement.placement import pad_rows, replicas_here, replicas_to_devices, to_devices
 from trainer.distribute.replica.per_replica import PerReplica

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer.compile.constraints import constraints_by, ignore
-from trainer.compile.jit import compile_lowered, compiled
+from trainer.core.compile.constraints import constraints_by, ignore
+from trainer.core.compile.jit import compile_lowered, compiled
 from trainer.core.errors import see
 from trainer.core.replica_context import ReplicaContext, get_replica_context
 from trainer.core.train_state import TrainState

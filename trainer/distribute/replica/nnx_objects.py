@@ -14,11 +14,11 @@ from typing import Any
 import jax
 from flax import nnx
 
+from trainer.core.modules.nnx_batch_norm import replace_nnx_batch_norms, restore_nnx_batch_norms, set_nnx_policy
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import PyTree
 from trainer.distribute.replica.state_reduction import counts, over_replicas
-from trainer.modules.nnx_batch_norm import replace_nnx_batch_norms, restore_nnx_batch_norms, set_nnx_policy
 
 
 def split_objects(objects: Iterable[Any]) -> tuple[ObjectStructure, Any]:

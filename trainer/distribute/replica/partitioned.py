@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from trainer.compile.traces.row_mixing import certain_mixing
 from trainer.core import errors, replica_context
+from trainer.core.compile.traces.row_mixing import certain_mixing
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import REPLICA_AXIS

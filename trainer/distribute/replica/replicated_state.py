@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from trainer.compile.compiler_options import CompilerOptions
+from trainer.core.compile.compiler_options import CompilerOptions
 from trainer.core.precision import where_finite
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState, check_same_structure

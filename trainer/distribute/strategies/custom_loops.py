@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from trainer.cluster import ProcessGroup
-from trainer.compile.entry_points import entry_point
+from trainer.core.compile.entry_points import entry_point
 from trainer.core.replica_context import ReduceOp
 from trainer.core.types import ArrayTree, Data, PyTree
 from trainer.data import Dataset
 from trainer.data.sharding.processes import Processes
+from trainer.distribute.cluster import ProcessGroup
 from trainer.distribute.placement.placement import replicas_here, replicas_to_devices
 from trainer.distribute.replica.custom_loops import ReplicaRunner
 from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext

@@ -8,14 +8,14 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from trainer.cluster import cluster_devices
-from trainer.compile.compiler_options import CompilerOptions
-from trainer.compile.constraints import constrained
 from trainer.core import errors
 from trainer.core.arguments import check_count
+from trainer.core.compile.compiler_options import CompilerOptions
+from trainer.core.compile.constraints import constrained
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
+from trainer.distribute.cluster import cluster_devices
 from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.devices import find_devices
 from trainer.distribute.replica.collectives import NcclAllReduce

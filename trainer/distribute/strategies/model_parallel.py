@@ -10,12 +10,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.cluster import cluster_devices
 from trainer.core import errors
 from trainer.core.arguments import check_count
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import SEPARATOR, named_leaves
 from trainer.core.types import PyTree
+from trainer.distribute.cluster import cluster_devices
 from trainer.distribute.placement.devices import find_devices
 from trainer.distribute.placement.placement import REPLICA_AXIS
 from trainer.distribute.replica.collectives import NcclAllReduce

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from trainer.cluster import join_cluster
+from trainer.distribute.cluster import join_cluster
 from trainer.distribute.placement.devices import default_devices
 from trainer.distribute.replica.collectives import CrossDeviceOps, NcclAllReduce, RingAllReduce
 from trainer.distribute.replica.communication_options import (

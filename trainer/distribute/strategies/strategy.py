@@ -16,12 +16,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.cluster import ProcessGroup
-from trainer.compile.compiler_options import CompilerOptions, compiler_options
-from trainer.compile.constraints import constrained, constraints_by, ignore, on_mesh, over_axes
-from trainer.compile.entry_points import entry_point
-from trainer.compile.jit import on_each_device
 from trainer.core.ambient import state as ambient
+from trainer.core.compile.compiler_options import CompilerOptions, compiler_options
+from trainer.core.compile.constraints import constrained, constraints_by, ignore, on_mesh, over_axes
+from trainer.core.compile.entry_points import entry_point
+from trainer.core.compile.jit import on_each_device
 from trainer.core.replica_context import ReplicaContext, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
@@ -29,6 +28,7 @@ from trainer.data.resident import ResidentBatches
 from trainer.data.sharding.processes import Processes
 from trainer.data.sources.batches import Group
 from trainer.data.sources.host_arrays import HostArrays
+from trainer.distribute.cluster import ProcessGroup
 from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.device_cache import PlacedArrays
 from trainer.distribute.placement.devices import default_devices, memory_bytes
@@ -119,11 +119,11 @@ class Strategy(CustomLoops):
 
     @property
     def gathers_late(self) -> bool:
-        """Whether a step gathers parameters again for each use; see `compile/traces/late_gathers.py`."""
+        """Whether a step gathers parameters again for each use; see `core/compile/traces/late_gathers.py`."""
         return False
 
     def compiler_options(self, deterministic: bool = False) -> CompilerOptions:
-        """Returns XLA's options for a program of all replicas; see `compile/compiler_options.py`."""
+        """Returns XLA's options for a program of all replicas; see `core/compile/compiler_options.py`."""
         options = self._cross_device_ops.options
         return compiler_options(list(self.mesh.devices.flat), deterministic=deterministic, overlap=options.overlap,
                                 bytes_per_pack=options.bytes_per_pack)

@@ -8,6 +8,7 @@ import jax
 from flax import linen as nn
 
 from trainer.core.types import PyTree
+from trainer.engine.model.types import OptimizerLike
 from trainer.estimator.canned.common import (
     OptimizerOrName,
     canned_model_fn,
@@ -24,7 +25,6 @@ from trainer.estimator.heads.base import LossReduction, WeightColumn, check_head
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.warm_start import WarmStartSettings
-from trainer.model.types import OptimizerLike
 
 DNN_LEARNING_RATE = 0.001
 MOST_LINEAR_LEARNING_RATE = 0.005

@@ -13,11 +13,11 @@ from flax import linen as nn
 
 from trainer.core import errors
 from trainer.core.types import PyTree
+from trainer.engine.model.types import OptimizerLike, Optimizers
 from trainer.estimator.feature_columns import FeatureColumn, HostTransform
 from trainer.estimator.heads import BinaryClassHead, Head, MultiClassHead
 from trainer.estimator.heads.base import LossReduction, WeightColumn
 from trainer.estimator.training.spec import EstimatorSpec, Mode, ModeKeys, ModelFn
-from trainer.model.types import OptimizerLike, Optimizers
 from trainer.optimizers import SGD, Adagrad, Adam, Ftrl, Optimizer, RMSprop
 from trainer.optimizers.base import OptimizerState
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from trainer.core import arguments, errors
 from trainer.core.types import ArrayLike, PyTree
+from trainer.engine.model.types import ModuleLike, Optimizers
 from trainer.estimator.feature_columns.numeric import NumericColumn
 from trainer.estimator.training.spec import EstimatorSpec, Mode
 from trainer.losses import Loss
 from trainer.metrics import Metric
-from trainer.model.types import ModuleLike, Optimizers
 
 LossReduction = Literal["sum_over_batch_size", "sum"]
 WeightColumn: TypeAlias = str | NumericColumn | None

@@ -1,7 +1,7 @@
 """Checkpoints of an estimator: when `train` writes them, and how `train` and `evaluate` read them.
 
 Owns the resume rule of `train`. After a finished call, the next call restores the state and starts the data over. After
-an interrupted call, it resumes the whole run. The format on disk is in `saving/checkpoint/`.
+an interrupted call, it resumes the whole run. The format on disk is in `engine/saving/checkpoint/`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,15 @@ from trainer.core import arguments, tree_paths
 from trainer.core.train_state import TrainState
 from trainer.core.types import Phase
 from trainer.distribute import Strategy
+from trainer.engine.loop.resumable_run import check_is_of_run, is_at_the_end
+from trainer.engine.saving.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointFolder,
+    is_checkpoint,
+    open_checkpoint,
+)
 from trainer.estimator.training.hooks import CheckpointSaverListener
-from trainer.loop.resumable_run import check_is_of_run, is_at_the_end
-from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, is_checkpoint, open_checkpoint
 
 STATE = "state"
 GLOBAL_STEP = "global_step"

@@ -21,6 +21,7 @@ from trainer.core import arguments, errors
 from trainer.core.tracebacks import user_stacklevel
 from trainer.core.types import ArrayLike, PyTree
 from trainer.distribute import Strategy
+from trainer.engine.saving.checkpoint import Checkpoint
 from trainer.estimator.training import checkpoints, serving
 from trainer.estimator.training.estimator_model import EstimatorModel, make_model
 from trainer.estimator.training.events import LOGGER, TrainingLog, write_evaluation
@@ -37,7 +38,6 @@ from trainer.estimator.training.input_function import InputBatches, mapped_batch
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.spec import EstimatorSpec, Mode, ModeKeys, ModelFn
 from trainer.estimator.training.warm_start import WarmStartSettings, as_settings, warm_start
-from trainer.saving.checkpoint import Checkpoint
 
 Hooks = Any
 """A `SessionRunHook`, a callback, or a list of these."""

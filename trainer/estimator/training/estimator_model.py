@@ -13,9 +13,9 @@ from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch, as_batch
 from trainer.distribute import Strategy, get_strategy
+from trainer.engine.model.model import Model
 from trainer.estimator.training.spec import EstimatorSpec
 from trainer.metrics import Mean
-from trainer.model.model import Model
 
 
 class EstimatorModel(Model):

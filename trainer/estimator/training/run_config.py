@@ -6,9 +6,9 @@ import datetime
 import os
 from typing import Any, Literal
 
-from trainer.cluster import TF_CONFIG, TFConfigClusterResolver
 from trainer.core import arguments, errors
 from trainer.distribute import Strategy
+from trainer.distribute.cluster import TF_CONFIG, TFConfigClusterResolver
 
 DEFAULT_SAVE_SECS = 600
 _DEFAULT: Any = "default"

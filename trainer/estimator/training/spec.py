@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 from trainer.core import arguments, errors
 from trainer.data.sources.batches import Batch
+from trainer.engine.model.types import Losses, Metrics, ModuleLike, Optimizers
 from trainer.estimator.training.hooks import check_hooks
-from trainer.model.types import Losses, Metrics, ModuleLike, Optimizers
 
 Mode: TypeAlias = Literal["train", "eval", "infer"]
 BatchMap: TypeAlias = Callable[[Any, Any], Batch]

@@ -8,12 +8,12 @@ import time
 from typing import Any
 
 from trainer.core import errors
+from trainer.engine.saving.checkpoint import CheckpointError
 from trainer.estimator.training import checkpoints
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.events import LOGGER
 from trainer.estimator.training.hooks import CheckpointSaverListener
 from trainer.estimator.training.train_spec import EvalSpec, TrainSpec
-from trainer.saving.checkpoint import CheckpointError
 
 _POLL_SECS = 1.0
 _REMINDER_SECS = 600.0

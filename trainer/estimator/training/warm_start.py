@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from trainer.core import errors, tree_paths
+from trainer.engine.model.model import Model
+from trainer.engine.saving.checkpoint import is_checkpoint
 from trainer.estimator.training import checkpoints
-from trainer.model.model import Model
-from trainer.saving.checkpoint import is_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,7 +110,7 @@ def inspect(path: str) -> Inspection:
       FileNotFoundError: if there is no such path; the message lists similar names.
       ValueError: if it is of another kind.
     """
-    from trainer.saving.checkpoint import CheckpointFolder, is_checkpoint
+    from trainer.engine.saving.checkpoint import CheckpointFolder, is_checkpoint
 
     if not os.path.isdir(path):
         return _of_file(path)
@@ -133,7 +133,7 @@ def inspect(path: str) -> Inspection:
 
 
 def _of_file(path: str) -> Inspection:
-    from trainer.saving.arrays.file_kinds import open_arrays
+    from trainer.engine.saving.arrays.file_kinds import open_arrays
 
     with open_arrays(path, "a safetensors file", "") as file:
         text_key = next((key for key in _texts() if key in file.metadata), None)
@@ -144,8 +144,8 @@ def _of_file(path: str) -> Inspection:
 
 def _texts() -> dict[str, str]:
     """Returns the kinds of files that hold a text, by the key of the text."""
-    from trainer.model.core.saved_model import DOCUMENT_KEY
-    from trainer.saving.export import MANIFEST_KEY
+    from trainer.engine.model.core.saved_model import DOCUMENT_KEY
+    from trainer.engine.saving.export import MANIFEST_KEY
 
     return {MANIFEST_KEY: "exported model", DOCUMENT_KEY: "training state, as `Model.save` writes it"}
 
@@ -167,7 +167,7 @@ def _of_weights(path: str, file: Any) -> Inspection:
 
 
 def _of_file_with_text(path: str, file: Any, key: str) -> Inspection:
-    from trainer.saving.arrays.file_kinds import is_whole
+    from trainer.engine.saving.arrays.file_kinds import is_whole
 
     whole = is_whole(file, key)
     problems = [] if whole else [f"{path!r} does not have the checksum that it was saved with. It is one checksum for "
@@ -176,7 +176,7 @@ def _of_file_with_text(path: str, file: Any, key: str) -> Inspection:
     found = Inspection(path, _texts()[key], rows, problems=problems)
     try:
         document = json.loads(file.metadata[key])
-        # The plain values of a training state are tagged; see `saving/checkpoint/plain.py`.
+        # The plain values of a training state are tagged; see `engine/saving/checkpoint/plain.py`.
         tagged = document.get("dict", document)
         found.facts = {name: value for name, value in tagged.items()
                        if name in ("format_version", "jax", "optimizer")}
@@ -208,7 +208,7 @@ def _described(described: Any) -> str:
 
 def _of_run(folder: Any, steps: list[int]) -> Inspection:
     """Returns the content of the newest checkpoint of a run, and the list of the other checkpoints."""
-    from trainer.saving.checkpoint import damaged_files
+    from trainer.engine.saving.checkpoint import damaged_files
 
     found = _of_checkpoint(folder.path_of(steps[-1]))
     others = []
@@ -227,7 +227,7 @@ def _of_run(folder: Any, steps: list[int]) -> Inspection:
 
 def _of_stablehlo(path: str) -> Inspection:
     """Returns the content of an export in the format "stablehlo"."""
-    from trainer.saving.formats import SIGNATURE, WEIGHTS
+    from trainer.engine.saving.formats import SIGNATURE, WEIGHTS
 
     kind = "exported model, a StableHLO program"
     try:
@@ -248,8 +248,8 @@ def _of_stablehlo(path: str) -> Inspection:
 
 
 def _of_checkpoint(path: str) -> Inspection:
-    from trainer.saving import checkpoint as checkpoints
-    from trainer.saving.checkpoint import layout, parts
+    from trainer.engine.saving import checkpoint as checkpoints
+    from trainer.engine.saving.checkpoint import layout, parts
 
     try:
         damages = checkpoints.damaged_files(path)
@@ -297,7 +297,7 @@ def _step(checkpoint: Any, index: Mapping[str, list[Any]], rows: list[ArrayRow])
     """Returns the number of updates of a checkpoint's state; None where it is damaged."""
     import jax
 
-    from trainer.saving.checkpoint import parts
+    from trainer.engine.saving.checkpoint import parts
 
     whole = [row.name for row in rows if row.state == VERIFIED and row.shape == ()]
     name = next((name for name in ("step", "state/step") if name in whole and name in index), None)

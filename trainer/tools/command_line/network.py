@@ -23,7 +23,7 @@ def cluster(timeout_secs: float) -> Iterator[Finding]:
     Args:
       timeout_secs: seconds to wait for each answer.
     """
-    from trainer.cluster import TF_CONFIG, ClusterError, detect_cluster, resolve_cluster
+    from trainer.distribute.cluster import TF_CONFIG, ClusterError, detect_cluster, resolve_cluster
 
     try:
         described = resolve_cluster()
@@ -54,7 +54,7 @@ def cluster(timeout_secs: float) -> Iterator[Finding]:
 
 def _own(name: str, address: str) -> Finding:
     """Returns whether this process can listen at its address."""
-    from trainer.cluster import split_address
+    from trainer.distribute.cluster import split_address
 
     host, port = split_address(address)
     try:
@@ -80,7 +80,7 @@ def _own(name: str, address: str) -> Finding:
 
 def _other(name: str, address: str, timeout_secs: float) -> Finding:
     """Returns whether another process's machine answers; nothing need listen there yet."""
-    from trainer.cluster import split_address
+    from trainer.distribute.cluster import split_address
 
     host, port = split_address(address)
     try:

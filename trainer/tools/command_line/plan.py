@@ -66,7 +66,7 @@ def _prepare(parser: argparse.ArgumentParser, topology: str) -> None:
 
 
 def _plan_instead_of_fit(options: argparse.Namespace) -> None:
-    from trainer.model.model import Model
+    from trainer.engine.model.model import Model
     from trainer.tools.plan import plan
 
     signature = inspect.signature(Model.fit)

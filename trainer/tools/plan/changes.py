@@ -12,9 +12,9 @@ from trainer.distribute import FullyShardedStrategy, ModelParallelStrategy, Stra
 from trainer.distribute.placement.described import Topology
 from trainer.distribute.placement.placement import REPLICA_AXIS
 from trainer.distribute.strategies.fully_sharded import ShardedStrategy
-from trainer.model.core.model_core import core_of
-from trainer.model.core.state_holder import first_rows
-from trainer.model.model import Model
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.model.core.state_holder import first_rows
+from trainer.engine.model.model import Model
 from trainer.tools.plan.planned_phase import copy_under
 
 _MICROBATCHES = (2, 4, 8)

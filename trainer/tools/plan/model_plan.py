@@ -10,15 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.compile.entry_points import entry_point
-from trainer.compile.hlo_text import Program
+from trainer.core.compile.entry_points import entry_point
+from trainer.core.compile.hlo_text import Program
 from trainer.core.types import PyTree
 from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.described import Topology
 from trainer.distribute.placement.gpu_kinds import GPU_KINDS, NETWORK_BANDWIDTH
-from trainer.model.core.model_core import core_of
-from trainer.model.model import Model
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.model.model import Model
 from trainer.tools.plan.changes import changes_to_try
 from trainer.tools.plan.planned_phase import PlannedPhase, host_batch, planned_phase, strategy_over, train_phase
 from trainer.tools.plan.program_contents import collectives_of, host_transfers, kernels, traffic_bytes, unknown_loops

@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from trainer.compile.compiler_options import CompilerOptions
-from trainer.compile.hlo_text import Program
-from trainer.compile.jit import compile_lowered
 from trainer.core import precision
+from trainer.core.compile.compiler_options import CompilerOptions
+from trainer.core.compile.hlo_text import Program
+from trainer.core.compile.jit import compile_lowered
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.described import EXTRA, described_devices
-from trainer.model import inputs
-from trainer.model.core.model_core import copied, core_of
-from trainer.model.core.state_holder import first_rows
-from trainer.model.model import Model
-from trainer.step.compiled_phase import CompiledPhase
+from trainer.engine.model import inputs
+from trainer.engine.model.core.model_core import copied, core_of
+from trainer.engine.model.core.state_holder import first_rows
+from trainer.engine.model.model import Model
+from trainer.engine.step.compiled_phase import CompiledPhase
 from trainer.tools.plan.program_contents import peak_bytes
 
 # Without a GPU, kernels cannot be timed. Only these programs are compiled in this way.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer.compile.hlo_text import Instruction, Program
+from trainer.core.compile.hlo_text import Instruction, Program
 
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "ragged-all-to-all", "collective-permute",
                "collective-broadcast")

@@ -116,7 +116,7 @@ def roofline(
     """Returns the lower bound of a step.
 
     Args:
-      products: operations of a device by dtype, as in `trainer.compile.cost_analysis.Cost`.
+      products: operations of a device by dtype, as in `trainer.core.compile.cost_analysis.Cost`.
       traffic_bytes, kernels: memory traffic in bytes and number of kernels of a step.
       collectives: the collectives of an execution of `steps` steps.
     """

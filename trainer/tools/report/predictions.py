@@ -12,11 +12,11 @@ import numpy as np
 
 from trainer.core.errors import describe
 from trainer.core.types import Data
-from trainer.model.core.model_core import core_of
+from trainer.engine.model.core.model_core import core_of
 from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
 
 if TYPE_CHECKING:
-    from trainer.model.model import Model
+    from trainer.engine.model.model import Model
 
 MAX_MATRIX_CLASSES = 40  # for more classes, only the most frequent confusions are listed
 MAX_NUMBERED_CLASSES = 15  # for more classes, cells have a color and no number

@@ -20,7 +20,7 @@ from trainer.tools.report.markdown import as_markdown, folder_of
 from trainer.tools.report.page import Page
 
 if TYPE_CHECKING:
-    from trainer.model.model import Model
+    from trainer.engine.model.model import Model
 
 SUFFIXES = {"html": ".html", "markdown": ".md"}
 

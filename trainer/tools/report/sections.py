@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from trainer.callbacks.record.curves import curves, metric_names
+from trainer.core.modules import summary_cells, totals
 from trainer.core.units import readable_bytes, readable_number
-from trainer.model.core.model_core import core_of
-from trainer.model.forward import table_of_layers
-from trainer.modules import summary_cells, totals
+from trainer.engine.model.core.model_core import core_of
+from trainer.engine.model.forward import table_of_layers
 from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
 
 if TYPE_CHECKING:
-    from trainer.model.model import Model
+    from trainer.engine.model.model import Model
 
 # Description and color of each part of a run's time, in the order of drawing.
 TIME_PARTS = {"device": ("waiting for the device", "#1f6fb4"), "compile": ("compiling", "#d9722b"),

@@ -8,7 +8,7 @@ import traceback
 from types import TracebackType
 from typing import NamedTuple
 
-from trainer.cluster import PEER_LOST
+from trainer.distribute.cluster import PEER_LOST
 
 EXIT_CODE = PEER_LOST  # of a script that ends because a server is lost
 

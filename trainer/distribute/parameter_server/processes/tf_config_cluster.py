@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.cluster import ClusterError, ClusterTimeout, split_address
+from trainer.distribute.cluster import ClusterError, ClusterTimeout, split_address
 from trainer.distribute.parameter_server.processes.failures import EXIT_CODE
 
 LOGGER = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import partial_eval
 
-from trainer.compile.traces.equations import CALLS, REMATERIALISED, jaxpr_of, program_of, run, scan_counts
+from trainer.core.compile.traces.equations import CALLS, REMATERIALISED, jaxpr_of, program_of, run, scan_counts
 from trainer.distribute.parameter_server.rows.served_rows import refusal
 from trainer.distribute.parameter_server.rows.take_rows import TAKE_ROWS
 

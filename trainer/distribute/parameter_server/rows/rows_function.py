@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.compile.jit import compiled
+from trainer.core.compile.jit import compiled
 from trainer.core.tree_paths import kept, named_leaves, with_leaves
 from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.rows.asked_ids import Rows, asked_ids

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.compile.jit import compiled
+from trainer.core.compile.jit import compiled
 from trainer.distribute.parameter_server.rows.table_part import RowsWithState, TablePart
 
 PATH = "rows"  # of the single parameter of such a table

@@ -1,0 +1,458 @@
+"""The only host loop, with the phases fit, evaluate and predict.
+
+It does not wait for the step that it has just started: logs stay on the device until they are read, and batches are
+placed ahead, in a thread if that saves time. Few executions are queued (see `MAX_IN_FLIGHT`), which bounds the memory
+of their batches and outputs.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from trainer.callbacks import CallbackList
+from trainer.callbacks.base.lazy_logs import LazyLogs
+from trainer.core.timing import Timing
+from trainer.core.types import Phase, PyTree
+from trainer.data.reader import Reader
+from trainer.data.sharding.auto_shard import policy_of
+from trainer.data.sources.batches import GroupBuffer, ResumeToken
+from trainer.distribute.placement.placement import PlacedGroup
+from trainer.engine.loop.phase_input import PhaseInput, start_phase
+from trainer.engine.loop.resumable_run import TrainingRun
+from trainer.engine.loop.run_limits import RunLimits
+from trainer.engine.model.core.model_core import ModelCore
+from trainer.engine.model.core.run_fingerprint import describe_data, describe_run, describe_sets
+
+# Maximum number of unfinished executions when the next starts.
+MAX_IN_FLIGHT = 2
+MAX_WHOLE_GROUPS_IN_FLIGHT = 1  # each holds many batches, and takes much longer than a dispatch
+MAX_SINGLE_STEPS_IN_FLIGHT = 8  # of a group; they are cheap, and need no more memory than the group
+
+_NO_SETS: Mapping[str, Reader] = {}
+
+Running = Any  # the running logs of a phase
+Reached = Callable[[int, Running, ResumeToken | None], None]  # called after each execution of an epoch
+
+
+def fit(
+    core: ModelCore,
+    reader: Reader,
+    callbacks: CallbackList,
+    epochs: int,
+    initial_epoch: int = 0,
+    validation: Mapping[str, Reader] = _NO_SETS,
+    validation_freq: Any = 1,
+    timing: Timing | None = None,
+    limits: RunLimits | None = None,
+) -> None:
+    """Trains for `epochs - initial_epoch` epochs.
+
+    Args:
+      core: the model; its state is replaced after each execution.
+      reader: the training batches.
+      callbacks: called as in Keras; they keep all records of the run.
+      epochs: total number of epochs, including epochs before `initial_epoch`.
+      initial_epoch: the number of the first epoch.
+      validation: sets of batches to evaluate in turn at the end of an epoch, by name; the name is the prefix of their
+        logs. A single set may have the name "".
+      validation_freq: number of epochs between evaluations, or a list of epochs to evaluate after (counted from 1).
+      timing: the clock to use.
+      limits: ends the run early.
+    """
+    limits = limits or RunLimits()
+    validations = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs))
+    for name, each in validation.items():
+        if each.is_single_pass and validations > 1:
+            argument = f"`validation_data[{name!r}]`" if name else "`validation_data`"
+            raise ValueError(f"{argument} is a generator, which yields its batches once, but {validations} "
+                             "validations are due. Pass data that can be iterated again, or `validation_steps`: each "
+                             "validation then takes the next batches.")
+    core.set_stops("train", False)
+    with core.run.timed(timing) as timing:
+        # Counts all epochs, not the remaining epochs, so that a resumed run decides the same.
+        train = start_phase(core, "train", reader, passes=epochs, data_on_device=True)
+        tests = []
+        for name, each in validation.items():
+            with _naming_validation_data(name):
+                tests.append(start_phase(core, "test", each, passes=validations, name=name))
+        validation_names = _distinct([f"val_{name}" for test in tests for name in test.log_names])
+        _assert_consistent(core, "training", lambda: describe_run(
+            reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
+            logs=", ".join(train.phase.log_names), validation_freq=validation_freq, **limits.describe()))
+        callbacks.check_monitors([*train.log_names, *validation_names])
+        run = TrainingRun(
+            core, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing, limits)
+        validator = functools.partial(_evaluate, tests, callbacks) if tests else None
+        with run, core.run.validating(validator, list(validation)):
+            with timing.measure("callbacks"):
+                callbacks.on_train_begin()
+            run.started()  # a resumed run may be at another epoch, in the middle of an epoch, or stopped
+            logs: Any = run.logs
+            trained: Running = None
+            while run.epoch < epochs and not run.is_over:
+                epoch = run.epoch
+                if run.batch == 0:
+                    ran_out = reader.ran_out()
+                    _agree_on_batches(train, {"has run out of data": str(ran_out)})
+                    if ran_out:
+                        break
+                    with timing.measure("callbacks"):
+                        callbacks.on_epoch_begin(epoch)
+                if not run.is_epoch_over:
+                    if epoch + 1 < epochs:
+                        reader.prepare(epoch + 1)
+                    _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained, run.last_batch,
+                               next(iter(tests), None))
+                    if epoch + 1 < epochs and not core.stops("train"):
+                        train.look_ahead(epoch + 1)
+                logs = train.lazy_logs(run.running)
+                run.epoch_trained()
+                if tests and _is_due(epoch, validation_freq):
+                    for name, value in _evaluate(tests, callbacks, run.validated).items():
+                        logs[f"val_{name}"] = value
+                with timing.measure("callbacks"):
+                    callbacks.on_epoch_end(epoch, logs)
+                _stops(core, "train", core.strategy.spans_processes)
+                trained = run.running
+                run.epoch_ended(logs)
+            if not tests and trained is not None:
+                _store_metrics(train, trained, logs)
+            with timing.measure("callbacks"):
+                callbacks.on_train_end(logs)
+
+
+def evaluate(core: ModelCore, readers: Mapping[str, Reader], callbacks: CallbackList) -> dict[str, Any]:
+    """Returns the logs over the first epoch of each reader, or over the next batches of a one-shot source.
+
+    Args:
+      readers: the batches of each set, by name; the name is the prefix of the logs.
+      callbacks: called as in Keras, for each set.
+    """
+    with core.run.timed():
+        tests = [start_phase(core, "test", reader, passes=1, name=name) for name, reader in readers.items()]
+        _distinct([name for test in tests for name in test.log_names])
+        _assert_consistent(core, "data for `evaluate`", lambda: describe_sets(readers))
+        return _evaluate(tests, callbacks)
+
+
+def _evaluate(
+    tests: Sequence[PhaseInput], callbacks: CallbackList, reached: Reached | None = None
+) -> dict[str, Any]:
+    return {name: value for inputs in tests for name, value in _evaluate_set(inputs, callbacks, reached).items()}
+
+
+def _evaluate_set(inputs: PhaseInput, callbacks: CallbackList, reached: Reached | None) -> dict[str, Any]:
+    inputs.core.set_stops("test", False)
+    with inputs.timing.measure("callbacks"):
+        callbacks.on_test_begin()
+    with inputs.timing.measure("data"):
+        inputs.reader.peek()  # raises if a generator is exhausted
+    running = _run_epoch(inputs, callbacks, epoch=0, reached=reached)
+    logs = inputs.lazy_logs(running)
+    _store_metrics(inputs, running, logs)
+    with inputs.timing.measure("callbacks"):
+        callbacks.on_test_end(logs)
+        return dict(logs)
+
+
+def _store_metrics(inputs: PhaseInput, running: Running, logs: Mapping[str, Any]) -> None:
+    """Gives metric objects their results over an epoch, which Keras's metrics have after a run."""
+    inputs.phase.store_metrics(running)
+    if (loss := inputs.log_name("loss")) in logs:
+        inputs.core.note_loss(logs[loss])
+
+
+@contextlib.contextmanager
+def _naming_validation_data(name: str) -> Iterator[None]:
+    """Adds a note to errors in the block that they are about `validation_data`, and about which set of several."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        argument = f"validation_data[{name!r}]" if name else "validation_data"
+        error.add_note(f"This error is about `{argument}`, and not about the data to train on.")
+        raise
+
+
+def _distinct(names: Sequence[str]) -> Sequence[str]:
+    """Returns the names of logs, after checking that they are unique across data sets."""
+    twice = [name for name, count in collections.Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"Two sets of data would have the log {twice[0]!r}. Give one of them another name.")
+    return names
+
+
+def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterator[Any]:
+    """Yields the outputs for each batch as host arrays, in input order and without padding.
+
+    At most `MAX_IN_FLIGHT` executions run ahead of the yielded outputs.
+    """
+    core.set_stops("predict", False)
+    with core.run.timed() as timing:
+        inputs = start_phase(core, "predict", reader, passes=1)
+        _assert_consistent(core, "data for `predict`", lambda: describe_data(reader))
+        with timing.measure("callbacks"):
+            callbacks.on_predict_begin()
+        ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
+        agrees = core.strategy.spans_processes and callbacks.may_stop_differently("predict")
+        with inputs.groups(epoch=0) as groups:
+            for group in _agreed_on(inputs, _awaited(inputs, groups)):
+                programs = inputs.phase.num_programs
+                executable = inputs.phase.executable(
+                    core.state.state_or_shapes, group=group, guard=inputs.guard, timing=timing)
+                outputs = executable(core.state.current)
+                if group.first == 0 and inputs.phase.num_programs > programs:
+                    _precompile(inputs, inputs.reader.group_size)
+                timing.begin_steps(group.count)
+                with timing.measure("callbacks"):
+                    count = _call_after_prediction(core, callbacks, group, outputs)
+                ahead.append((group, outputs, count))
+                inputs.in_flight.append(jax.tree.leaves(outputs)[0])
+                if len(ahead) > MAX_IN_FLIGHT:
+                    inputs.in_flight.popleft()
+                    yield from _on_host(*ahead.popleft(), timing)
+                if _stops(core, "predict", agrees):
+                    break
+        while ahead:
+            yield from _on_host(*ahead.popleft(), timing)
+        with timing.measure("callbacks"):
+            callbacks.on_predict_end()
+
+
+def _call_after_prediction(core: ModelCore, callbacks: CallbackList, group: PlacedGroup, outputs: PyTree) -> int:
+    """Calls the hooks for a group; returns the number of its batches before `stop_predicting`."""
+    def logs(index: int) -> LazyLogs:
+        return LazyLogs(("outputs",), lambda: {"outputs": _batch_on_host(group, jax.device_get(outputs), index)})
+
+    count = group.count
+    if callbacks.wants_batch_hooks("predict"):
+        for index in range(group.count):
+            callbacks.on_predict_batch_begin(group.first + index, {})
+            callbacks.on_predict_batch_end(group.first + index, logs(index))
+            if core.stops("predict"):
+                count = index + 1
+                break
+    callbacks.on_execution_end("predict", group.first + count - 1, logs(count - 1))
+    return count
+
+
+def run_on_batch(core: ModelCore, kind: Phase, reader: Reader) -> dict[str, Any]:
+    """Runs the only batch of `reader` outside of any epoch; returns its logs on the host."""
+    with core.run.timed():
+        inputs = start_phase(core, kind, reader, passes=1)
+        group, = inputs.stacks([inputs.phase.place_group(next(reader.read(0)))])
+        with inputs.interrupts:
+            running = _execute(inputs, group, 0, 1, inputs.phase.empty_logs)
+        return inputs.phase.fetch_results(running)
+
+
+def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_sample: bool) -> None:
+    """Compiles a phase for `passes` passes over the batches of `reader`, without running anything.
+
+    This covers full batches and, for arrays, a shorter last batch. With `is_sample`, a single batch represents a stream
+    of such batches.
+    """
+    with core.run.timed() as timing:
+        inputs = start_phase(core, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
+        running = () if kind == "predict" else (inputs.phase.empty_logs,)
+        if reader.arrays is not None and reader.num_batches is not None and not is_sample:
+            programs = _programs_of_arrays(inputs, reader.group_size)
+        else:
+            if is_sample:  # treated as the output of a pipeline, although it is an array
+                reader.group_size = inputs.phase.steps_per_execution
+            buffer = GroupBuffer(reader.capacity)
+            buffer.begin(reader.peek(), 0)
+            programs = ((group, 1) for group in inputs.stacks([inputs.phase.place_group(buffer.take())]))
+        for group, steps in programs:
+            inputs.phase.executable(
+                core.state.state_or_shapes, *running, group=group, guard=inputs.guard, timing=timing, stop=steps)
+        if running:
+            inputs.phase.fetch_results(inputs.phase.empty_logs)
+
+
+def _programs_of_arrays(inputs: PhaseInput, steps: int) -> Iterator[tuple[PlacedGroup, int]]:
+    """Yields groups and step counts: whole executions, a shorter last execution, and a last batch of fewer rows."""
+    reader = inputs.reader
+    batches = reader.num_batches
+    assert batches is not None, "arrays of a known number of batches"
+    first, last = (next(reader.read(0, start, inputs.numbers_of)) for start in (0, batches - 1))
+    whole = batches - (last.rows != first.rows)
+    placed = next(inputs.stacks([inputs.phase.place_group(first, inputs.arrays)]))
+    yield placed, min(steps, whole)
+    if whole > steps and whole % steps:
+        yield placed, whole % steps
+    if last.rows != first.rows:
+        yield next(inputs.stacks([inputs.phase.place_group(last, inputs.arrays)])), 1
+
+
+def _precompile(inputs: PhaseInput, steps: int) -> None:
+    """Starts to compile the programs of an epoch over arrays while accelerators compute, so that no epoch waits."""
+    phase, reader = inputs.phase, inputs.reader
+    if phase.precompiles_in_background and reader.arrays is not None and reader.num_batches is not None:
+        running = () if inputs.kind == "predict" else (phase.empty_logs,)
+        for group, count in _programs_of_arrays(inputs, steps):
+            phase.precompile(inputs.core.state.state_or_shapes, *running, group=group, guard=inputs.guard,
+                                 timing=inputs.timing, steps=count)
+
+
+def _run_epoch(
+    inputs: PhaseInput, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
+    reached: Reached | None = None, last_of_run: int | None = None, next_phase: PhaseInput | None = None,
+) -> Running:
+    """Runs an epoch from a batch and its running logs on; no execution crosses `last_of_run`; returns the logs."""
+    core, kind, timing = inputs.core, inputs.kind, inputs.timing
+    running = inputs.phase.empty_logs if running is None else running
+    per_batch = callbacks.wants_batch_hooks(kind)
+    agrees = core.strategy.spans_processes and callbacks.may_stop_differently(kind)
+    one_by_one, begun = per_batch and not inputs.phase.is_asynchronous, batch
+    one_by_one = _stops(core, kind, agrees) or one_by_one  # after an earlier stop, the epoch ends after a single batch
+    with inputs.interrupts, inputs.groups(epoch, batch) as groups:
+        for group, start, stop in _executions(inputs, groups, callbacks, one_by_one, last_of_run):
+            first, last = group.first + start, group.first + stop - 1
+            if per_batch:
+                with timing.measure("callbacks"):
+                    getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
+            programs, is_first = inputs.phase.num_programs, batch == begun
+            running = _execute(inputs, group, start, stop, running)
+            if is_first and inputs.phase.num_programs > programs:
+                _precompile(inputs, 1 if one_by_one else inputs.reader.group_size)
+                if next_phase is not None and next_phase.phase.num_programs == 0:  # else compiled by an earlier run
+                    _precompile(next_phase, next_phase.reader.group_size)
+            _queue(inputs, group, stop - start, running)
+            with timing.measure("callbacks"):
+                logs = inputs.lazy_logs(running)
+                if per_batch:
+                    getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
+                callbacks.on_execution_end(kind, last, logs)
+            if reached is not None:
+                reached(last + 1, running, group.resume_token)
+            batch = last + 1
+            if _stops(core, kind, agrees):
+                break
+    _agree_on_batches(inputs, {"batches of the epoch": str(batch)})
+    return running
+
+
+def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> None:
+    """Raises ClusterError in all processes, before they could deadlock, if the positions of their pipelines differ."""
+    core, timing = inputs.core, inputs.timing
+    if core.strategy.spans_processes and inputs.reader.arrays is None:
+        with timing.measure("device"):
+            timing.tell("agreement")
+            core.strategy.process_group.assert_consistent("data", lambda: description)
+
+
+def _agreed_on(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
+    """Checks that every process has the next group, because `predict` gathers a group's outputs from all of them."""
+    for group in groups:
+        last = group.first + group.count - 1
+        _agree_on_batches(inputs, {"next batches": f"{group.first} to {last} ({group.rows} rows each)"})
+        yield group
+    _agree_on_batches(inputs, {"next batches": "none"})
+
+
+def _executions(
+    inputs: PhaseInput, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool, last: int | None
+) -> Iterator[tuple[PlacedGroup, int, int]]:
+    """Yields the batches of each execution, which ends at callbacks' sync points and at the run's `last` batch."""
+    has_sync_points = callbacks.wants("next_sync_step")
+    # In a group of many executions, these have the same bounds as if each had its own group.
+    steps = 1 if one_by_one else inputs.reader.group_size
+    for group in _awaited(inputs, groups):
+        start = 0
+        while start < group.count:
+            stop = min((start // steps + 1) * steps, group.count)
+            sync_step = callbacks.next_sync_step(inputs.kind, group.first + start) if has_sync_points else None
+            for number in (sync_step, last):
+                if number is not None:
+                    stop = min(stop, number - group.first + 1)
+            yield group, start, stop
+            start = stop
+
+
+def _awaited(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
+    while True:
+        with inputs.timing.measure("data"):
+            group = next(groups, None)
+        if group is None:
+            return
+        yield group
+
+
+def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
+    held, timing = inputs.core.state, inputs.timing
+    executable = inputs.phase.executable(
+        held.state_or_shapes, running, group=group, guard=inputs.guard, timing=timing, start=start, stop=stop)
+    present = held.current  # its weights may have been pending during the compilation
+    timing.begin_steps(stop - start)
+    if inputs.kind == "test":
+        return executable(present, running)
+    # A train step donates the old state: Ctrl-C before the new state is stored would leave the model without a state.
+    # An asynchronous step donates nothing, and may take long.
+    with contextlib.nullcontext() if inputs.phase.is_asynchronous else inputs.interrupts.deferred:
+        state, running = executable(held.take_for_donation(), running)
+        held.set(state)
+    timing.rows += group.rows * (stop - start)
+    return running
+
+
+def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: Running) -> None:
+    """Records the start of an execution of some batches of `group`, and waits until few enough are queued."""
+    most, strategy = MAX_IN_FLIGHT, inputs.core.strategy
+    if 1 < steps == group.count:
+        most = MAX_WHOLE_GROUPS_IN_FLIGHT
+    elif steps == 1 < group.count and not (strategy.is_on_cpu and strategy.mesh.size > 1):  # which can deadlock
+        most = MAX_SINGLE_STEPS_IN_FLIGHT
+    in_flight = inputs.in_flight  # includes the previous epoch
+    in_flight.append(running.sums["float32"])  # exists even without logs
+    while len(in_flight) > most:
+        with inputs.timing.measure("device"):
+            in_flight.popleft().block_until_ready()
+
+
+def _stops(core: ModelCore, kind: Phase, agrees: bool) -> bool:
+    """Returns whether a callback has asked to stop; with `agrees`, in any process, with the same result in all."""
+    if agrees:
+        with core.run.timing.measure("device"):  # or for other processes; a watchdog treats both alike
+            if core.strategy.process_group.any(core.stops(kind)):
+                core.set_stops(kind, True)
+    return core.stops(kind)
+
+
+def _on_host(group: PlacedGroup, outputs: PyTree, count: int, timing: Timing) -> Iterator[Any]:
+    with timing.measure("device"):
+        outputs = jax.device_get(outputs)
+    for index in range(count):
+        yield _batch_on_host(group, outputs, index)
+
+
+def _batch_on_host(group: PlacedGroup, outputs: PyTree, index: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
+
+
+def _assert_consistent(core: ModelCore, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
+    if core.strategy.spans_processes:
+        with core.run.timing.measure("device"):  # or for other processes; a watchdog treats both alike
+            core.strategy.process_group.assert_consistent(what, describe)
+
+
+def agree_on_data(core: ModelCore, call: str, **data: Any) -> None:
+    """Raises ClusterError in all processes unless all make the same call with data that they share in the same way.
+
+    It precedes all access to the data: processes that share them in different ways would wait for each other.
+    """
+    if core.strategy.spans_processes:
+        with core.run.timed():
+            _assert_consistent(core, f"data for `{call}`", lambda: {
+                f"auto_shard_policy of `{name}`": policy_of(value).value for name, value in data.items()})
+
+
+def _is_due(epoch: int, validation_freq: Any) -> bool:
+    if isinstance(validation_freq, Container):
+        return epoch + 1 in validation_freq
+    return (epoch + 1) % validation_freq == 0

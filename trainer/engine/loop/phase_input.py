@@ -1,0 +1,210 @@
+"""The inputs of a phase of a run: its compiled step, its batches on the devices, its clock.
+
+Owns the start of a phase and the transfer of its batches to the devices. The loop decides when batches run.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.callbacks.base.lazy_logs import LazyLogs
+from trainer.core.compile.recompilation_guard import CompileGuard
+from trainer.core.timing import Timing
+from trainer.core.types import Phase
+from trainer.data.prefetch import Demand, is_abandoned, prefetch
+from trainer.data.reader import Reader
+from trainer.data.resident import ResidentBatches, stack_length
+from trainer.data.sources.batches import Group
+from trainer.distribute.placement.placement import PlacedGroup
+from trainer.engine.loop.interrupts import Interrupts
+from trainer.engine.model.core.model_core import ModelCore
+from trainer.engine.step.compiled_phase import CompiledPhase, on_host
+from trainer.engine.step.running_logs import RunningLogs
+
+_NUMBERS_AT_ONCE = 2**18
+_BATCHES_AT_ONCE = 2**13  # limit for callbacks that run batches one by one, because the devices keep the index of each
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseInput:
+    """The inputs of a phase.
+
+    Attributes:
+      core: the model.
+      phase: the compiled step.
+      arrays: the reader's arrays on the devices, if batches are gathered from them.
+      numbers_of: number of batches whose row indices are placed at once; None without `arrays`.
+      labels_are_checked: whether all labels of the arrays on the devices are valid classes of the model.
+      guard: watches the compilations of the run.
+      timing: the clock of the run.
+      name: the name of the validation set, if there are several; the prefix of its logs.
+      interrupts: defers Ctrl-C.
+      in_flight: an array of each execution that may be unfinished, the oldest first.
+      begun: the first group on the devices and the other groups, by epoch; see `look_ahead`.
+    """
+
+    core: ModelCore
+    kind: Phase
+    phase: CompiledPhase
+    reader: Reader
+    arrays: Any | None
+    numbers_of: int | None
+    labels_are_checked: bool
+    guard: CompileGuard
+    timing: Timing
+    name: str = ""
+    interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
+    in_flight: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)
+    begun: dict[int, tuple[PlacedGroup, Iterator[Group]]] = dataclasses.field(default_factory=dict)
+
+    def look_ahead(self, epoch: int) -> None:
+        """Computes and places the first row indices of a later epoch while the devices run the current epoch.
+
+        Nothing else is read ahead: a pipeline may depend on callbacks in between, and labels may be invalid.
+        """
+        if self.arrays is not None and self.labels_are_checked:
+            with self.timing.measure("data"):
+                groups = self.reader.read(epoch, 0, self.numbers_of)
+                self.begun[epoch] = self._place(next(groups)), groups
+
+    @contextlib.contextmanager
+    def groups(self, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
+        """Yields an iterator of an epoch's groups as stacks on the devices, from a batch on.
+
+        A thread reads ahead if that saves time. Only the loop gathers stacks, because all processes must do it in the
+        same order.
+        """
+        if not self._reads_ahead:
+            if batch == 0 and epoch in self.begun:
+                first, groups = self.begun.pop(epoch)
+                begun = itertools.chain([first], map(self._place, groups))
+                del first  # must not stay on the devices for the whole epoch
+                yield self.stacks(begun)
+            else:
+                yield self.stacks(map(self._place, self.reader.read(epoch, batch, self.numbers_of)))
+            return
+        demand, spans_processes = Demand(), self.core.strategy.spans_processes
+
+        def is_urgent() -> bool:
+            # Several processes must run the same executions, so waiting must not end a group in any of them. A group
+            # that will not be used ends at once, so that no thread continues the user's pipeline.
+            return is_abandoned() or (not spans_processes and demand.is_urgent())
+
+        with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), self._place, demand=demand) as placed:
+            yield self.stacks(placed)
+
+    def stacks(self, groups: Iterable[PlacedGroup]) -> Iterator[PlacedGroup]:
+        """Yields placed groups as stacks for the compiled step; see `Strategy.stacks`."""
+        strategy = self.core.strategy
+        for group in groups:
+            batches = group.data
+            if not isinstance(batches, ResidentBatches):
+                yield group
+                continue
+            length = stack_length(batches.numbers) if self.arrays is None else self.reader.stack_capacity
+            for start in range(0, group.count, length):
+                # CPU devices run executions concurrently: two executions that exchange rows could deadlock.
+                if strategy.is_on_cpu and not batches.are_whole and self.in_flight:
+                    self.in_flight[-1].block_until_ready()
+                yield strategy.stack_at(group, start, length)
+
+    def _place(self, group: Group) -> PlacedGroup:
+        if not self.labels_are_checked:
+            rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
+            self.core.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
+        return self.phase.place_group(group, self.arrays)
+
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether a thread reads and places groups, alongside the loop."""
+        if self.reader.arrays is None:
+            return True
+        # Row indices are placed quickly, and a single group leaves nothing to place ahead. CPU devices compute on the
+        # same cores while the loop gathers the next rows: a thread would only compete for the interpreter.
+        batches = self.reader.num_batches
+        is_single = batches is not None and batches <= self.reader.group_size
+        return self.arrays is None and not is_single and not self.core.strategy.is_on_cpu
+
+    @property
+    def log_names(self) -> list[str]:
+        """The names of the logs."""
+        return list(map(self.log_name, self.phase.log_names))
+
+    def log_name(self, name: str) -> str:
+        """Returns the log name for a name in the step's logs."""
+        return f"{self.name}_{name}" if self.name else name
+
+    def lazy_logs(self, running: RunningLogs) -> LazyLogs:
+        """Returns logs that are fetched when read."""
+        results = _Results(self, running)
+        return LazyLogs(self.log_names, results.fetch, results.begin)
+
+
+class _Results:
+    """The values of running logs, computed once; small, because each execution has its own."""
+
+    __slots__ = ("_begun", "_inputs", "_running")
+
+    def __init__(self, inputs: PhaseInput, running: RunningLogs):
+        self._inputs = inputs
+        self._running = running
+        self._begun: dict[str, jax.Array] | None = None
+
+    def begin(self) -> dict[str, jax.Array]:
+        if self._begun is None:
+            begun = self._inputs.phase.begin_results(self._running)
+            self._begun = {self._inputs.log_name(name): value for name, value in begun.items()}
+        return self._begun
+
+    def fetch(self) -> dict[str, Any]:
+        with self._inputs.timing.measure("device"):
+            return on_host(self.begin())
+
+
+def start_phase(
+    core: ModelCore, kind: Phase, reader: Reader, passes: int, data_on_device: bool = False, name: str = ""
+) -> PhaseInput:
+    """Returns the inputs of a phase, after checking the first batch and tracing the step on it.
+
+    Args:
+      passes: number of passes over the batches.
+      data_on_device: whether `data_on_device=True` refers to these batches.
+    """
+    timing = core.run.timing
+    with timing.measure("data"):
+        batch = reader.peek()
+    with timing.measure("compile"):
+        phase = core.prepared_phase(kind, batch, reader.batch_rows)
+    reader.group_size = phase.steps_per_execution
+    with timing.measure("data"):
+        arrays = core.place_arrays(kind, reader, passes, data_on_device)
+        is_checked = kind == "predict" or (arrays is not None and _has_good_labels(core, reader))
+        # Invalid labels are reported when their execution is due, and all rows of a group are checked.
+        at_once = reader.group_size if not is_checked else _batches_at_once(
+            reader.group_size, jax.tree.leaves(batch))
+    return PhaseInput(
+        core, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing,
+        name)
+
+
+def _batches_at_once(steps_per_execution: int, batch: list[np.ndarray]) -> int:
+    """Returns the number of batches whose row indices are placed at once: placing takes as long as many small steps."""
+    batches = min(_NUMBERS_AT_ONCE // batch[0].shape[0], _BATCHES_AT_ONCE)
+    executions = batches // steps_per_execution
+    return max(executions, 1) * steps_per_execution
+
+
+def _has_good_labels(core: ModelCore, reader: Reader) -> bool:
+    try:
+        core.check_labels(reader.arrays.tree if reader.arrays is not None else None)
+    except ValueError:
+        return False  # maybe in rows that are never read, so each batch is checked
+    return True

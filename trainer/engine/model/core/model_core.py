@@ -1,0 +1,390 @@
+"""The core that `Model` holds. It prepares a phase for the loop.
+
+Owns the checks before a phase compiles, and which of the model's overridable steps a phase runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.core import replica_context, trace_purity
+from trainer.core.compile.jit import is_jit_disabled, run_once
+from trainer.core.compile.program_digest import program_digest
+from trainer.core.errors import see
+from trainer.core.modules import FunctionalModule
+from trainer.core.precision import with_matmul_precision
+from trainer.core.timing import Timing
+from trainer.core.tracebacks import user_stacklevel
+from trainer.core.train_state import TrainState, initial_opt_state
+from trainer.core.tree_paths import named_leaves
+from trainer.core.types import PyTree
+from trainer.data import unpack_x_y_sample_weight
+from trainer.data.reader import Reader
+from trainer.data.sources.batches import Batch
+from trainer.distribute import Strategy, get_strategy, has_strategy
+from trainer.engine.model.core.configuration import Configuration
+from trainer.engine.model.core.current_run import CurrentRun
+from trainer.engine.model.core.run_fingerprint import describe_model, describe_step
+from trainer.engine.model.core.state_holder import StateHolder, first_rows
+from trainer.engine.step import output_checks, update_rules
+from trainer.engine.step.compiled_phase import CompiledPhase
+from trainer.engine.step.lowering import StepParts, why_partitioned
+from trainer.optimizers.named import optimizer_kinds
+
+if TYPE_CHECKING:
+    from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
+
+_METHODS = {"train": "fit", "test": "evaluate", "predict": "predict"}  # the methods that run a phase, for messages
+_FLAGS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
+
+
+class UserModel(Protocol):
+    """The methods of a model that users may override; see `engine/model/overridable_steps.py`."""
+
+    name: str
+    _core: ModelCore
+
+    def sample_inputs(self, batch: Batch) -> Any: ...
+    def train_step(self, state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]: ...
+    def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]: ...
+    def predict_step(self, state: TrainState, batch: Batch) -> Any: ...
+    def compute_loss(self, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree) -> jax.Array: ...
+    def apply(self, params: PyTree, state: TrainState, x: PyTree, *, module: str | None = None,
+              training: bool = False) -> tuple[Any, Any]: ...
+    def make_rng(self, state: TrainState, stream: str) -> jax.Array: ...
+
+    def __train_step_as_resource__(self) -> Any:
+        """Returns an object whose `__as_resource__` gives `train_step` to workers, without a state."""
+
+
+M = TypeVar("M", bound=UserModel)
+
+
+def core_of(model: UserModel) -> ModelCore:
+    """Returns the core of a model."""
+    return model._core
+
+
+def copied(model: M, strategy: Strategy, configuration: Configuration) -> M:
+    """Returns a copy of the model under a strategy, with its own configuration and without weights."""
+    made, core = object.__new__(type(model)), core_of(model)
+    vars(made).update(vars(model))
+    made._core = ModelCore(made, core.defaults, core.module, strategy, core.state.seed, configuration)
+    return made
+
+
+class ModelCore:
+    """The module, strategy, state, configuration and run of a model.
+
+    Args:
+      model: the model whose steps run.
+      defaults: the class with the default steps.
+      seed: seed of the weights and of all other random streams.
+      configuration: the arguments of `compile`; by default the configuration of an uncompiled model.
+
+    Attributes:
+      state: holds the training state.
+      run: the current run, or the last run.
+    """
+
+    def __init__(self, model: UserModel, defaults: type, module: FunctionalModule, strategy: Strategy, seed: int,
+                 configuration: Configuration | None = None):
+        self._model, self.defaults = model, defaults
+        self.module = module
+        self.strategy = strategy
+        self.configuration = configuration or Configuration()
+        self.state = StateHolder(model, module, strategy, seed, self.configuration, self._clock)
+        self.run = CurrentRun(self.state, self.configuration, strategy)
+
+    def _clock(self) -> Timing:
+        return self.run.timing
+
+    def exchange_module(self, module: FunctionalModule) -> None:
+        """Replaces the module of a model without weights; raises RuntimeError if there are weights."""
+        self.state.exchange_module(module)
+        self.module = module
+
+    # --- checks ----------------------------------------------------------------------------------------------------
+
+    def check_scope(self) -> None:
+        """Raises ValueError in the scope of a strategy other than the model's."""
+        if has_strategy() and get_strategy() is not self.strategy:
+            raise ValueError(f"The model was made under {self.strategy!r}, but {get_strategy()!r} is in scope. "
+                             f"Make, compile and fit a model under one strategy. {see('other-strategy')}")
+
+    def checked(self, method: str, must_be_compiled: bool = True) -> ModelCore:
+        """Returns the core. Raises if the method needs `compile` first, or if a step is being traced."""
+        if must_be_compiled:
+            self.configuration.require_compiled(method)
+        self.check_is_outside_of_steps()
+        return self
+
+    def check_is_outside_of_steps(self) -> None:
+        """Raises TypeError while a step is traced, because the state of the model would become a constant in it."""
+        trace_purity.check_may_read(
+            self._model, self._model, "the state of a model that it calls", "In a step of the model, call "
+            "`self.apply(params, state, x, training=...)[0]`; `compute_loss` is given these outputs as `y_pred`. Call "
+            "another model, whose weights are constants there, by `teacher.apply(teacher.state.params, teacher.state, "
+            "x)[0]`. Pass `model.state` as an argument of `run`, and use `model.apply` in its function.")
+
+    def overrides(self, method: str) -> bool:
+        """Returns whether the user overrides a method."""
+        return method in vars(self._model) or (
+            getattr(type(self._model), method) is not getattr(self.defaults, method))
+
+    # --- for the loop ----------------------------------------------------------------------------------------------
+
+    def stops(self, kind: str) -> bool:
+        """Returns whether "train", "test" or "predict" must end, by `model.stop_training` or its relatives."""
+        return bool(getattr(self._model, _FLAGS[kind]))
+
+    def set_stops(self, kind: str, stops: bool) -> None:
+        """Sets `stops` at the beginning of a phase, or after a request of another process."""
+        setattr(self._model, _FLAGS[kind], stops)
+
+    def prepared_phase(self, kind: str, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
+        """Returns the compiled step of a phase, checked and traced on a first batch before anything compiles.
+
+        Builds the model if needed.
+
+        Args:
+          batch_rows: the usual number of rows of a batch; 0 if unknown.
+
+        Raises:
+          ValueError: for data that the model, the loss or the metrics cannot take.
+        """
+        state, configuration, sample_inputs = self.state, self.configuration, self._model.sample_inputs
+        eager, phases = configuration.options.eager, configuration.phases
+        self.check_scope()
+        if is_jit_disabled() and not eager:
+            raise ValueError("JAX's `disable_jit` is on, but steps are to be compiled. Use `compile(run_eagerly=True)` "
+                             "to see what a step computes, with `disable_jit` or without.")
+        if kind in phases and phases[kind].has_stale_constants:
+            warnings.warn(f"The {kind} step is compiled again: it reads the weights of another model, which have "
+                          "changed, and are constants in it. If they change often, make both models one: "
+                          "`Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.", stacklevel=2)
+            del phases[kind]
+            configuration.proofs.clear()
+        is_new, is_trained = kind not in phases, "train" in phases
+        if is_new and self._is_asynchronous(kind):
+            configuration.options.check_asynchronous()
+            update_rules.check_asynchronous(configuration.rules)
+        if is_new:
+            output_checks.check_inputs_of_rank_one(
+                self.module, sample_inputs, batch, first_rows(batch), state.inputs if state.is_built else None)
+        if eager and not state.is_built:
+            state.build(sample_inputs(first_rows(batch)))  # an eager step needs weights, not just shapes
+        shapes = (contextlib.nullcontext(state.state_or_shapes) if state.is_built
+                  else state.building(sample_inputs(first_rows(batch))))
+        with shapes as state_or_shapes:
+            phase = self._traced_phase(kind, state_or_shapes, batch, batch_rows)
+        if is_new and not is_trained:  # after training, different kinds of processors may have rounded differently
+            self._assert_consistent(kind, lambda: describe_step(state.current, phase.program()))
+        if kind != "predict":
+            self.check_labels(batch)
+            self._check_outputs(batch)
+        return phase
+
+    def place_arrays(self, kind: str, reader: Reader, passes: int, requested: bool = False) -> Any | None:
+        """Returns the on-device arrays that batches are gathered from; None if batches are sent to the devices.
+
+        Args:
+          kind: the phase.
+          passes: number of passes over the data.
+          requested: whether `data_on_device=True` refers to these data, which are the training data.
+
+        Raises:
+          ValueError: if such data are not arrays.
+        """
+        options = self.configuration.options
+        wanted, arrays = options.data_on_device, reader.arrays
+        if self._is_asynchronous(kind) and arrays is not None:
+            return cast("ParameterServerStrategy", self.strategy).shared_arrays(arrays, wanted)
+        if options.eager or wanted is False:
+            return None
+        forced = requested and wanted is True
+        if arrays is None or arrays.rows > np.iinfo(np.int32).max:
+            if forced:
+                raise ValueError("`data_on_device=True` needs data that batches are rows of: arrays, or a "
+                                 "`trainer.data.Dataset` without `map`, of fewer than 2**31 rows. Compile with "
+                                 "data_on_device='auto' for other data.")
+            return None
+        if not forced and (passes < 2 or not self.strategy.keeps_arrays):
+            return self.strategy.placed_arrays(arrays)
+        return self.strategy.place_arrays(arrays, forced)
+
+    def run_settings(self) -> dict[str, Any]:
+        """Returns the settings outside of the state that a resumed run must share, as plain data."""
+        configuration, options = self.configuration, self.configuration.options
+        names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite", "deterministic",
+                 "matmul_precision")
+        return {"seed": self.state.seed, "optimizer": optimizer_kinds(configuration.rules),
+                "loss": configuration.loss.kinds,
+                "precision": None if options.policy is None else repr(options.policy),
+                "regularizers": [[pattern, getattr(penalty, "__name__", None) or repr(penalty)]
+                                 for pattern, penalty in options.regularizers],
+                **{name: getattr(options, name) for name in names}}
+
+    def program_digests(self, batch: Batch) -> dict[str, str]:
+        """Returns digests of the optimizer, the loss and `train_step`, to compare a resumed run.
+
+        They distinguish functions or hyperparameters with the same name in `run_settings`. There is no digest of code
+        that cannot be traced.
+        """
+        if self.configuration.options.eager:
+            return {}  # eager steps may depend on values
+        model, state = self._model, self.state.shapes()
+        x, y, sample_weight = unpack_x_y_sample_weight(batch)
+
+        def update(state: TrainState) -> Any:
+            state = state.replace(opt_state=initial_opt_state(state.optimizer, state.params))
+            grads, loss = state.params, jnp.zeros(())
+            return state.opt_state, state.apply_gradients(grads, value=loss, value_fn=lambda params: loss)
+
+        def loss_and_gradient(outputs: Any) -> Any:
+            return jax.value_and_grad(
+                lambda outputs: model.compute_loss(x, y, outputs, sample_weight), allow_int=True)(outputs)
+
+        def digest_of_loss() -> str:
+            return program_digest(loss_and_gradient, jax.eval_shape(
+                functools.partial(self._outputs, True), state, batch))
+
+        computing: dict[str, Callable[[], str]] = {"the optimizer": lambda: program_digest(update, state)}
+        if self.overrides("train_step"):
+            computing["`train_step`, with the module,"] = lambda: program_digest(model.train_step, state, batch)
+        else:
+            computing["the loss"] = digest_of_loss
+        digests = {}
+        with replica_context.enter(replica_context.context_outside(batch)):
+            for name, compute in computing.items():
+                # There may be no optimizer, or only the step uses it.
+                with contextlib.suppress(Exception):
+                    digests[name] = compute()
+        return digests
+
+    def note_loss(self, value: Any) -> None:
+        """Gives the metric of the loss its result over an epoch, which Keras's metric has after a run."""
+        self.configuration.noted_loss = value
+
+    def check_labels(self, batch: Batch) -> None:
+        """Raises ValueError for labels that the loss cannot take. Leaves may have a leading axis of batches."""
+        output_checks.check_labels(self.configuration.loss, unpack_x_y_sample_weight(batch)[1])
+
+    def _traced_phase(self, kind: str, state: TrainState, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
+        phases, options, model = self.configuration.phases, self.configuration.options, self._model
+        is_new = kind not in phases
+        if is_new:
+            settings = {name: getattr(options, name) for name in ("steps_per_execution", "eager", "remat")}
+            settings["strategy"] = type(self.strategy).__name__
+            settings["compiler options"] = self.strategy.compiler_options(options.deterministic)
+            self._assert_consistent(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
+            step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
+            if options.matmul_precision is not None:
+                step = _with_matmul_precision(step, options.matmul_precision)
+            phases[kind] = self._remote_phase() if self._is_asynchronous(kind) else CompiledPhase(
+                kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard,
+                options.deterministic, functools.partial(self.why_partitioned, kind))
+            self.configuration.penalties_are_used = False
+            if kind == "train" and options.freezes_all(named_leaves(state.params)):
+                warnings.warn(f"`freeze={list(options.freeze)!r}` matches every parameter of the model, so that none "
+                              "is trained. Freeze fewer, such as all but the last layer.", stacklevel=user_stacklevel())
+        try:
+            phases[kind].prepare(state, batch, batch_rows)
+        except Exception as error:
+            output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
+            raise
+        if is_new and kind == "train" and self.overrides("train_step"):
+            self._check_penalties()
+        return phases[kind]
+
+    def _is_asynchronous(self, kind: str) -> bool:
+        """Returns whether the steps of a phase run on workers."""
+        return kind == "train" and self.strategy.is_asynchronous
+
+    def _remote_phase(self) -> CompiledPhase:
+        from trainer.engine.step.on_workers.remote_phase import (
+            RemotePhase,  # for the few programs with parameter servers
+        )
+
+        strategy = cast("ParameterServerStrategy", self.strategy)
+        return RemotePhase(
+            self._model.train_step, self._model.__train_step_as_resource__(), strategy,
+            self.configuration.options.steps_per_execution, strategy.served(self.state, self.module.embeddings),
+            functools.partial(output_checks.check_labels, self.configuration.loss))
+
+    def _check_penalties(self) -> None:
+        """Raises or warns if a custom `train_step` leaves out penalties or sown losses."""
+        fix = ("The overridden `train_step` does not call `compute_penalties`: add `self.compute_penalties(params, "
+               "model_state)` to its loss, with the parameters to differentiate by and the state that `self.apply` "
+               "returned")
+        if self.configuration.penalties_are_used:
+            return
+        if self.configuration.options.regularizers:
+            raise ValueError(f"`compile` was given `regularizers`, which the training would leave out. {fix}.")
+        if self.module.sows_losses:
+            warnings.warn(f"The module sows into 'losses', which the training may leave out. {fix}, unless it adds "
+                          "what `model_state['losses']` holds.", stacklevel=2)
+
+    def why_partitioned(self, kind: str, shapes: TrainState, batch: Batch) -> str | None:
+        """Returns the reason, as a clause, why a step on a batch is partitioned; None if it is replicated."""
+        options, is_train = self.configuration.options, kind == "train"
+        parts = StepParts(
+            kind, self._overridden(kind), functools.partial(self._outputs_and_state, is_train),
+            self.module.sows_losses, self.configuration.loss, self.configuration.metrics,
+            options.microbatches if is_train else 1)
+        return why_partitioned(
+            parts, shapes, self.strategy.num_replicas_in_sync, batch, self.configuration.proofs)
+
+    def _outputs(self, training: bool, state: TrainState, batch: Batch) -> Any:
+        return self._outputs_and_state(training, state, batch)[0]
+
+    def _outputs_and_state(self, training: bool, state: TrainState, batch: Batch) -> tuple[Any, Any]:
+        """Returns the module's outputs and its state, with BatchNorm in inference mode."""
+        x = unpack_x_y_sample_weight(batch)[0]
+        return self.module.apply(
+            state.params, state.model_state, x, training=training, is_frozen=lambda path: True,
+            make_key=lambda stream: self._model.make_rng(state, stream))
+
+    def _overridden(self, kind: str) -> list[str]:
+        """Returns the user's own methods that a phase calls."""
+        of_loss = () if kind == "predict" else ("compute_loss", "compute_penalties", "compute_metrics")
+        return [name for name in (f"{kind}_step", *of_loss, "apply", "make_rng") if self.overrides(name)]
+
+    def _assert_consistent(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
+        if self.strategy.spans_processes:
+            with self.run.timing.measure("device"):  # or for other processes; a watchdog treats both alike
+                self.strategy.process_group.assert_consistent(f"model for `{_METHODS[kind]}`", describe)
+
+    def _check_outputs(self, batch: Batch) -> None:
+        configuration = self.configuration
+        x, y, _ = unpack_x_y_sample_weight(first_rows(batch))
+        # Only the user's own step knows which of several named modules gives the outputs.
+        if configuration.outputs_are_checked or self.module.names:
+            return
+
+        def apply(state: TrainState) -> Any:
+            state = self.strategy.on_devices(state)
+            return self._model.apply(state.params, state, x)[0]
+
+        output_checks.check_outputs(
+            configuration.loss, configuration.metrics, y,
+            lambda: run_once(apply, self.state.current, eager=configuration.options.eager),
+            None if configuration.options.eager else lambda: jax.make_jaxpr(apply)(self.state.state_or_shapes))
+        configuration.outputs_are_checked = True
+
+
+def _with_matmul_precision(step: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def precise_step(*args: Any) -> Any:
+        with with_matmul_precision(name):
+            return step(*args)
+
+    return precise_step

@@ -1,0 +1,300 @@
+"""The training state of a model: its creation, its placement, and the ownership of its buffers.
+
+Steps donate these buffers. A state that a user holds is *borrowed*: the next train step works on a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.core import errors, replica_context, trace_purity
+from trainer.core.compile.jit import are_floats_debugged, copy_buffers, init_placed
+from trainer.core.modules import FunctionalModule
+from trainer.core.rng import stream_key
+from trainer.core.timing import Timing
+from trainer.core.train_state import TrainState, initial_opt_state, initial_state, shapes_of
+from trainer.core.types import PyTree
+from trainer.data.sources.batches import Batch
+from trainer.distribute import Strategy
+from trainer.distribute.placement.placement import free_to_move, to_host
+from trainer.engine.model.core.configuration import Configuration
+from trainer.engine.step.output_checks import explain_inputs
+from trainer.optimizers import Optimizer
+from trainer.optimizers.attached_optimizer import AttachedOptimizer
+from trainer.optimizers.named import NamedRules
+
+INIT_ROWS = 8  # number of rows of the first batch for initialization and for the check of outputs
+
+
+def first_rows(batch: Batch) -> Batch:
+    """Returns the rows of a batch for initialization."""
+    return jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch)
+
+
+class StateHolder:
+    """Holds the training state of a model. There is no state until the model is built.
+
+    Args:
+      owner: the model.
+      module: the module of the weights.
+      strategy: places the weights.
+      seed: seed of the weights and of all other random streams.
+      configuration: the optimizer and the dtypes of the weights.
+      clock: returns the clock of the current run, which measures the wait for pending weights.
+
+    Attributes:
+      seed: see above; after loading, the seed of the loaded state.
+      inputs: the input shapes of the initialization; None before.
+      shows_averages: whether `shown` has the moving averages as weights.
+      version: changes with each change of the state.
+    """
+
+    def __init__(self, owner: object, module: FunctionalModule, strategy: Strategy, seed: int,
+                 configuration: Configuration, clock: Callable[[], Timing]):
+        self.seed = seed
+        self.inputs: Any = None
+        self.shows_averages = False
+        self._owner = owner
+        self._module = module
+        self._strategy = strategy
+        self._configuration = configuration
+        self._clock = clock
+        self._made: TrainState | None = None
+        self._making: tuple[TrainState, Callable[[], TrainState]] | None = None  # shapes, wait function
+        self._is_borrowed = False
+        self.version = 0
+
+    @property
+    def is_built(self) -> bool:
+        """Whether there are weights, or weights are pending."""
+        return self._making is not None or self._made is not None
+
+    def exchange_module(self, module: FunctionalModule) -> None:
+        """Replaces the module of a model without weights; raises RuntimeError if there are weights."""
+        if self.is_built:
+            raise RuntimeError("The model is built: layers cannot be added or removed. Make another model, such as "
+                               "`Sequential([*(layer.module for layer in model.layers), nn.Dense(10)])`, and give its "
+                               "layers the weights: `other.layers[0].set_weights(model.layers[0].get_weights())`.")
+        self._module = module
+
+    # --- making ----------------------------------------------------------------------------------------------------
+
+    def build(self, inputs: PyTree) -> None:
+        """Makes the weights from inputs in the form of `Model.sample_inputs`."""
+        with self.building(inputs):
+            pass
+        _ = self.current  # waits for the weights
+
+    @contextlib.contextmanager
+    def building(self, inputs: PyTree) -> Iterator[TrainState]:
+        """Makes the weights while the block runs. Yields their shapes; the first access after the block waits."""
+        if self._strategy.is_described:
+            raise ValueError(f"The devices of {self._strategy!r} are described only: no weights can be placed there. "
+                             "Use `strategy.plan(model, sample)`, or a strategy over devices of this machine.")
+        spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), inputs)
+        make: Callable[..., TrainState] = self._make
+        drawn_by: list[Any] = [np.uint32(self.seed)]
+        if not self._strategy.is_on_cpu:  # XLA compiles draws from a constant key for GPUs in half the time
+            make, drawn_by = functools.partial(make, *drawn_by), []
+        making = init_placed(make, self._strategy.state_shardings, *drawn_by, inputs,
+                             free_to_move(self._module.initial_values))
+        if spec != self.inputs:
+            self._configuration.forget_phases()  # they are for weights of other shapes
+        self.inputs = spec
+        yield making[0]
+        self.set_pending(*making)
+
+    def shapes(self, inputs: PyTree = None) -> TrainState:
+        """Returns the shapes of the state without allocation; for `inputs`, if given."""
+        if inputs is None:
+            return shapes_of(self.state_or_shapes)
+        return jax.eval_shape(self._make, np.uint32(self.seed), inputs, self._module.initial_values)
+
+    def start_training_again(self) -> None:
+        """Gives existing weights the dtypes and a new optimizer state of the configuration."""
+        configuration, strategy = self._configuration, self._strategy
+
+        def started(state: TrainState) -> TrainState:
+            state = strategy.on_devices(state)
+            params = configuration.options.stored(state.params)
+            return state.replace(params=params, opt_state=initial_opt_state(configuration.rules, params))
+
+        state = self._finished()
+        if state is not None:
+            state = state.replace(optimizer=configuration.rules, opt_state=None)
+            self.set(init_placed(started, strategy.state_shardings, state)[1]())
+            self._is_borrowed = False
+
+    def start_unused_optimizers_again(self) -> None:
+        """Restarts unused optimizers that keep the initial parameters, such as DoG, from the current parameters."""
+        state = self.current
+        named = isinstance(state.optimizer, Mapping)
+        parts = {name: (rule, state.opt_state[name], state.params[name]) for name, rule in state.optimizer.items()
+                 } if named else {None: (state.optimizer, state.opt_state, state.params)}
+        unused = [name for name, (rule, opt_state, params) in parts.items() if rule is not None
+                  and rule.reads_params_in_init(shapes_of(params)) and int(opt_state.count) == 0]
+
+        def started(state: TrainState) -> TrainState:
+            state = self._strategy.on_devices(state)
+            first = initial_opt_state(state.optimizer, state.params)
+            if not named:
+                return state.replace(opt_state=state.opt_state._replace(inner=first.inner))
+            return state.replace(opt_state={
+                name: part._replace(inner=first[name].inner) if name in unused else part
+                for name, part in state.opt_state.items()})
+
+        if unused:
+            self.set(init_placed(started, self._strategy.state_shardings, state)[1](), is_borrowed=True)
+
+    def take_over_rules(self) -> None:
+        """Adopts changed rules of the same optimizers from the configuration, and keeps their state."""
+        rules, state = self._configuration.rules, self._finished()
+        if state is None:
+            return
+        opt_state = state.opt_state
+        if isinstance(rules, NamedRules):
+            opt_state = {name: rule.with_counts(opt_state[name]) for name, rule in rules.items()}
+        elif rules is not None:
+            opt_state = rules.with_counts(opt_state)
+        self.set(self._strategy.place_state(state.replace(optimizer=rules, opt_state=opt_state)))
+
+    def _make(self, seed: jax.Array, inputs: PyTree, initial_values: PyTree) -> TrainState:
+        try:
+            with replica_context.enter(replica_context.context_outside(inputs)):
+                params, model_state, _ = self._module.init(stream_key(seed, "params"), inputs, initial_values)
+        except Exception as error:
+            raise explain_inputs(inputs, error) from error
+        configuration = self._configuration
+        params = configuration.options.stored(params)
+        configuration.check_weights(params, model_state)
+        return initial_state(params, model_state, configuration.rules, seed, self._module.layouts)
+
+    # --- reading and replacing -------------------------------------------------------------------------------------
+
+    @property
+    def state_or_shapes(self) -> TrainState:
+        """The state for reading only, or the shapes of a pending state: enough to trace and compile a step."""
+        return self.current if self._making is None else self._making[0]
+
+    @property
+    def current(self) -> TrainState:
+        """The state, for reading only: the next train step may reuse its buffers."""
+        trace_purity.check_may_read(
+            self, self._owner, "the state of a model", "In a step of the model, use its argument `state`; penalties of "
+            "weights go into `compile(regularizers=...)`. Pass `model.state` as an argument of `run`, and use that "
+            "there.")
+        state = self._finished()
+        if state is None:
+            raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs, or `fit`.")
+        return state
+
+    @property
+    def shown(self) -> TrainState:
+        """The state whose weights users and callbacks read and save: with averages if `shows_averages`."""
+        return self._strategy.on_devices(self.current).averaged() if self.shows_averages else self.current
+
+    def borrow(self) -> TrainState:
+        """Returns the state. Its arrays stay valid, because the next train step works on a copy."""
+        state = self.current
+        self._is_borrowed = True
+        return state
+
+    def take_for_donation(self) -> TrainState:
+        """Returns the state in buffers without other owners."""
+        state = self.current
+        if are_floats_debugged():
+            return copy_buffers(state)  # the step may raise after it has run
+        if self._is_borrowed:
+            state = copy_buffers(state)
+            self.set(state)
+            self._is_borrowed = False
+        return state
+
+    def set(self, state: TrainState, is_borrowed: bool = False) -> None:
+        """Sets the state; `is_borrowed` if new arrays have other owners."""
+        self._made, self._making = state, None
+        self._is_borrowed |= is_borrowed
+        self.version += 1
+
+    def set_pending(self, shapes: TrainState, wait: Callable[[], TrainState]) -> None:
+        """Sets a state that is still being computed. The first access waits for it."""
+        self._making, self._is_borrowed = (shapes, wait), False
+        self.version += 1
+
+    def assign(self, state: TrainState) -> None:
+        """Checks a user's state, places it and makes it the model's state.
+
+        Raises:
+          ValueError: if its structure, a shape or a dtype differs.
+          TypeError: if it is not a `TrainState`, or is being traced.
+        """
+        if not isinstance(state, TrainState):
+            raise errors.wrong_type("state", state, "a TrainState, as `model.state` or a custom step returns it")
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+            raise TypeError("`state` was assigned in a function that is being compiled, where a state is no value yet. "
+                            "Return the new state from the step, and assign it outside: "
+                            "`model.state = strategy.run(step, ...)`.")
+        present = self.current
+        structure: jax.tree_util.PyTreeDef = jax.tree.structure(present)
+        if structure != jax.tree.structure(state):
+            raise ValueError("`state` has another structure than the model's state. Change the present one with "
+                             "`model.state.replace(...)`.")
+        placed = self._strategy.place_state(state)
+        for (path, leaf), old in zip(jax.tree.leaves_with_path(placed), jax.tree.leaves(present), strict=True):
+            if (leaf.shape, leaf.dtype) != (old.shape, old.dtype):
+                raise ValueError(f"`state{jax.tree_util.keystr(path)}` must be an {errors.describe(old)}. "
+                                 f"Received: an {errors.describe(leaf)}.")
+        self.set(placed, is_borrowed=True)
+
+    def load(self, state: TrainState) -> None:
+        """Assigns a state, and adopts its seed for all other draws, such as the order of rows."""
+        self.assign(state)
+        self.seed = int(state.seed)
+
+    def adopt_averages(self) -> None:
+        """Replaces the weights with the averages kept by `ema_decay` or an averaging optimizer."""
+        self.assign(self._strategy.on_devices(self.current).with_averages_adopted())
+
+    def attached_optimizer(self) -> AttachedOptimizer | dict[str, AttachedOptimizer] | None:
+        """Returns the optimizer with its learning rate in this state; a dict of optimizers for named modules."""
+        rules = self._configuration.rules
+        if isinstance(rules, NamedRules):
+            return {name: self._attached(rule.optimizer, name) for name, rule in rules.items()}
+        return None if rules is None else self._attached(rules.optimizer, None)
+
+    def end_fit(self) -> None:
+        """Shows the weights again, and copies the trained weights into the user's own NNX module."""
+        self.shows_averages = False
+        if self.is_built and any(self._module.variable_identities()):
+            # A single device's copy: the user's eager calls run on a single device.
+            state = self._strategy.on_devices(self.current)
+            params, model_state = jax.tree.map(
+                lambda leaf: leaf.addressable_data(0) if leaf.is_fully_replicated else to_host(leaf),
+                (state.params, state.model_state))
+            self._module.absorb(params, model_state)
+
+    def _attached(self, optimizer: Optimizer, name: str | None) -> AttachedOptimizer:
+        def read() -> Any:
+            state = self._finished()
+            opt_state = None if state is None else state.opt_state
+            return opt_state if name is None or opt_state is None else opt_state[name]
+
+        def write(opt_state: Any) -> None:
+            state = self.current
+            self.set(state.replace(opt_state=opt_state if name is None else {**state.opt_state, name: opt_state}))
+
+        return AttachedOptimizer(optimizer, read, write)
+
+    def _finished(self) -> TrainState | None:
+        """Returns the state, after waiting for a pending state; None without a state."""
+        if self._making is not None:
+            (_, wait), self._making = self._making, None
+            with self._clock().measure("compile"):
+                self._made = wait()
+        return self._made

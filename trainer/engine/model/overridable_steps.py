@@ -1,0 +1,184 @@
+"""The default steps, as methods that a subclass of `Model` may override.
+
+Steps are traced, and see the whole batch. `step/` runs them on a mesh.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.core import replica_context
+from trainer.core.precision import apply_with_policy, with_matmul_precision
+from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
+from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
+from trainer.data import unpack_x_y_sample_weight
+from trainer.data.sources.batches import Batch
+from trainer.engine.model.core.model_core import ModelCore
+from trainer.engine.step import loss_parts, step_metrics
+from trainer.engine.step.gradient_accumulation import accumulated
+
+
+class OverridableSteps:
+    """The methods of `Model` that define the steps."""
+
+    name: str
+    _core: ModelCore
+
+    def sample_inputs(self, batch: Batch) -> Any:
+        """Returns the inputs for initialization, from some rows of the first batch.
+
+        Override it for a dict of modules, to return a dict of inputs by module name. For a module with several inputs,
+        the entry is a tuple or a dict of them, as in `x`. The sample of `build` is passed as a batch without targets.
+
+            def sample_inputs(self, batch):
+                x, y, sample_weight = trainer.unpack_x_y_sample_weight(batch)
+                return {"encoder": x, "critic": (x, np.zeros((len(x), 8)))}
+        """
+        return unpack_x_y_sample_weight(batch)[0]
+
+    def compute_loss(self, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree) -> jax.Array:
+        """Returns the loss of a batch, a scalar.
+
+        Override it to add terms, or to compute a custom loss. It is called inside the step, with all rows of the batch
+        on any number of devices, or with all rows of a microbatch:
+
+            return super().compute_loss(x, x, y_pred, sample_weight)  # an autoencoder, with compile(loss="mse")
+        """
+        loss = self._core.configuration.loss
+        if not loss.is_given and self._core.module.sows_losses:  # the sown losses are the whole loss
+            return jnp.zeros((), jnp.float32)
+        return loss.total(loss.values(y, y_pred, sample_weight))
+
+    def compute_penalties(self, params: PyTree, model_state: PyTree) -> jax.Array:
+        """Returns the additions to the loss of `compute_loss`, a float32 scalar.
+
+        These are the penalties of `compile(regularizers=...)`, and the losses that the module has sown into "losses".
+        The default steps add them; a custom `train_step` must add them itself.
+
+        Args:
+          params: all parameters, with respect to which the loss is differentiated.
+          model_state: the model state that `apply` returned.
+        """
+        self._core.configuration.penalties_are_used = True
+        losses = [jnp.sum(loss).astype(jnp.float32) for loss in self._core.module.sown_losses(model_state)]
+        penalty = self._core.configuration.options.penalty_of(params)
+        return sum(losses, jnp.zeros((), jnp.float32) if penalty is None else penalty)
+
+    def compute_metrics(self, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree) -> dict[str, Any]:
+        """Returns the logs of the compiled metrics for a batch, and the loss of each of several outputs."""
+        loss, logs = self._core.configuration.loss, {}
+        picks = bool(loss.per_output) and not loss.is_of(y_pred)  # an overridden `compute_loss` may select outputs
+        if loss.is_given and not picks and len(jax.tree.leaves(y_pred)) > 1:
+            losses = loss.values(y, y_pred, sample_weight)
+            if len(losses) > 1:
+                logs = {f"{name}_loss": value for name, value in losses.items()}
+        return {**logs, **self._core.configuration.metrics.values(y, y_pred, sample_weight)}
+
+    def train_step(self, state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
+        """Returns the logs and the state after a step on a batch.
+
+        Override it to customize the step. It must be pure, because it is compiled. On any number of devices it sees the
+        whole batch: operations on rows, gradients and logs have the same results as on a single device.
+
+        Args:
+          state: the state before the step.
+          batch: an element of the data; `trainer.unpack_x_y_sample_weight` splits it.
+
+        Returns:
+          `(logs, state)`. A log is a scalar, which is averaged over steps, weighted by their rows; or a result of
+          `compute_metrics`.
+        """
+        def loss_and_outputs(
+            params: Any, state: TrainState, batch: Batch
+        ) -> tuple[jax.Array, tuple[Any, Any, list[Any]]]:
+            x, y, sample_weight = unpack_x_y_sample_weight(batch)
+            y_pred, model_state = self.apply(params, state, x, training=True)
+            updated: list[Any] = []
+            with step_metrics.metrics_of_transformed(updated):
+                loss = self.compute_loss(x, y, y_pred, sample_weight)
+            loss = _with_penalties(self, loss, params, model_state)
+            return loss, (y_pred, model_state, updated)
+
+        def compute(state: TrainState, batch: Batch) -> tuple[Any, Any, dict[str, Any]]:
+            x, y, sample_weight = unpack_x_y_sample_weight(batch)
+            gradient = jax.value_and_grad(loss_and_outputs, has_aux=True)
+            (loss, (y_pred, model_state, updated)), grads = gradient(state.params, state, batch)
+            step_metrics.add(updated)
+            logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
+            return (state.trainable(grads), loss), model_state, logs  # averaged over microbatches
+
+        microbatches = self._core.configuration.options.microbatches
+        (grads, loss), model_state, logs = (
+            compute(state, batch) if microbatches == 1 else accumulated(compute, state, batch, microbatches))
+        tracked = {**logs, **step_metrics.results()}
+        if not self._core.configuration.trainable:
+            return tracked, state
+        value_fn = None if microbatches > 1 else lambda params: loss_and_outputs(params, state, batch)[0]
+        return tracked, state.apply_gradients(grads, model_state=model_state, value=loss, value_fn=value_fn)
+
+    def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]:
+        """Returns the logs for a batch, without training. Like `train_step`, it must be pure."""
+        return logs_without_update(self, state, batch, training=False)
+
+    def predict_step(self, state: TrainState, batch: Batch) -> Any:
+        """Returns the outputs for a batch. Like `train_step`, it must be pure."""
+        x, _, _ = unpack_x_y_sample_weight(batch)
+        return self.apply(state.params, state, x, training=False)[0]
+
+    def apply(
+        self, params: PyTree, state: TrainState, x: PyTree, *, module: str | None = None, training: bool = False
+    ) -> tuple[Any, Any]:
+        """Returns the module's outputs and the new model state; pure.
+
+        The returned state also holds sown values, such as `model_state["losses"]`, which `apply_gradients` leaves out.
+
+        Args:
+          params: the parameters; only the parameters of `module`, if given.
+          state: provides the model state, the seed and the step.
+          x: the inputs.
+          module: the name of a module in a dict of modules.
+          training: whether dropout is active, and BatchNorm uses the batch's statistics, unless it is frozen.
+        """
+        names: dict[str, Any] = {} if module is None else {"module": module}
+        options = self._core.configuration.options
+        apply: Callable[..., Any] = functools.partial(
+            self._core.module.apply, training=training, batch_norm=options.batch_norm, remat=options.remat,
+            compute_dtype=None if options.policy is None else options.policy.compute_dtype,
+            is_frozen=options.is_frozen if self._core.configuration.trainable else lambda path: True,
+            make_key=lambda stream: self.make_rng(state, stream), **names)
+        context = get_replica_context() if in_replica_context() else context_outside(x)
+        # The loss scale is divided by the number of replicas: gradients of a replica's share of the loss grow with that
+        # number, and must not overflow earlier.
+        scale = None if state.loss_scale is None else state.loss_scale / context.num_replicas_in_sync
+        with replica_context.enter(context), with_matmul_precision(options.matmul_precision):
+            if options.policy is None:
+                return apply(params, state.model_state, x)
+            return apply_with_policy(options.policy, apply, params, state.model_state, x, scale)
+
+    def make_rng(self, state: TrainState, stream: str) -> jax.Array:
+        """Returns the key of a random stream for this step, the same on any number of devices."""
+        return get_replica_context().random_key(state.seed, stream, state.step)
+
+
+def logs_without_update(model: OverridableSteps, state: TrainState, batch: Batch, training: bool) -> dict[str, Any]:
+    """Returns the logs for a batch, computed with the module's `training` argument."""
+    x, y, sample_weight = unpack_x_y_sample_weight(batch)
+    y_pred, model_state = model.apply(state.params, state, x, training=training)
+    with loss_parts.recorded() as parts:
+        loss = model.compute_loss(x, y, y_pred, sample_weight)
+    loss = _with_penalties(model, loss, state.params, model_state)
+    with loss_parts.recorded() as parts_of_outputs:
+        logs = {"loss": loss, **model.compute_metrics(x, y, y_pred, sample_weight)}
+    return {**loss_parts.exact_over_batches(logs, parts, parts_of_outputs), **step_metrics.results()}
+
+
+def _with_penalties(model: OverridableSteps, loss: jax.Array, params: PyTree, model_state: PyTree) -> jax.Array:
+    if not model._core.configuration.options.regularizers and not model._core.module.sown_losses(model_state):
+        return loss
+    return loss + model.compute_penalties(params, model_state)

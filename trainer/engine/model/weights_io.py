@@ -1,0 +1,199 @@
+"""A model's weights as a list, as variables, by layer, and as a safetensors file.
+
+Owns the names of weights in files, and the effect of replaced weights on the rest of the state.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.core import errors, replica_context, tree_paths
+from trainer.core.file_suffixes import check_suffix
+from trainer.core.modules import FunctionalModule
+from trainer.core.train_state import TrainState
+from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
+from trainer.engine.model.core import saved_model
+from trainer.engine.model.core.configuration import Configuration
+from trainer.engine.model.core.state_holder import StateHolder
+from trainer.engine.model.views.layers import ModelLayer, outermost
+from trainer.engine.model.views.variables import ModelVariable, cast_to
+from trainer.engine.saving import export
+from trainer.engine.saving.arrays.file_kinds import checked_path, open_arrays
+from trainer.engine.saving.arrays.safetensors_file import MatchReport, match_arrays, save_arrays
+from trainer.optimizers.evaluation_params import map_averages
+
+FORMAT_VERSION = 1
+_VERSION_KEY = "format_version"
+
+
+def weights_of(state: TrainState) -> list[jax.Array]:
+    """Returns all weights of a state: the parameters, then the model state."""
+    return jax.tree.leaves((state.params, state.model_state))
+
+
+def get_weights(holder: StateHolder) -> list[np.ndarray]:
+    """Returns copies of all weights on the host; see `Model.get_weights`."""
+    return [np.array(to_host(leaf)) for leaf in weights_of(holder.shown)]
+
+
+def set_weights(holder: StateHolder, weights: Sequence[Any]) -> None:
+    """Replaces all weights; see `Model.set_weights`."""
+    _set_some(holder, list(range(len(weights_of(holder.current)))), weights, "the model")
+
+
+def variables_of(
+    holder: StateHolder, configuration: Configuration, module: FunctionalModule
+) -> list[tuple[str, ModelVariable]]:
+    """Returns each weight with the path in its layer, in the order of `get_weights`."""
+    state = holder.state_or_shapes
+    params, model_state = tree_paths.named_leaves(state.params), tree_paths.named_leaves(state.model_state)
+
+    def variable(number: int, path: str, is_trained: bool) -> ModelVariable:
+        return ModelVariable(path, number, is_trained, functools.partial(_read, holder, number),
+                             lambda value: _replace(holder, [(number, value)]))
+
+    trained = {path: configuration.trainable and not configuration.options.is_frozen(path) for path in params}
+    variables = [variable(number, *each) for number, each in enumerate(
+        [*trained.items(), *((path, False) for path in model_state)])]
+    return list(zip([*params, *map(module.layer_path, model_state)], variables, strict=True))
+
+
+def layers_of(holder: StateHolder, configuration: Configuration, module: FunctionalModule) -> list[ModelLayer]:
+    """Returns the direct layers of a module; see `Model.layers`."""
+    if holder.is_built:
+        with replica_context.enter(replica_context.context_outside(holder.inputs)):
+            found = module.layers(holder.inputs)
+    else:
+        found = module.layers()
+
+    def variables() -> list[tuple[str, ModelVariable]]:
+        return variables_of(holder, configuration, module) if holder.is_built else []
+
+    def write(written: Sequence[ModelVariable], weights: Any) -> None:
+        _set_some(holder, [variable.number for variable in written], weights, "the layer")
+
+    inside = [layer for layer in found if layer.path]
+    return outermost(inside or found, variables, write)
+
+
+def _read(holder: StateHolder, number: int) -> jax.Array:
+    return weights_of(holder.shown)[number]
+
+
+def _set_some(holder: StateHolder, numbers: Sequence[int], weights: Any, owner: str) -> None:
+    """Checks new values for weights given by their numbers in `get_weights`, and replaces the weights."""
+    leaves = [weights_of(holder.current)[number] for number in numbers]
+    if not isinstance(weights, (list, tuple)):
+        raise errors.wrong_type("weights", weights, "a list of arrays, as `get_weights` returns it")
+    if len(weights) != len(leaves):
+        raise ValueError(f"`weights` has {len(weights)} arrays, but {owner} has {len(leaves)}.")
+    for index, (leaf, weight) in enumerate(zip(leaves, weights, strict=True)):
+        if np.shape(weight) != leaf.shape:
+            raise ValueError(f"`weights[{index}]` has shape {np.shape(weight)}, but {owner}'s has {leaf.shape}.")
+    # Copies: JAX would use the memory of the user's arrays on CPU.
+    _replace(holder, ((number, cast_to(f"weights[{index}]", np.array(weight), leaf.dtype)) for index, (
+        number, weight, leaf) in enumerate(zip(numbers, weights, leaves, strict=True))))
+
+
+def save_weights(holder: StateHolder, filepath: str | os.PathLike[str], overwrite: bool) -> None:
+    """Writes all weights to one safetensors file; see `Model.save_weights`."""
+    path = checked_path("filepath", filepath)
+    check_suffix("filepath", path, ".safetensors")
+    weights = {name: to_host(leaf) if is_split_over_processes(leaf) else leaf
+               for name, leaf in _named_weights(holder.shown).items()}
+    if jax.process_index() != 0:
+        return
+    check_may_write(path, overwrite)
+    save_arrays(path, weights, {"package": export.PACKAGE, _VERSION_KEY: str(FORMAT_VERSION)}, checksums=True)
+
+
+def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns: Sequence[str] | None,
+                 partial: bool) -> MatchReport:
+    """Replaces weights by weights from a file; see `Model.load_weights`."""
+    weights = _named_weights(holder.current)
+    path = checked_path("filepath", filepath)
+    if path.endswith((".h5", ".hdf5", ".keras")) and os.path.isfile(path):
+        raise ValueError(f"{path!r} is a file of Keras. `trainer.models.load_keras_weights(model, path)` loads weights "
+                         "of Keras's models; `load_weights` those that `save_weights` has written.")
+    expected = "a safetensors file, as `save_weights` writes it"
+    with open_arrays(path, expected, "A checkpoint folder is loaded with `trainer.load`.") as file:
+        _check_holds_weights(path, file.metadata)
+        report = match_arrays(file.shapes, {name: (leaf.shape, leaf.dtype) for name, leaf in weights.items()},
+                              patterns)
+        report.raise_unless_complete(partial)
+        numbers = {name: index for index, name in enumerate(weights)}
+        _replace(holder, ((numbers[name], cast_to(name, file[name], weights[name].dtype)) for name in report.matched))
+    return report
+
+
+def check_may_write(path: str, overwrite: bool) -> None:
+    """Raises FileExistsError if the path exists and `overwrite` is False."""
+    if not overwrite and os.path.exists(path):
+        raise FileExistsError(f"{path!r} exists already. Pass `overwrite=True` to replace it, or another path.")
+
+
+def _replace(holder: StateHolder, values: Iterable[tuple[int, np.ndarray]]) -> None:
+    """Replaces weights by number with values in unshared memory, and restarts averages and unused optimizers."""
+    state = holder.current
+    leaves, structure = jax.tree.flatten((state.params, state.model_state))
+    names = list(tree_paths.named_leaves(state.params))
+    averages: dict[str, jax.Array] = {}
+    _with_averages(state, averages.setdefault)
+    for number, value in values:
+        leaves[number] = _placed_like(leaves[number], value)
+        average = averages.get(names[number]) if number < len(names) else None
+        if average is not None:
+            averages[names[number]] = _placed_like(average, value.astype(average.dtype))
+    params, model_state = jax.tree.unflatten(structure, leaves)
+    opt_state = _with_averages(state, lambda name, _: averages[name])
+    holder.set(state.replace(params=params, model_state=model_state, opt_state=opt_state))
+    holder.start_unused_optimizers_again()
+
+
+def _named_weights(state: TrainState) -> dict[str, jax.Array]:
+    """Returns all weights by name, in the order of `get_weights`."""
+    params, model_state = tree_paths.named_leaves(state.params), tree_paths.named_leaves(state.model_state)
+    shared = sorted(params.keys() & model_state.keys())
+    if shared:
+        raise ValueError(f"A parameter and an array of the model state both have the path {shared[0]!r}, so a file "
+                         "could not tell them apart. Rename the submodule or the collection.")
+    return {**params, **model_state}
+
+
+def _check_holds_weights(path: str, metadata: Mapping[str, str]) -> None:
+    if export.MANIFEST_KEY in metadata:
+        raise ValueError(f"{path!r} is an exported model. `trainer.load_exported` loads it; weights for `load_weights` "
+                         "are written by `save_weights`.")
+    if saved_model.DOCUMENT_KEY in metadata:
+        raise ValueError(f"{path!r} is a training state, as `Model.save` writes it. `trainer.load` loads it.")
+    if metadata.get("package") == export.PACKAGE and metadata.get(_VERSION_KEY) != str(FORMAT_VERSION):
+        raise ValueError(f"{path!r} has version {metadata.get(_VERSION_KEY)} of the format of weights. This trainer "
+                         f"knows version {FORMAT_VERSION}. Install the version that wrote the file.")
+
+
+def _placed_like(leaf: jax.Array, values: np.ndarray) -> jax.Array:
+    """Returns host values placed like `leaf`; each device gets its shard only."""
+    # Waits, so that copies of many arrays do not accumulate in host memory.
+    return to_devices(values, leaf.sharding).block_until_ready()
+
+
+def _with_averages(state: TrainState, average: Callable[[str, jax.Array], jax.Array]) -> Any:
+    """Returns the optimizer state with `average(name of the parameter, its average)` as new averages."""
+    def replaced(opt_state: Any, prefix: str) -> Any:
+        def named(key_path: Any, leaf: jax.Array) -> jax.Array:
+            return average(f"{prefix}{tree_paths.path_name(key_path)}", leaf)
+
+        return opt_state._replace(average=jax.tree_util.tree_map_with_path(named, opt_state.average),
+                                  inner=map_averages(named, opt_state.inner))
+
+    if state.opt_state is None:
+        return None
+    if isinstance(state.optimizer, Mapping):
+        return {name: replaced(part, f"{name}{tree_paths.SEPARATOR}") for name, part in state.opt_state.items()}
+    return replaced(state.opt_state, "")

@@ -1,0 +1,171 @@
+"""Content of a complete checkpoint: the size and the SHA-256 of each of its files, in `manifest.json`.
+
+Owns the manifest's format and the definition of damage. Knows nothing of the meaning of the files.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer.engine.saving.checkpoint import disk
+
+FORMAT = 2  # of a checkpoint as a whole: one higher for each change that older versions could not read
+FILE_NAME = "manifest.json"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, does not fit, or cannot be written; the message names it and the cause."""
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint has a format that only a newer version of the trainer can read."""
+
+
+def write_manifest(folder: str | os.PathLike[str], known: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Writes the manifest of all files below a folder, after they are on the disk.
+
+    Args:
+      folder: folder that is no longer written to. An existing manifest is replaced.
+      known: "size" and "sha256" of files that are on the disk already, by path below the folder.
+
+    Raises:
+      OSError: if a file cannot be read, or the disk is full.
+
+    >>> os.makedirs("saved", exist_ok=True)
+    >>> with open("saved/notes.txt", "w") as file:
+    ...     _ = file.write("whole")
+    >>> write_manifest("saved")
+    >>> check_manifest("saved")
+    """
+    folder = os.fspath(folder)
+    files: dict[str, Any] = dict(known or {})
+    for path in _files_below(folder):
+        name = os.path.relpath(path, folder).replace(os.sep, "/")
+        if name != FILE_NAME and name not in files:
+            disk.flush(path)
+            files[name] = _size_and_hash(path)
+    content = {"files": files, "format": FORMAT}
+    path = os.path.join(folder, FILE_NAME)
+    with open(path, "wb") as file:
+        file.write(_text({**content, "digest": _digest(content)}))
+    disk.flush(path)
+    for parent, _, _ in os.walk(folder, topdown=False):
+        disk.flush(parent)
+
+
+def is_checkpoint(folder: str) -> bool:
+    """Returns whether a folder looks like a checkpoint. Its files are not checked."""
+    return os.path.isfile(os.path.join(folder, FILE_NAME))
+
+
+def check_manifest(folder: str | os.PathLike[str]) -> None:
+    """Checks that a checkpoint is complete: each file equals the saved file, bit for bit.
+
+    Files that are not in the manifest are ignored: nothing reads them.
+
+    Args:
+      folder: folder of the checkpoint.
+
+    Raises:
+      FileNotFoundError: if there is no such folder.
+      NewerFormatError: if a newer version of the trainer has written it.
+      CheckpointError: if a file is missing, truncated, changed or unreadable. The message names it.
+      PermissionError: if a file is not readable.
+    """
+    for _, error in _damages(folder):
+        raise error
+
+
+def damaged_files(folder: str | os.PathLike[str]) -> dict[str, CheckpointError]:
+    """Returns the error of each damaged file of a checkpoint, by its path below the folder.
+
+    Args:
+      folder: folder of the checkpoint.
+
+    Raises:
+      The errors of `check_manifest`, if they concern the manifest or the folder itself.
+    """
+    return dict(_damages(folder))
+
+
+def _damages(folder: str | os.PathLike[str]) -> Iterator[tuple[str, CheckpointError]]:
+    folder = os.fspath(folder)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"There is no checkpoint {folder!r}.")
+    for name, expected in _read(folder)["files"].items():
+        try:
+            found = _checked(folder, name, _size_and_hash)
+        except CheckpointError as error:
+            yield name, error
+            continue
+        if found["size"] != expected["size"]:
+            yield name, _damaged(folder, name, f"has {found['size']} bytes instead of {expected['size']}")
+        elif found["sha256"] != expected["sha256"]:
+            yield name, _damaged(folder, name, "has other bytes than were written")
+
+
+def _read(folder: str) -> dict[str, Any]:
+    """Returns the content of a manifest after its verification."""
+    text = _checked(folder, FILE_NAME, _bytes_of)
+    try:
+        content = json.loads(text)
+        digest = content.pop("digest")
+        # For all formats, now and later: the digest distinguishes a damaged manifest from a newer manifest.
+        whole = digest == _digest(content) and text == _text({**content, "digest": digest})
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        whole = False
+    if not whole:
+        raise _damaged(folder, FILE_NAME, "has other bytes than were written")
+    if content["format"] > FORMAT:
+        raise NewerFormatError(
+            f"The checkpoint {folder!r} was written by a newer version of the trainer: it has the format "
+            f"{content['format']}, this version reads up to {FORMAT}. Upgrade with `pip install -U trainer-jax`.")
+    return content
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(_text(content)).hexdigest()
+
+
+def _text(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    def fail(error: OSError) -> None:
+        raise error
+
+    for parent, _, names in os.walk(folder, onerror=fail):
+        for name in sorted(names):
+            yield os.path.join(parent, name)
+
+
+def _bytes_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _size_and_hash(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return {"size": file.tell(), "sha256": digest.hexdigest()}
+
+
+def _checked(folder: str, name: str, read: Any) -> Any:
+    try:
+        return read(os.path.join(folder, name))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise _damaged(folder, name, "is missing") from None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise _damaged(folder, name, f"cannot be read ({error.strerror})") from None
+
+
+def _damaged(folder: str, name: str, what: str) -> CheckpointError:
+    return CheckpointError(f"The checkpoint {folder!r} is damaged: its file {name!r} {what}.")

@@ -1,0 +1,127 @@
+"""Reads a checkpoint: the document, and the arrays onto any devices.
+
+Owns the checks before a restore: the files are complete and the arrays match the targets. Knows nothing of the choice
+of a checkpoint, or of the meaning of a state or a document.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.core import errors
+from trainer.engine.saving.arrays import safetensors_file
+from trainer.engine.saving.checkpoint import layout, parts, plain, processes
+from trainer.engine.saving.checkpoint.manifest import CheckpointError, check_manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint; `open_checkpoint` returns it.
+
+    Attributes:
+      path: folder of the checkpoint.
+      document: plain value that was saved with the arrays.
+      specs: shape and dtype of each array by name.
+      processes: number of processes that have written the arrays.
+    """
+
+    path: str
+    document: Any
+    specs: Mapping[str, layout.Spec]
+    processes: int
+
+    def targets_here(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns targets for `restore` of all arrays, whole on this process's first device."""
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=here) for name, (shape, dtype) in self.specs.items()}
+
+    def restore(self, targets: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Returns the arrays with the placement of their targets. All processes call it, and each reads its parts.
+
+        Besides the arrays themselves, host memory holds one array at a time.
+
+        Args:
+          targets: target of each array by name: a `jax.ShapeDtypeStruct` with a sharding, or an array with the desired
+            shape, dtype and sharding. The devices may differ in kind and number from the saved devices.
+
+        Raises:
+          TypeError: if a target has no sharding.
+          CheckpointError: unless names, shapes and dtypes equal the checkpoint's. The message lists them. Also if
+            another process could not read its parts.
+          ValueError: if the files are inconsistent, which `open_checkpoint` does not check.
+        """
+        structs = {name: _struct_of(name, target) for name, target in targets.items()}
+        self._check_same({name: (struct.shape, np.dtype(struct.dtype)) for name, struct in structs.items()})
+        restored: dict[str, jax.Array] = {}
+        failure: Exception | None = None
+        try:
+            with errors.naming_file(self.path):
+                index = parts.read_index(os.path.join(self.path, layout.STATE), self.processes)
+                for name, struct in structs.items():
+                    restored[name] = parts.read_array(index[name], struct)
+        except Exception as error:
+            failure = error
+        processes.raise_together(failure)  # none goes on, and deletes what another still reads
+        return restored
+
+    def _check_same(self, wanted: Mapping[str, layout.Spec]) -> None:
+        missing = [name for name in wanted if name not in self.specs]
+        unexpected = [name for name in self.specs if name not in wanted]
+        different = [f"{name} (checkpoint: {_text_of(self.specs[name])}, wanted: {_text_of(spec)})"
+                     for name, spec in wanted.items() if name in self.specs and self.specs[name] != spec]
+        if missing or unexpected or different:
+            lines = [*errors.listed("missing from the checkpoint", missing, unexpected),
+                     *errors.listed("in the checkpoint but not wanted", unexpected),
+                     *errors.listed("of another shape or dtype", different)]
+            raise CheckpointError(f"The arrays of the checkpoint {self.path!r} are not those that are wanted.\n"
+                                  + "\n".join(lines))
+
+
+def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkpoint:
+    """Opens a checkpoint: checks all of its files and reads its document. `restore` reads the arrays.
+
+    Args:
+      path: folder of the checkpoint.
+      verify: whether to check the files, which reads each file once. Pass False for a checkpoint that was just checked.
+
+    Raises:
+      FileNotFoundError: if there is no such folder.
+      NewerFormatError: if a newer version of the trainer has written it.
+      CheckpointError: if a file is missing, truncated or changed. The message names it.
+
+    >>> from trainer.engine.saving.checkpoint import CheckpointWriter
+    >>> with CheckpointWriter() as writer:
+    ...     writer.save("step_3", {"up/bias": jax.numpy.arange(3)}, {"epoch": 1})
+    >>> checkpoint = open_checkpoint("step_3")
+    >>> checkpoint.document, checkpoint.specs
+    ({'epoch': 1}, {'up/bias': ((3,), dtype('int32'))})
+    >>> checkpoint.restore({"up/bias": jax.numpy.zeros(3, "int32")})
+    {'up/bias': Array([0, 1, 2], dtype=int32)}
+    """
+    path = os.path.abspath(path)
+    if verify:
+        check_manifest(path)
+    with errors.naming_file(path):
+        with open(os.path.join(path, layout.DOCUMENT), encoding="ascii") as file:
+            content = json.load(file)
+        with safetensors_file.read_arrays(os.path.join(path, layout.DOCUMENT_ARRAYS)) as arrays:
+            document = plain.decode(content["document"], dict(arrays))
+        return Checkpoint(path, document, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
+
+
+def _struct_of(name: str, target: Any) -> jax.ShapeDtypeStruct:
+    if getattr(target, "sharding", None) is None or not hasattr(target, "dtype"):
+        raise errors.wrong_type(f"targets[{name!r}]", target,
+                                "a `jax.ShapeDtypeStruct` with a sharding, or a JAX array")
+    return jax.ShapeDtypeStruct(target.shape, target.dtype, sharding=target.sharding)
+
+
+def _text_of(spec: layout.Spec) -> str:
+    return f"{spec[1]}{spec[0]}"

@@ -1,0 +1,271 @@
+"""A phase of a run, such as training: its step, traced on a first batch, with its programs and its logs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from trainer.core.compile.cost_analysis import Cost, cost_of
+from trainer.core.compile.jit import compiling
+from trainer.core.compile.recompilation_guard import CompileGuard
+from trainer.core.timing import Timing
+from trainer.core.train_state import TrainState, shapes_of
+from trainer.core.types import PyTree
+from trainer.data.resident import stack_length
+from trainer.data.sources.batches import Group
+from trainer.distribute import Strategy
+from trainer.distribute.placement.device_memory import retried
+from trainer.distribute.placement.placement import PlacedGroup, to_devices
+from trainer.engine.step import running_logs, steps
+from trainer.engine.step.execution import Execution
+from trainer.engine.step.fusing import affordable_steps
+from trainer.engine.step.lowering import WhyPartitioned, shapes_key
+from trainer.engine.step.programs import Programs
+from trainer.engine.step.running_logs import RunningLogs
+
+
+def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
+    """Returns the results of `CompiledPhase.begin_results` as floats, or numpy arrays for several values."""
+    fetched = jax.device_get(values)
+    return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
+
+
+class CompiledPhase:
+    """A phase's step, compiled over a strategy's mesh.
+
+    Args:
+      user_step: the model's `train_step`, `test_step` or `predict_step`.
+      strategy: the mesh, the placement and the reduction.
+      steps_per_execution: number of steps per execution; "auto" decides by the step's cost.
+      eager: whether the step runs uncompiled, operation by operation.
+      why_partitioned: returns the reason why a step cannot be replicated, from the shapes of the state and of a batch;
+        None if it can. By default, no step is replicated.
+      compile_guard: the reaction to avoidable compilations; see `CompileGuard`.
+      deterministic: whether its programs give the same bits in each run; see `compiler_options`.
+
+    Attributes:
+      steps_per_execution: see above; for "auto", the last decision of `prepare`.
+      empty_logs: the running logs of an epoch without steps.
+      programs: the compiled programs.
+      is_asynchronous: whether the batches of an execution are trained concurrently, so that per-batch hooks are called
+        for whole executions.
+    """
+
+    is_asynchronous = False
+
+    def __init__(
+        self, kind: str, user_step: steps.Step, strategy: Strategy, steps_per_execution: int | str, eager: bool,
+        compile_guard: str = "off", deterministic: bool = False, why_partitioned: WhyPartitioned | None = None,
+    ):
+        self._kind, self._strategy, self._eager = kind, strategy, eager
+        self._requested = 1 if eager else steps_per_execution
+        self._compile_guard = compile_guard
+        self._execution = Execution(kind, user_step, strategy, eager, why_partitioned)
+        self.programs = Programs(kind, self._execution, strategy, strategy.compiler_options(deterministic))
+        self._first_batch: Any = None  # its shapes
+        self._affordable: dict[Any, int] = {}  # number of steps to fuse, by the shapes of a batch
+        self._cost: Callable[[], Cost] | None = None  # of a step
+        self._text: Callable[[], str] | None = None  # of a step, before XLA compiles it
+        self._results: Any = None  # a compiled function, after `prepare`
+        self.steps_per_execution = 1
+        self.empty_logs: Any = None
+        self.log_names: tuple[str, ...] = ()
+
+    # --- a step, before it is compiled -----------------------------------------------------------------------------
+
+    def prepare(self, state: TrainState, batch: PyTree, batch_rows: int = 0) -> None:
+        """Traces a step on the shapes of a host batch, so that invalid data are rejected before it compiles.
+
+        It sets `steps_per_execution`, and the first time `empty_logs` and `log_names`. The number of steps that "auto"
+        fuses depends on the size of the batch and the cost of the program, never on a clock, so a resumed run decides
+        the same. An eager step runs instead, because its code need not be traceable.
+
+        Args:
+          state: the state, or its shapes.
+          batch: the first batch of a run.
+          batch_rows: the usual number of rows of its batches; the number in `batch`, if it is larger.
+        """
+        rows = steps.rows_of(batch)
+        self._execution.prepare(state)
+        spec = max(batch_rows, rows), shapes_key(batch)
+        if spec not in self._affordable:
+            stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
+            placed = self.place_group(Group(stack, count=1, rows=rows, first=0)).data
+            if self._eager:
+                shapes, cost = self._execution.one_step(rows, state, placed), None
+            else:
+                traced = self._execution.traced_step(rows, state, placed)
+                shapes, cost = traced.out_info, functools.cache(lambda: self._cost_of_replica(traced.jaxpr, batch))
+                self._text = self._text or (lambda: traced.lower().as_text())
+            if self._first_batch is None:
+                self._first_batch, self._cost = shapes_of(batch), cost
+            if self.empty_logs is None and self._kind != "predict":
+                self._learn_logs(shapes[1] if self._kind == "train" else shapes[0])
+            added = (placed, shapes) if self._kind == "predict" else placed
+            self._affordable[spec] = (
+                self._affordable_steps(cost, added) if self._requested == "auto" else int(self._requested))
+        self.steps_per_execution = self._affordable[spec]
+
+    @property
+    def partitioned_because(self) -> str | None:
+        """The reason why the step on a first batch is partitioned; None if it is replicated."""
+        return self._execution.why_partitioned(self._first_batch)
+
+    @property
+    def has_stale_constants(self) -> bool:
+        """Whether the step has read weights of another model that have changed since."""
+        return self._execution.constants.are_stale
+
+    @property
+    def step_cost(self) -> Cost | None:
+        """The cost of a step for a replica; None if it is eager."""
+        return None if self._cost is None else self._cost()
+
+    @property
+    def step_flops(self) -> float | None:
+        """The floating-point operations of a step for a replica; None if it is eager."""
+        return None if self.step_cost is None else self.step_cost.flops
+
+    def program(self) -> str | None:
+        """Returns the text of the step for the first batch, before XLA compiles it; None if it is eager."""
+        return None if self._text is None else self._text()
+
+    def _cost_of_replica(self, program: ClosedJaxpr, batch: PyTree) -> Cost:
+        cost = cost_of(program)
+        is_replicated = self._execution.why_partitioned(batch) is None
+        return cost if is_replicated else cost.divided_by(self._strategy.num_replicas_in_sync)
+
+    def _affordable_steps(self, cost: Callable[[], Cost] | None, stacked: PyTree) -> int:
+        assert cost is not None, "an eager step is not fused"
+        return affordable_steps(cost(), stacked, self._strategy.is_on_cpu)
+
+    # --- logs ------------------------------------------------------------------------------------------------------
+
+    def _learn_logs(self, shapes: PyTree) -> None:
+        empty = running_logs.empty_running_logs(shapes)
+        self.empty_logs = to_devices(empty, self._strategy.logs_sharding)
+        self.log_names = tuple(jax.eval_shape(running_logs.results, empty))
+        if not self._strategy.is_described:
+            self._results = compiling(running_logs.results, _of_one_device(self.empty_logs))
+
+    def fetch_results(self, running: RunningLogs) -> dict[str, Any]:
+        """Returns the values of an execution's running logs on the host, after waiting for the steps.
+
+        They are floats, or numpy arrays if a metric has several values.
+        """
+        return on_host(self.begin_results(running))
+
+    def begin_results(self, running: RunningLogs) -> dict[str, jax.Array]:
+        """Returns the values of running logs, which are computed and sent to the host in the background."""
+        values = self._results(_of_one_device(running))
+        for value in jax.tree.leaves(values):
+            value.copy_to_host_async()
+        return values
+
+    def store_metrics(self, running: RunningLogs) -> None:
+        """Gives metric objects their state in running logs, which Keras's metrics have after a run."""
+        for metric, accumulators in running_logs.metrics_of(jax.device_get(_of_one_device(running))):
+            for variable, value in zip(metric.variables, accumulators, strict=True):
+                variable.assign(value)
+
+    # --- executions ------------------------------------------------------------------------------------------------
+
+    def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
+        """Returns a group of batches placed on the devices; see `Strategy.place_group`."""
+        return self._strategy.place_group(group, arrays)
+
+    def new_guard(self) -> CompileGuard:
+        """Returns a guard of the compilations of a run."""
+        return CompileGuard(self._compile_guard, f"{self._kind} step")
+
+    @property
+    def num_programs(self) -> int:
+        """Number of programs that were compiled, or are being compiled."""
+        return len(self.programs)
+
+    @property
+    def precompiles_in_background(self) -> bool:
+        """Whether to compile later programs while others run: not on CPUs, whose cores are busy compiling."""
+        return self.programs.specializes_on_step_count and not self._eager and not self.is_asynchronous
+
+    def executable(
+        self, state: TrainState, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
+        stop: int | None = None,
+    ) -> Callable[..., Any]:
+        """Returns a function `(state, *running)` that runs the batches of `group` from `start` to `stop`.
+
+        It returns the results of `step.train_group`, `test_group` or `predict_group`. The first group of its shapes
+        compiles, which `guard` counts and `timing` measures. Train steps donate their state: its buffers are invalid
+        afterwards.
+
+        Args:
+          state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s.
+          *running: the running logs; none for "predict".
+          group: the group to run.
+          start: the index of the first batch in `group`.
+          stop: the index after the last batch; None for all.
+
+        Raises:
+          RuntimeError: if it has to compile and the guard forbids it.
+          FloatingPointError: from the function, for values that `jax_debug_nans` and `jax_debug_infs` detect.
+        """
+        stop = group.count if stop is None else stop
+        if self._eager:
+            execute = self._execution.function(group.rows, stack_length(group.data) > 1, None)
+        else:
+            execute = self.programs.get(state, running, group, stop - start, guard, timing)
+        place = self._strategy.place_number
+        return functools.partial(self._run, execute, (group.data, place(start), place(stop)), group.first + start)
+
+    def precompile(
+        self, state: TrainState, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, steps: int = 1
+    ) -> None:
+        """Starts to compile, in a thread, the result of `executable` for some steps of groups like `group`."""
+        self.programs.begin(state, running, group, steps, guard, timing)
+
+    def lowered(self, state: TrainState, batch: PyTree, steps: int | None = None) -> Any:
+        """Returns an execution, lowered for compilation: a `jax.stages.Lowered`.
+
+        Args:
+          state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s; nothing is allocated for it.
+          batch: a host batch that was passed to `prepare`.
+          steps: number of steps. By default a single step, with capacity for a second if steps are fused.
+        """
+        capacity = min(self.steps_per_execution, 2) if steps is None else steps
+        stack = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (capacity, *leaf.shape)), batch)
+        group = self.place_group(Group(stack, steps or 1, jax.tree.leaves(batch)[0].shape[0], first=0))
+        running = () if self._kind == "predict" else (self.empty_logs,)
+        is_constant = self.programs.specializes_on_step_count and not self._eager and capacity > 1
+        return self.programs.lowered(state, running, group, steps if is_constant else None)
+
+    def text(self) -> str | None:
+        """Returns the XLA text of the first compiled program; None without programs."""
+        return self.programs.text()
+
+    def _run(self, execute: Callable[..., Any], rest: tuple[Any, ...], first: int, state: TrainState,
+             *running: Any) -> Any:
+        if self.has_stale_constants:
+            raise RuntimeError(
+                f"The {self._kind} step reads the weights of another model, which have changed since the run began, "
+                "and are constants of the compiled step. Change them between runs, where the step is compiled again, "
+                "or make both models one: `Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.")
+        try:
+            # Uncompiled code may have other effects, which must not be repeated.
+            return execute(state, *running, *rest) if self._eager else retried(execute, state, *running, *rest)
+        except Exception as error:
+            if type(error).__name__ != "InternalFloatingPointError":  # it has no public name
+                raise
+            raise FloatingPointError(
+                f"A {self._kind} step from batch {first} on gave a value that is not finite, which JAX was told to "
+                "look for (`jax_debug_nans`, `jax_debug_infs`). `compile(run_eagerly=True)` shows in which operation; "
+                "without these options, `TerminateOnNaN` names the batches and the weights.") from error
+
+
+def _of_one_device(running: running_logs.RunningLogs) -> running_logs.RunningLogs:
+    # Each device has them whole, so any process can use them alone.
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), running)

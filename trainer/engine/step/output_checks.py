@@ -1,0 +1,221 @@
+"""Checks before the first step of a run compiles: inputs against the module, labels and outputs against the loss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+
+from trainer import metrics
+from trainer.core import errors, replica_context
+from trainer.core.modules.base import FunctionalModule
+from trainer.core.modules.named import UnnamedModuleError
+from trainer.core.types import PyTree
+from trainer.data import unpack_x_y_sample_weight
+from trainer.data.sources.batches import Batch
+from trainer.engine.step.compiled_loss import CompiledLoss
+from trainer.engine.step.compiled_metrics import CompiledMetrics
+from trainer.engine.step.output_matching import match_arrays
+from trainer.engine.step.probabilities import are_probabilities
+from trainer.metrics.base import is_builtin
+
+# Messages of Python, NumPy and JAX for `x["name"]`.
+_INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers, slices.* valid ind|string indexing")
+
+
+def check_inputs_of_rank_one(
+    module: FunctionalModule, sample_inputs: Callable[[Batch], Any], batch: Batch, rows: Batch, built_on: PyTree
+) -> None:
+    """Raises ValueError if some inputs have a single number per row, and the module treats rows as features.
+
+    The parameters would then match a single number of rows. A module that takes any number of rows may have such
+    inputs, for example tokens.
+
+    Args:
+      sample_inputs: returns the module's inputs from a batch.
+      rows: its first rows, used to initialize the module.
+      built_on: the inputs of the initialization, if any.
+    """
+    x = unpack_x_y_sample_weight(batch)[0]
+    flat = [f"x{jax.tree_util.keystr(path)}" for path, leaf in jax.tree_util.tree_leaves_with_path(x) if leaf.ndim == 1]
+    # Only the user's own step knows the inputs of named modules, or of a model that was built on other kinds of inputs.
+    if not flat or module.names or (built_on is not None and _ranks(built_on) != _ranks(sample_inputs(rows))):
+        return
+
+    def outputs_of_twice_the_rows() -> Any:
+        key = jax.random.key(0)
+        twice = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), rows)
+        params, model_state, _ = module.init(key, sample_inputs(rows), module.initial_values)
+        with replica_context.enter(replica_context.ReplicaContext(rows=jax.tree.leaves(twice)[0].shape[0])):
+            return module.apply(
+                params, model_state, sample_inputs(twice), training=False, make_key=lambda stream: key)[0]
+
+    try:
+        jax.eval_shape(outputs_of_twice_the_rows)
+    except Exception as error:
+        names, fixes = (", ".join(f"`{name}{suffix}`" for name in flat) for suffix in ("", "[:, None]"))
+        advice = _hint_of_names(x, error) or (
+            f"There is one number per row in {names}. Pass {fixes} if the module takes features, or it takes the rows "
+            f"for them.{_hint_of_parts(x)}")
+        raise ValueError(f"The module cannot take such `x`: a batch is {errors.describe(x)}. {advice} It raised "
+                         f"{type(error).__name__}: {error}") from error
+
+
+def explain_inputs(inputs: PyTree, error: Exception) -> ValueError:
+    """Returns an error about inputs for which a module raised `error` during initialization."""
+    hint = _hint_of_names(inputs, error) or _hint_of_parts(inputs).strip()
+    return ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}.{hint and ' ' + hint} "
+                      f"It raised {type(error).__name__}: {error}")
+
+
+def _hint_of_names(inputs: PyTree, error: Exception) -> str:
+    """Returns a sentence for an error about the names of inputs, or an empty string."""
+    name = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(inputs, dict) and isinstance(name, str) and name not in inputs:
+        return f"`x` has no {name!r}. {errors.near_hint(name, map(str, inputs))}"
+    if isinstance(error, (TypeError, IndexError)) and _INDEXED_BY_NAME.search(str(error)):
+        return ("If the module reads `x` by names, give a dict of arrays: `x={\"size\": sizes}`, or "
+                "`Dataset.from_columns(data, x={\"size\": \"size\"})`.")
+    return ""
+
+
+def _hint_of_parts(inputs: PyTree) -> str:
+    """Returns a sentence for an error about inputs that may be a whole batch, with targets, or an empty string."""
+    if isinstance(inputs, (tuple, list)) and len(inputs) > 1:
+        return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs. If it is inputs and targets, give "
+                "them apart, as in `fit(x, y)`. If it is batches, give a list of tuples: `[(x, y), ...]`, or "
+                "`[(x,), ...]` without targets.")
+    if isinstance(inputs, dict):
+        return (" A dict is all inputs. If some of it are targets, yield `(batch[\"image\"], batch[\"label\"])`, with "
+                "the names of yours.")
+    return ""
+
+
+def _ranks(inputs: PyTree) -> list[tuple[str, int]]:
+    return [(jax.tree_util.keystr(path), len(leaf.shape))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(inputs)]
+
+
+def explain_other_inputs(inputs: PyTree, built_on: PyTree, error: Exception) -> None:
+    """Raises ValueError from `error` if inputs have other keys or other row shapes than a model was built on.
+
+    If their number of rows differs, which changed the shapes of weights, `error` gets a note.
+    """
+    if isinstance(error, UnnamedModuleError):
+        return
+    received, built = ([
+        f"{jax.tree_util.keystr(path)} {leaf.shape[1:]}".strip()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)] for tree in (inputs, built_on))
+    if received != built:
+        raise ValueError(
+            f"`x` has rows of shape {', '.join(received)}, but the model was built on rows of shape "
+            f"{', '.join(built)}, and cannot take others.{_hint_of_parts(inputs)} It raised {type(error).__name__}: "
+            f"{error}") from error
+    rows, built_rows = ([leaf.shape[:1] for leaf in jax.tree.leaves(tree)] for tree in (inputs, built_on))
+    if isinstance(error, flax.errors.ScopeParamShapeError) and rows != built_rows:
+        error.add_note("The model was built on inputs of the same shape with another number of rows, so the module "
+                       "takes rows for features. If it flattens its inputs, write `x.reshape(len(x), -1)` in place of "
+                       "`x.flatten()` or `x.ravel()`.")
+
+
+def check_labels(compiled_loss: CompiledLoss, y: PyTree) -> None:
+    """Raises ValueError if an integer label is outside of the classes of the model's outputs.
+
+    Args:
+      compiled_loss: the losses, matched to the model's outputs.
+      y: the targets on the host; additional leading axes are allowed.
+    """
+    if y is None or not any(loss is not None and loss.sparse_labels for _, loss, _, _ in compiled_loss.per_output):
+        return
+    targets = match_arrays("y", y, compiled_loss.outputs, wanted=compiled_loss.wanted)
+    for (_, loss, _, shape), labels in zip(compiled_loss.per_output, targets, strict=True):
+        if loss is None or not loss.sparse_labels or labels is None:
+            continue
+        classes = shape[getattr(loss, "axis", -1)]
+        ignored = getattr(loss, "ignore_class", None)
+        if ignored is not None:
+            labels = labels[labels != ignored]
+        low, high = (labels.min(), labels.max()) if labels.size else (0, 0)
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"`y` has the label {int(low if low < 0 else high)}, but the model has {classes} outputs per row, for "
+                f"the labels 0 to {classes - 1} of {loss.name!r}. Make the last layer larger, number the labels from "
+                "0, or give `ignore_class`.")
+
+
+def check_outputs(
+    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: PyTree, compute: Callable[[], Any],
+    trace: Callable[[], Any] | None,
+) -> None:
+    """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be determined.
+
+    Args:
+      compiled_loss: the losses, matched to the model's outputs.
+      compiled_metrics: the metrics, matched likewise.
+      y: targets of some rows.
+      compute: returns the model's outputs for these rows; called only if a check needs their values.
+      trace: returns the program of `compute`, a `ClosedJaxpr`, whose proofs replace checks of values; None without it.
+    """
+    if not any(map(_is_custom_sum, compiled_metrics.metrics)) and (
+            not _take_probabilities(compiled_loss, compiled_metrics)
+            or (trace is not None and all(are_probabilities(trace())))):
+        return
+    outputs = compute()
+    losses_are_of_outputs = compiled_loss.is_of(outputs)  # or of outputs that an overridden `compute_loss` has selected
+    _check_probabilities(compiled_loss if losses_are_of_outputs else None, compiled_metrics, outputs)
+    _check_metrics(compiled_metrics, y, outputs)
+
+
+def _take_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics) -> bool:
+    return compiled_loss.expects_probabilities or any(map(_takes_probabilities, compiled_metrics.metrics))
+
+
+def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: CompiledMetrics,
+                         outputs: PyTree) -> None:
+    """Raises ValueError if outputs that a loss or a metric treats as probabilities are outside of [0, 1]."""
+    leaves = jax.tree.leaves(outputs)
+    taking = [] if compiled_loss is None else [("loss", loss.name, output) for (_, loss, _, _), output in zip(
+        compiled_loss.per_output, leaves, strict=True) if loss is not None and loss.expects_probabilities]
+    taking += [("metric", metric.name, leaves[output]) for metric, output in compiled_metrics.per_output
+               if _takes_probabilities(metric)]
+    for kind, name, output in taking:
+        values = np.asarray(output, np.float32)
+        if (values < -1e-3).any() or (values > 1 + 1e-3).any():
+            raise ValueError(
+                f"The {kind} {name!r} expects probabilities, but the model's outputs (shape {values.shape}) go from "
+                f"{values.min():.3g} to {values.max():.3g}: they look like logits. Use the {kind}'s class with "
+                f"from_logits=True, or end the model with a softmax or sigmoid. {errors.see('logits')}")
+
+
+def _check_metrics(compiled_metrics: CompiledMetrics, y: PyTree, outputs: PyTree) -> None:
+    """Raises ValueError for a custom metric whose per-step variables do not add up."""
+    if not compiled_metrics.is_given:
+        return
+    targets = match_arrays("y", y, outputs, wanted=compiled_metrics.wanted(outputs))
+    predictions = jax.tree.leaves(outputs)
+    for metric, number in compiled_metrics.per_output:
+        rows = targets[number], predictions[number]
+        if rows[0] is None or not _is_custom_sum(metric):
+            continue
+        once = metric.stateless_update_state(metric.stateless_reset_state(), *rows)
+        twice = metric.stateless_update_state(once, *rows)
+        if not all(np.allclose(2 * np.asarray(one), two, rtol=1e-3, equal_nan=True)
+                   for one, two in zip(once, twice, strict=True)):
+            raise ValueError(
+                f"The metric {metric.name!r} does not accumulate by adding: two updates with the same rows do not "
+                "give twice the variables of one, so those of several steps cannot be summed. Set `additive = False` "
+                "in its class, and override `merge_variables` to merge two parts of the data.")
+
+
+def _takes_probabilities(metric: metrics.Metric) -> bool:
+    if isinstance(metric, metrics.LossMetric):
+        return metric.loss.expects_probabilities
+    return isinstance(metric, metrics.AUC) and not metric.get_config()["from_logits"]
+
+
+def _is_custom_sum(metric: metrics.Metric) -> bool:
+    return metric.additive and not is_builtin(metric)
