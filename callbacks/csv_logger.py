@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
-from trainer.callbacks.base.run_protocol import run_of
+from trainer.callbacks.base.run_protocol import run_detail
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
 
@@ -107,7 +107,7 @@ class CSVLogger(Callback):
         if self.keys is None:
             self.keys = sorted(logs)
             if not any(key.startswith("val_") for key in self.keys):
-                sets = getattr(run_of(getattr(self, "model", None)), "validation_sets", ())
+                sets = run_detail(self.model, "validation_sets", ())
                 prefixes = [f"val_{name}_" for name in sets] or ["val_"]
                 self.keys += [f"{prefix}{key}" for prefix in prefixes for key in self.keys]
         if self.writer is None:

@@ -83,8 +83,7 @@ class EarlyStopping(MonitorCallback):
     @adds_logs()
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         current = self.get_monitor_value(logs)
-        if self.monitor_op is None:
-            self._set_monitor_op()
+        self._set_monitor_op()
         if current is None or epoch < self.start_from_epoch:
             return
         self.wait += 1

@@ -41,14 +41,9 @@ class LambdaCallback(Callback):
         on_train_batch_end: Callable | None = None,
         **kwargs: Any,
     ):
-        hooks = {
-            "on_epoch_begin": on_epoch_begin,
-            "on_epoch_end": on_epoch_end,
-            "on_train_begin": on_train_begin,
-            "on_train_end": on_train_end,
-            "on_train_batch_begin": on_train_batch_begin,
-            "on_train_batch_end": on_train_batch_end,
-        }
+        hooks = {"on_epoch_begin": on_epoch_begin, "on_epoch_end": on_epoch_end, "on_train_begin": on_train_begin,
+                 "on_train_end": on_train_end, "on_train_batch_begin": on_train_batch_begin,
+                 "on_train_batch_end": on_train_batch_end}
         for name, value in {**hooks, **kwargs}.items():
             if name.startswith("on_") and not hasattr(Callback, name):
                 known = ", ".join(hook for hook in dir(Callback) if hook.startswith("on_"))

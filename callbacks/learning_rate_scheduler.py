@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.interactive_logging import print_message
+from trainer.callbacks.base.log_values import learning_rates, optimizers_of
 from trainer.core.arguments import check_verbose
 from trainer.core.errors import wrong_type
 from trainer.core.types import Verbose
@@ -49,7 +50,7 @@ class LearningRateScheduler(Callback):
         self._takes_learning_rate = _takes_two_arguments(schedule)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        for name, optimizer in named_optimizers(self.model).items():
+        for name, optimizer in optimizers_of(self.model).items():
             arguments = (epoch, float(optimizer.learning_rate)) if self._takes_learning_rate else (epoch,)
             learning_rate = self.schedule(*arguments)
             if not _is_float_scalar(learning_rate):
@@ -65,18 +66,7 @@ class LearningRateScheduler(Callback):
     @adds_logs("learning_rate")
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if logs is not None:
-            logs.update(learning_rate_logs(self.model))
-
-
-def named_optimizers(model: Any) -> dict[str, Any]:
-    """Returns the optimizers of a model by name; a single optimizer has the name ""."""
-    return dict(model.optimizer) if isinstance(model.optimizer, Mapping) else {"": model.optimizer}
-
-
-def learning_rate_logs(model: object) -> dict[str, float]:
-    """Returns the learning rate of each optimizer of a model, by log name."""
-    return {f"learning_rate_{name}" if name else "learning_rate": float(optimizer.learning_rate)
-            for name, optimizer in named_optimizers(model).items()}
+            logs.update(learning_rates(self.model))
 
 
 def _takes_two_arguments(schedule: Callable[..., Any]) -> bool:

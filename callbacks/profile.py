@@ -9,8 +9,8 @@ import jax
 from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.run_protocol import Run
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
-from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
-from trainer.core.arguments import as_count, as_path
+from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace, checked_batches
+from trainer.core.arguments import as_path
 from trainer.core.errors import wrong_type
 from trainer.core.types import Phase
 
@@ -58,11 +58,8 @@ class Profile(TrainBatchCallback):
         expected = "the numbers of the first and the last batch to profile, counted from 1"
         if not isinstance(steps, (tuple, list)):
             raise wrong_type("steps", steps, expected)
-        numbers = [as_count("steps", step, 1, expected) for step in steps]
-        if len(numbers) != 2 or numbers[0] > numbers[1]:
-            raise ValueError(f"`steps` must be {expected}. Received: steps={steps}.")
         self.log_dir = as_path("log_dir", log_dir, "the path of a folder")
-        self.first, self.last = numbers
+        self.first, self.last = checked_batches("steps", steps, expected)
         self._trace = ProfilerTrace(type(self).__name__)
 
     def set_model(self, model: Run) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 
 from trainer.callbacks.base.callback import Logs, adds_logs
 from trainer.callbacks.base.interactive_logging import print_message
+from trainer.callbacks.base.log_values import learning_rates, optimizers_of
 from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
-from trainer.callbacks.learning_rate_scheduler import learning_rate_logs, named_optimizers
 from trainer.core import arguments
 from trainer.core.types import Verbose
 
@@ -82,16 +82,15 @@ class ReduceLROnPlateau(MonitorCallback):
         return self.cooldown_counter > 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        learning_rate_logs(self.model)  # raises before training for a rate that is not known
+        learning_rates(self.model)  # raises before training for an unknown rate
         self._reset()
 
     @adds_logs("learning_rate")
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         logs = {} if logs is None else logs
-        logs.update(learning_rate_logs(self.model))
+        logs.update(learning_rates(self.model))
         current = self.get_monitor_value(logs)
-        if self.monitor_op is None:
-            self._set_monitor_op()
+        self._set_monitor_op()
         if current is None:
             return
         if self.in_cooldown():
@@ -106,7 +105,7 @@ class ReduceLROnPlateau(MonitorCallback):
                 self._reduce_learning_rates(epoch)
 
     def _reduce_learning_rates(self, epoch: int) -> None:
-        for name, optimizer in named_optimizers(self.model).items():
+        for name, optimizer in optimizers_of(self.model).items():
             old = float(optimizer.learning_rate)
             # A rate set to `min_lr` is read back rounded to float32, which must not count as above `min_lr`.
             if old <= np.float32(self.min_lr):

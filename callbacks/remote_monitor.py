@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
+from trainer.callbacks.base.log_values import as_json
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
 
@@ -74,8 +73,10 @@ class RemoteMonitor(Callback):
         import urllib.parse
         import urllib.request  # takes as long to import as all other callbacks do together
 
-        values = {name: _as_json(value) for name, value in (logs or {}).items()}
-        text = json.dumps({"epoch": int(epoch), **values})
+        # An array of one value is that value.
+        values = {name: np.ravel(value)[0] if getattr(value, "size", 0) == 1 else value
+                  for name, value in (logs or {}).items()}
+        text = json.dumps({"epoch": int(epoch), **as_json(values)})
         if self.send_as_json:
             body, kind = text, "application/json"
         else:
@@ -91,17 +92,3 @@ class RemoteMonitor(Callback):
                           stacklevel=2)
         except (OSError, http.client.HTTPException):
             warnings.warn(f"Could not reach RemoteMonitor root server at {self.root}", UserWarning, stacklevel=2)
-
-
-def _as_json(value: object) -> Any:
-    """Returns JSON-serializable data: an array of one value as that value, others as lists."""
-    if hasattr(value, "dtype"):
-        array = np.asarray(value)
-        value = array.item() if array.size == 1 else array.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_as_json(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(item) for key, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)

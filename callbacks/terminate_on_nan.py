@@ -13,7 +13,8 @@ from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.lazy_logs import LazyLogs
-from trainer.callbacks.base.run_protocol import run_of
+from trainer.callbacks.base.log_values import named_weights
+from trainer.callbacks.base.run_protocol import run_detail
 from trainer.core.arguments import require_bool
 from trainer.core.errors import see
 from trainer.core.tracebacks import user_stacklevel
@@ -116,16 +117,13 @@ class TerminateOnNaN(LateLogsCallback):
 
     def _which_weights(self) -> str:
         """Returns a sentence on the non-finite weights; empty for a model that does not expose its weights."""
-        state = getattr(run_of(self.model), "state", None)
-        if state is None:
+        if run_detail(self.model, "state") is None:
             return ""
-        leaves = jax.tree_util.tree_leaves_with_path(state.params) + jax.tree_util.tree_leaves_with_path(
-            state.model_state)
-        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-        non_finite = [name for name, weight in zip(names, self.model.get_weights(), strict=True)
-                  if jax.numpy.issubdtype(weight.dtype, np.inexact) and not np.isfinite(weight).all()]
+        weights = named_weights(self.model)
+        non_finite = [name for name, weight in weights.items()
+                      if jax.numpy.issubdtype(weight.dtype, np.inexact) and not np.isfinite(weight).all()]
         if not non_finite:
             return " All weights are finite."
         more = len(non_finite) - _SHOWN_WEIGHTS
         return (f" Weights that are not finite: {', '.join(non_finite[:_SHOWN_WEIGHTS])}"
-                f"{f' and {more} more' if more > 0 else ''}, of {len(names)}.")
+                f"{f' and {more} more' if more > 0 else ''}, of {len(weights)}.")

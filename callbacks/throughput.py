@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from trainer.callbacks.base.callback import Logs, adds_logs
+from trainer.callbacks.base.run_protocol import run_detail
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.core.arguments import require_positive
 
@@ -130,7 +131,7 @@ class Throughput(TrainBatchCallback):
         if logs is None or rows == 0 or secs <= 0:
             return
         logs["rows_per_sec"] = rows / secs
-        flops = getattr(self.model.current_run, "train_step_flops", lambda: None)()
+        flops = run_detail(self.model, "train_step_flops", lambda: None)()
         if flops:
             # By rows, so that a smaller last batch counts in proportion.
             logs["model_flops_per_sec"] = flops / self._rows_of_batch * rows / secs

@@ -10,7 +10,7 @@ import jax
 
 from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.interactive_logging import print_message
-from trainer.callbacks.base.run_protocol import run_of
+from trainer.callbacks.base.run_protocol import run_detail
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.progress.progress_text import log_texts
 from trainer.core import arguments
@@ -108,7 +108,7 @@ class ValidateEvery(TrainBatchCallback):
             raise ValueError("`ValidateEvery(minutes=...)` cannot be used in a run of several processes: all of them "
                              "must validate after the same batch, and their clocks differ. Use `steps`.")
         # A custom training loop may not report whether it can validate.
-        if self.validation_data is None and not getattr(run_of(self.model), "has_validation_data", True):
+        if self.validation_data is None and not run_detail(self.model, "has_validation_data", True):
             raise ValueError("`ValidateEvery` has nothing to validate on. Pass `validation_data`, to it or to `fit`.")
         self._reset()
 

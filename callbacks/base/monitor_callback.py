@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback, Logs
-from trainer.callbacks.base.run_protocol import run_of
+from trainer.callbacks.base.run_protocol import run_detail
 from trainer.core import arguments
 from trainer.core.errors import see, wrong_type
 
@@ -104,7 +104,9 @@ class MonitorCallback(Callback):
         self._monitor_checked = False  # the next fit may have other logs
 
     def _set_monitor_op(self) -> None:
-        """Sets `monitor_op`; mode "auto" needs the model's metrics, which the first batch may build."""
+        """Sets `monitor_op`, once; mode "auto" needs the model's metrics, which the first batch may build."""
+        if self.monitor_op is not None:
+            return
         directions = {"min": np.less, "max": np.greater}
         direction = self.mode if self.mode != "auto" else self._known_direction(self.monitor.removeprefix("val_"))
         if direction is None:
@@ -116,8 +118,7 @@ class MonitorCallback(Callback):
         self.monitor_op = directions[direction]
 
     def _known_direction(self, name: str) -> str | None:
-        # The model of a custom training loop need not have metrics.
-        direction = getattr(run_of(self.model), "metric_directions", {}).get(name)
+        direction = run_detail(self.model, "metric_directions", {}).get(name)
         return "min" if direction is None and name.endswith("loss") else direction
 
     def _is_improvement(self, monitor_value: Any, reference_value: Any) -> bool:

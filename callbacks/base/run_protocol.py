@@ -227,7 +227,7 @@ class Run(Protocol):
 
     @property
     def current_run(self) -> RunDetails:
-        """Details of the run. The model of a custom training loop may lack this attribute; see `run_of`."""
+        """Details of the run. The model of a custom training loop may lack this attribute; see `run_detail`."""
 
     skip_non_finite: bool
     """Whether updates with gradients that are not finite are left out."""
@@ -258,6 +258,6 @@ class Run(Protocol):
         """
 
 
-def run_of(model: object) -> RunDetails | None:
-    """Returns the run of a model; None for the model of a custom training loop that has none."""
-    return getattr(model, "current_run", None)
+def run_detail(model: object, name: str, default: Any = None) -> Any:
+    """Returns a member of `model.current_run`; the default for the model of a custom training loop that lacks it."""
+    return getattr(getattr(model, "current_run", None), name, default)

@@ -109,7 +109,7 @@ class BackupAndRestore(Callback):
             self._folder = os.path.abspath(self.backup_dir)  # wherever a callback may change to
             resumed = self._resumed(point)
             if resumed and jax.process_index() == 0:
-                if self._verbose:
+                if (self.params or {}).get("verbose"):
                     print_message(resumed)
                 else:
                     LOGGER.info(resumed)
@@ -146,10 +146,6 @@ class BackupAndRestore(Callback):
     def _resumed(self, point: SavePoint) -> str | None:
         """Restores the run; returns a sentence that describes its position, or None if the run begins."""
         return point.restore(self._folder)
-
-    @property
-    def _verbose(self) -> bool:
-        return bool((self.params or {}).get("verbose"))
 
     def _is_due(self, point: SavePoint) -> bool:
         if point.is_at_limit:

@@ -17,9 +17,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.monitor_callback import Mode, advice
-from trainer.callbacks.checkpoints.periodic_saves import PeriodicSaves, delete
+from trainer.callbacks.checkpoints.periodic_saves import PeriodicSaves
 from trainer.core import arguments
 from trainer.core.errors import see
 from trainer.core.file_suffixes import check_suffix
@@ -73,7 +72,7 @@ class ModelCheckpoint(PeriodicSaves):
     Source: Keras 3's callback of this name, without `max_to_keep`.
     """
 
-    state_attributes = (*PeriodicSaves.counters, "_kept", "_number")
+    state_attributes = (*PeriodicSaves.state_attributes, "_kept", "_written")
 
     def __init__(
         self,
@@ -88,23 +87,16 @@ class ModelCheckpoint(PeriodicSaves):
         *,
         max_to_keep: int | None = None,
     ):
-        if initial_value_threshold is not None:  # by this name, and not the base's
-            arguments.require_number(initial_value_threshold=initial_value_threshold)
-        super().__init__("" if monitor is None else monitor, mode, initial_value_threshold, save_freq, verbose)
+        super().__init__("" if monitor is None else monitor, mode, initial_value_threshold, save_freq, verbose,
+                         save_best_only, save_weights_only, max_to_keep)
         if save_best_only and monitor is None:
             raise ValueError("`save_best_only=True` needs a `monitor`, the name of the log that says which is best.")
-        arguments.require_bool(save_best_only=save_best_only, save_weights_only=save_weights_only)
-        arguments.check_count("max_to_keep", max_to_keep, optional=True)
         self.filepath = arguments.as_path("filepath", filepath)
         check_suffix("filepath", self.filepath, ".safetensors", or_folder=not save_weights_only)
         _check_format(self.filepath)
-        self.save_best_only = save_best_only
-        self.save_weights_only = save_weights_only
-        self.max_to_keep = max_to_keep
         self._needs_value = save_best_only or (monitor is not None and max_to_keep is not None)
-        self._monitor_comes = False  # whether some epoch's logs will have the monitor
         self._kept: list[list[Any]] = []  # [path, number, monitored value or None] of each file that is there
-        self._number = 0  # of files that were written
+        self._written = 0  # files so far
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -133,17 +125,13 @@ class ModelCheckpoint(PeriodicSaves):
           KeyError: if `filepath` names an unknown log.
         """
         available = set(available)
-        self._monitor_comes = self.monitor in available
+        super().check_monitor(available)
         known = available | {"epoch"} | ({"batch"} if self.save_freq != "epoch" else set())
         for name in _fields(self.filepath):
             if name not in known:
                 error = self._format_error(name)  # with Keras's message
                 error.add_note(f"No log has the name {name!r}. {advice(name, sorted(known), 'name')} {see('monitor')}")
                 raise error
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        super().on_train_end(logs)
-        self._monitor_comes = False
 
     def _save_if_due(self, epoch: int, batch: int | None, logs: Mapping[str, Any]) -> None:
         value = logs.get(self.monitor) if self._needs_value else None
@@ -163,20 +151,18 @@ class ModelCheckpoint(PeriodicSaves):
         self._say(epoch, f"finished saving model to {path}")
 
     def _is_wanted(self, epoch: int, path: str, value: object) -> bool:
-        if value is not None and self.monitor_op is None:
-            self._set_monitor_op()
         if not self.save_best_only:
+            if value is not None:
+                self._set_monitor_op()
             if self._would_be_dropped(path, value):
                 self._say(epoch, f"{self.monitor} is not among the best {self.max_to_keep}")
                 return False
             self._say(epoch, f"saving model to {path}")
             return True
         best = "None" if self.best is None else f"{self.best:.5f}"
-        if not self._is_improvement(value, self.best):
-            self._say(epoch, f"{self.monitor} did not improve from {best}")
+        if not self._improves(epoch, value):
             return False
         self._say(epoch, f"{self.monitor} improved from {best} to {value:.5f}, saving model to {path}")
-        self.best = value
         return True
 
     def _save(self, path: str) -> None:
@@ -212,19 +198,18 @@ class ModelCheckpoint(PeriodicSaves):
         others = [entry for entry in self._kept if entry[0] != path]
         if self.max_to_keep is None or len(others) < self.max_to_keep:
             return False
-        return self._rank([path, self._number, value]) < min(map(self._rank, others))
+        return self._rank([path, self._written, value]) < min(map(self._rank, others))
 
     def _note_kept(self, path: str, value: Any) -> None:
         if self.max_to_keep is None:
             return
         self._kept = [entry for entry in self._kept if entry[0] != path]
-        self._kept.append([path, self._number, None if value is None else float(value)])
-        self._number += 1
+        self._kept.append([path, self._written, None if value is None else float(value)])
+        self._written += 1
         while len(self._kept) > self.max_to_keep:
             worst = min(self._kept[:-1], key=self._rank)
             self._kept.remove(worst)
-            if jax.process_index() == 0:
-                delete(worst[0], "ModelCheckpoint")
+            self._delete(worst[0])
 
     def _rank(self, entry: list[Any]) -> tuple[float, ...]:
         """Returns a sort key, lowest for the first file to delete: files without a value, then older files."""

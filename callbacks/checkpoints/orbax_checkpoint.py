@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from trainer.callbacks.base.callback import Logs
+from trainer.callbacks.base.log_values import optimizers_of
 from trainer.callbacks.base.monitor_callback import Mode
-from trainer.callbacks.base.run_protocol import run_of
-from trainer.callbacks.checkpoints.periodic_saves import PeriodicSaves, delete
+from trainer.callbacks.base.run_protocol import Run, run_detail
+from trainer.callbacks.checkpoints.periodic_saves import PeriodicSaves
 from trainer.core import arguments
 from trainer.core.types import Verbose
 
@@ -66,7 +67,7 @@ class OrbaxCheckpoint(PeriodicSaves):
     Source: Keras 3's callback of this name.
     """
 
-    state_attributes = (*PeriodicSaves.counters, "_batches", "_kept")
+    state_attributes = (*PeriodicSaves.state_attributes, "_batches", "_kept")
 
     def __init__(
         self,
@@ -81,38 +82,24 @@ class OrbaxCheckpoint(PeriodicSaves):
         save_on_background: bool = True,
         save_weights_only: bool = False,
     ):
-        if initial_value_threshold is not None:  # by this name, and not the base's
-            arguments.require_number(initial_value_threshold=initial_value_threshold)
-        super().__init__(monitor, mode, initial_value_threshold, save_freq, verbose)
-        arguments.require_bool(save_best_only=save_best_only, save_on_background=save_on_background,
-                               save_weights_only=save_weights_only)
-        arguments.check_count("max_to_keep", max_to_keep, optional=True)
+        super().__init__(monitor, mode, initial_value_threshold, save_freq, verbose, save_best_only, save_weights_only,
+                         max_to_keep)
+        arguments.require_bool(save_on_background=save_on_background)
         self.directory = arguments.as_path("directory", directory, "the path of a folder for the checkpoints")
-        self.save_best_only = save_best_only
-        self.max_to_keep = max_to_keep
         self.save_on_background = save_on_background
-        self.save_weights_only = save_weights_only
         self._batches = 0
         self._kept: list[int] = []  # the numbers of the checkpoints that this callback wrote and are there
-        self._monitor_comes = False  # whether some epoch's logs will have the monitor
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: Run) -> None:
         super().set_model(model)
-        optimizer = getattr(model, "optimizer", None)
-        each = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]
-        self._batches = max(int(getattr(part, "iterations", 0)) for part in each)
+        self._batches = max((int(optimizer.iterations) for optimizer in optimizers_of(model).values()), default=0)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._kept = [arguments.as_count("_kept", number, 0) for number in self._kept]  # they name what is deleted
 
-    def check_monitor(self, available: Iterable[str]) -> None:
-        """Records whether a log has the monitor: without it nothing is saved, or all without `save_best_only`."""
-        self._monitor_comes = self.monitor in set(available)
-
     def on_train_end(self, logs: Logs | None = None) -> None:
         super().on_train_end(logs)
-        self._monitor_comes = False
         self.wait_until_finished()
 
     def release(self) -> None:
@@ -132,9 +119,9 @@ class OrbaxCheckpoint(PeriodicSaves):
         self._wait()
         self._prune()
 
-    def _count(self, batches: int) -> None:
-        super()._count(batches)
-        self._batches += batches
+    def _after_batches(self, first: int, last: int, logs: Logs | None) -> None:
+        self._batches += last - first + 1
+        super()._after_batches(first, last, logs)
 
     def _save_if_due(self, epoch: int, batch: int | None, logs: Mapping[str, Any]) -> None:
         if self.save_best_only:
@@ -145,12 +132,8 @@ class OrbaxCheckpoint(PeriodicSaves):
                                   f"at {f'epoch {epoch}' if batch is None else f'batch {batch}'}.", UserWarning,
                                   stacklevel=2)
                 return
-            if self.monitor_op is None:
-                self._set_monitor_op()
-            if not self._is_improvement(value, self.best):
-                self._say(epoch, f"{self.monitor} did not improve from {self.best:.5f}")
+            if not self._improves(epoch, value):
                 return
-            self.best = value
         number = epoch if batch is None else self._batches
         self.wait_until_finished()  # so that what is deleted is older than what is whole
         self._say(epoch, f"saving model to {self._path(number)}")
@@ -158,8 +141,7 @@ class OrbaxCheckpoint(PeriodicSaves):
         self._kept = [*(other for other in self._kept if other != number), number]
 
     def _save(self, path: str) -> None:
-        # The model of a custom training loop may be unable to save in the background.
-        begin_save = getattr(run_of(self.model), "begin_save", None)
+        begin_save = run_detail(self.model, "begin_save")
         if self.save_weights_only:
             if jax.process_index() == 0:
                 os.makedirs(self.directory, exist_ok=True)
@@ -170,16 +152,14 @@ class OrbaxCheckpoint(PeriodicSaves):
             self.model.save(path)
 
     def _wait(self) -> None:
-        wait = getattr(run_of(getattr(self, "model", None)), "wait_for_save", None)
-        if wait is not None:
-            wait()
+        run_detail(self.model, "wait_for_save", lambda: None)()
 
     def _prune(self) -> None:
         if self.max_to_keep is None:
             return
         old, self._kept = self._kept[:-self.max_to_keep], self._kept[-self.max_to_keep:]
-        for number in old if jax.process_index() == 0 else ():
-            delete(self._path(number), "OrbaxCheckpoint")
+        for number in old:
+            self._delete(self._path(number))
 
     def _path(self, number: int) -> str:
         return os.path.join(self.directory, f"{number}.safetensors" if self.save_weights_only else str(number))

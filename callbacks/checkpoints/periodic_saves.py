@@ -1,6 +1,6 @@
 """Base of callbacks that save after epochs or after a number of batches.
 
-Owns the counts of batches. Subclasses decide whether to save, and save.
+Owns the count of batches, the best value of the monitor, and deletion. Subclasses decide whether to save, and save.
 """
 
 from __future__ import annotations
@@ -9,64 +9,76 @@ import abc
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
+
+import jax
 
 from trainer.callbacks.base.callback import Logs, adds_logs
 from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
+from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.core import arguments
 from trainer.core.types import Phase, Verbose
 
 
-class PeriodicSaves(MonitorCallback, abc.ABC):
+class PeriodicSaves(TrainBatchCallback, MonitorCallback, abc.ABC):
     """Calls `_save_if_due` after each epoch or after a number of batches, at which executions end.
 
     Args:
-      monitor, mode, baseline: arguments of `MonitorCallback`.
+      monitor, mode, initial_value_threshold, verbose, save_best_only, save_weights_only, max_to_keep: arguments of the
+        subclass.
       save_freq: "epoch", or a number of batches, counted over the epochs.
-      verbose: whether `_say` prints.
 
     Raises:
-      ValueError: for another `save_freq`, or from `MonitorCallback`.
+      TypeError: for an argument of a wrong type.
+      ValueError: for an argument out of range.
     """
 
-    counters = ("best", "_current_epoch", "_last_batch_seen", "_batches_seen_since_last_saving")
+    state_attributes: tuple[str, ...] = ("best", *TrainBatchCallback.counters, "_batches_seen_since_last_saving")
     saves = True
-    stops_consistently = True
 
-    def __init__(self, monitor: str, mode: Mode, baseline: float | None, save_freq: Literal["epoch"] | int,
-                 verbose: Verbose):
-        super().__init__(monitor, mode, baseline)
-        self.verbose = arguments.check_verbose(verbose)
+    def __init__(self, monitor: str, mode: Mode, initial_value_threshold: float | None,
+                 save_freq: Literal["epoch"] | int, verbose: Verbose, save_best_only: bool, save_weights_only: bool,
+                 max_to_keep: int | None):
+        if initial_value_threshold is not None:  # by this name, and not the base's
+            arguments.require_number(initial_value_threshold=initial_value_threshold)
+        super().__init__(monitor, mode, initial_value_threshold)
+        arguments.require_bool(save_best_only=save_best_only, save_weights_only=save_weights_only)
+        arguments.check_count("max_to_keep", max_to_keep, optional=True)
         self.save_freq: str | int = arguments.as_count_or_word("save_freq", save_freq, ["epoch"])
-        self._current_epoch: int | None = None
-        self._last_batch_seen = -1
+        self.verbose = arguments.check_verbose(verbose)
+        self.save_best_only = save_best_only
+        self.save_weights_only = save_weights_only
+        self.max_to_keep = max_to_keep
+        self._epoch = 0
         self._batches_seen_since_last_saving = 0
+        self._monitor_comes = False  # whether some epoch's logs will have the monitor
 
-    def on_train_begin(self, logs: Logs | None = None) -> None:
-        self._current_epoch = None
+    def check_monitor(self, available: Iterable[str]) -> None:
+        """Records whether a log has the monitor: a missing monitor is no error."""
+        self._monitor_comes = self.monitor in set(available)
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        super().on_train_end(logs)
+        self._monitor_comes = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        if epoch != self._current_epoch:  # else a resumed run goes on with an epoch that it had begun
-            self._current_epoch, self._last_batch_seen = epoch, -1
+        super().on_epoch_begin(epoch, logs)
+        self._epoch = epoch
 
     def next_sync_step(self, phase: Phase, batch: int) -> int | None:
+        super().next_sync_step(phase, batch)
         if phase != "train" or not isinstance(self.save_freq, int):
             return None
         return batch + self.save_freq - self._batches_seen_since_last_saving - 1
 
-    def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
-        if phase != "train" or not isinstance(self.save_freq, int):
-            return
-        self._count(batch - self._last_batch_seen)
-        self._last_batch_seen = batch
-        if self._batches_seen_since_last_saving >= self.save_freq:
-            self._batches_seen_since_last_saving = 0
-            self._save_if_due(self._current_epoch or 0, batch, {} if logs is None else logs)
-
-    def _count(self, batches: int) -> None:
-        self._batches_seen_since_last_saving += batches
+    def _after_batches(self, first: int, last: int, logs: Logs | None) -> None:
+        if isinstance(self.save_freq, int):
+            self._batches_seen_since_last_saving += last - first + 1
+            if self._batches_seen_since_last_saving >= self.save_freq:
+                self._batches_seen_since_last_saving = 0
+                self._save_if_due(self._epoch, last, {} if logs is None else logs)
 
     @adds_logs()
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
@@ -77,19 +89,29 @@ class PeriodicSaves(MonitorCallback, abc.ABC):
     def _save_if_due(self, epoch: int, batch: int | None, logs: Mapping[str, Any]) -> None:
         """Saves, unless the logs do not justify it."""
 
+    def _improves(self, epoch: int, value: Any) -> bool:
+        """Returns whether a value is the best so far, and then keeps it as `best`."""
+        self._set_monitor_op()
+        if not self._is_improvement(value, self.best):
+            self._say(epoch, f"{self.monitor} did not improve from {self.best:.5f}")
+            return False
+        self.best = value
+        return True
+
     def _say(self, epoch: int, text: str) -> None:
         if self.verbose > 0:
             print_message(f"\nEpoch {epoch + 1}: {text}")
 
-
-def delete(path: str, owner: str) -> None:
-    """Deletes a file or a folder; warns in the name of a callback on failure."""
-    try:
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        else:
-            os.remove(path)
-    except FileNotFoundError:
-        pass  # deleted already, such as by the run that was resumed
-    except OSError as error:
-        warnings.warn(f"`{owner}` cannot delete {path!r}: {error}", UserWarning, stacklevel=2)
+    def _delete(self, path: str) -> None:
+        """Deletes a file or a folder, in the first process; warns on failure."""
+        if jax.process_index() != 0:
+            return
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.remove(path)
+        except FileNotFoundError:
+            pass  # deleted already, such as by the run that was resumed
+        except OSError as error:
+            warnings.warn(f"`{type(self).__name__}` cannot delete {path!r}: {error}", UserWarning, stacklevel=2)

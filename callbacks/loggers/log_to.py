@@ -12,7 +12,7 @@ import jax
 from trainer.callbacks.base.callback import Logs, adds_logs
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.log_values import learning_rates, scalars
-from trainer.callbacks.base.run_protocol import run_of
+from trainer.callbacks.base.run_protocol import run_detail
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.loggers.json_lines import JSONLines
 from trainer.callbacks.loggers.logger import Logger, ResumableLogger
@@ -69,6 +69,7 @@ class LogTo(LateLogsCallback):
         if params is not None and not isinstance(params, Mapping):
             raise wrong_type("params", params, "a dict")
         self.loggers = loggers
+        self.run_folder = next((folder for logger in loggers if (folder := getattr(logger, "folder", None))), None)
         self.log_every = as_count_or_word("log_every", log_every, ["epoch"])
         self.params_given = dict(params or {})
         self._reset()
@@ -78,11 +79,6 @@ class LogTo(LateLogsCallback):
         self._has_begun = False
         self._have_taken: set[int] = set()  # loggers, by their places
         self._have_failed: set[int] = set()
-
-    @property
-    def run_folder(self) -> str | None:  # type: ignore[override]
-        """Folder of the first logger that writes to a folder."""
-        return next((folder for logger in self.loggers if (folder := getattr(logger, "folder", None))), None)
 
     def state_dict(self) -> dict[str, Any]:
         states = [logger.state_dict() if isinstance(logger, ResumableLogger) else None for logger in self.loggers]
@@ -103,8 +99,7 @@ class LogTo(LateLogsCallback):
         super().on_train_begin(logs)
         self._reset()
         # Not sent yet: a resumed run loads its state after this hook.
-        describe = getattr(run_of(self.model), "description", None)
-        self._all_params = {**params_of(describe() if describe else {}), **self.params_given}
+        self._all_params = {**params_of(run_detail(self.model, "description", dict)()), **self.params_given}
 
     def next_sync_step(self, phase: Phase, batch: int) -> int | None:
         super().next_sync_step(phase, batch)
@@ -128,7 +123,7 @@ class LogTo(LateLogsCallback):
         if not _is_chief() or not logs:
             return
         self._begin()
-        values = {**dict(scalars(logs)), **learning_rates(self.model)}
+        values = {**dict(scalars(logs)), **learning_rates(self.model, known_only=True)}
         if isinstance(self.log_every, int):
             self._log({**values, "epoch": epoch}, self._number(self._last_batch))
         else:

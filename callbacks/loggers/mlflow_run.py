@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.callbacks.loggers.tracker import Tracker, missing_package
+from trainer.callbacks.loggers.tracker import Tracker
 from trainer.core import arguments
+from trainer.core.errors import missing_package
 
 MAX_VALUE_LENGTH = 500  # of a parameter, which every version of the server takes
 MAX_PARAMS = 100  # of one request
@@ -38,7 +39,7 @@ class MLflow(Tracker):
         try:
             import mlflow
         except ImportError as error:
-            raise missing_package("MLflow", "mlflow") from error
+            raise missing_package("MLflow", "mlflow", "mlflow") from error
         given = {"experiment": experiment, "run_name": run_name, "tracking_uri": tracking_uri, "run_id": run_id}
         arguments.require_text(**{name: value for name, value in given.items() if value is not None})
         super().__init__(run_id)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.core import arguments
+from trainer.core.errors import missing_package
 
 
 class TensorBoardFiles:
@@ -37,8 +38,7 @@ class TensorBoardFiles:
         try:
             from trainer.callbacks.tensorboard.event_file import EventFile
         except ImportError as error:
-            raise ImportError("`TensorBoardFiles` needs tensorboardX, which cannot be imported. Install it with "
-                              "`pip install 'trainer-jax[tensorboard]'`.") from error
+            raise missing_package("TensorBoardFiles", "tensorboardX", "tensorboard") from error
         self._new_file = EventFile
         self.log_dir = arguments.as_path("log_dir", log_dir, "the path of a folder")
         self._file: Any = None

@@ -108,9 +108,3 @@ class Tracker(abc.ABC):
 
     @abc.abstractmethod
     def _close(self, run: Any, failed: bool) -> None: ...
-
-
-def missing_package(logger: str, package: str) -> ImportError:
-    """Returns the error for a package that cannot be imported, and belongs to the extra of the same name."""
-    return ImportError(f"`{logger}` needs {package}, which cannot be imported. Install it with "
-                       f"`pip install 'trainer-jax[{package}]'`.")

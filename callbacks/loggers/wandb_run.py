@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.callbacks.loggers.tracker import Tracker, missing_package
+from trainer.callbacks.loggers.tracker import Tracker
+from trainer.core.errors import missing_package
 
 
 class WandB(Tracker):
@@ -34,7 +35,7 @@ class WandB(Tracker):
         try:
             import wandb
         except ImportError as error:
-            raise missing_package("WandB", "wandb") from error
+            raise missing_package("WandB", "wandb", "wandb") from error
         if project is not None:
             settings["project"] = project
         if run is not None and settings:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.lazy_logs import begin_fetch
-from trainer.callbacks.base.run_protocol import run_of
+from trainer.callbacks.base.run_protocol import run_detail
 from trainer.callbacks.progress.line import open_line
 from trainer.callbacks.progress.notebook_line import NotebookLine
 from trainer.callbacks.progress.pace import Pace
@@ -108,7 +108,6 @@ class ProgbarLogger(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._outermost = "train"
         self._has_executed = False
-        self._compiled_secs = 0.0
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         self._outermost = None
@@ -223,7 +222,7 @@ class ProgbarLogger(Callback):
         return [step_duration_text(self._pace.secs_per_step())] if self._pace.step else []
 
     def _timing(self) -> Mapping[str, float]:
-        timing = getattr(run_of(self._model), "timing", None)  # a custom training loop may have none
+        timing = run_detail(self.model, "timing")
         return {} if timing is None else timing.report()
 
     def _compilation(self) -> list[str]:

@@ -6,17 +6,15 @@ import contextlib
 import datetime
 import json
 import logging
-import math
 import os
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
-from trainer.callbacks.base.run_protocol import run_of
+from trainer.callbacks.base.log_values import as_json
+from trainer.callbacks.base.run_protocol import run_detail
 from trainer.callbacks.record.environment import environment, peak_memory
 from trainer.core import arguments
 from trainer.core.types import Phase
@@ -73,9 +71,8 @@ class RunRecord(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._record, self._is_written = None, False
         with _unharmed("describe the run"):
-            describe = getattr(run_of(self.model), "description", None)
             self._record = {"format": FORMAT, "status": "running", "begin": _now(), "end": None,
-                            "model": {"name": self.model.name}, **(describe() if describe else {})}
+                            "model": {"name": self.model.name}, **run_detail(self.model, "description", dict)()}
 
     def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
         if self._record is not None and not self._is_written and phase == "train":
@@ -108,15 +105,16 @@ class RunRecord(Callback):
         if self._record is None or not self._is_written or not os.path.isdir(self.folder):
             return
         with _unharmed("be written"):
-            run, history = run_of(self.model), getattr(self.model, "history", None)
+            timing, history = run_detail(self.model, "timing"), getattr(self.model, "history", None)
             self._write(self._record | {
-                "status": status, "end": _now(), "timing": dict(run.timing.report()) if run is not None else {},
+                "status": status, "end": _now(), "timing": dict(timing.report()) if timing is not None else {},
                 "epochs": list(getattr(history, "epoch", ())), "history": dict(getattr(history, "history", {})),
                 "epochs_of": _epochs_of(history),
-                "peak_memory": peak_memory(), "train_step_flops": _call(run, "train_step_flops")})
+                "peak_memory": peak_memory(),
+                "train_step_flops": run_detail(self.model, "train_step_flops", lambda: None)()})
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        text = json.dumps(_as_json(record), indent=1)
+        text = json.dumps(as_json(record), indent=1)
         with open(f"{self.path}.tmp", "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(f"{self.path}.tmp", self.path)
@@ -142,11 +140,6 @@ def _epochs_of(history: Any) -> dict[str, list[int]]:
     return {log: epochs for log, epochs in found.items() if epochs != every}
 
 
-def _call(run: object, method: str) -> Any:
-    found = getattr(run, method, None)
-    return None if found is None else found()
-
-
 def _earlier(path: str) -> list[Any]:
     """Returns the times of an interrupted run from its file, after the times of the runs before it."""
     try:
@@ -158,16 +151,3 @@ def _earlier(path: str) -> list[Any]:
         return [*record["earlier"], last]
     except (OSError, ValueError, LookupError, TypeError):
         return []
-
-
-def _as_json(value: object) -> Any:
-    """Returns JSON-serializable data: arrays as numbers or lists, NaN and infinity as null, other objects as texts."""
-    if hasattr(value, "dtype"):
-        value = np.asarray(value).tolist()
-    if isinstance(value, Mapping):
-        return {str(name): _as_json(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_as_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)

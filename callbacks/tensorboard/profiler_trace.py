@@ -6,9 +6,12 @@ Owns the start and stop of the profiler, which has a single instance per process
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+
+from trainer.core.arguments import as_count
 
 
 class ProfilerTrace:
@@ -66,3 +69,16 @@ class ProfilerTrace:
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
+
+
+def checked_batches(argument: str, value: Sequence[object], expected: str) -> tuple[int, int]:
+    """Returns the numbers of the first and the last batch to profile, counted from 1.
+
+    Raises:
+      TypeError: if an element is no whole number.
+      ValueError: if `value` is not such a pair.
+    """
+    numbers = [as_count(argument, number, 1, expected) for number in value]
+    if len(numbers) != 2 or numbers[0] > numbers[1]:
+        raise ValueError(f"`{argument}` must be {expected}. Received: {argument}={value!r}.")
+    return numbers[0], numbers[1]

@@ -14,16 +14,18 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from trainer.callbacks.base.callback import Callback, Logs, adds_logs
-from trainer.callbacks.base.log_values import learning_rates, optimizers_of, scalars
-from trainer.callbacks.base.run_protocol import Run, run_of
+from trainer.callbacks.base.callback import Logs, adds_logs
+from trainer.callbacks.base.log_values import learning_rates, named_weights, optimizers_of, scalars
+from trainer.callbacks.base.run_protocol import Run, run_detail
+from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.tensorboard import embedding_projector
-from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
+from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace, checked_batches
 from trainer.core.arguments import as_count, as_count_or_word, as_path, require_bool
+from trainer.core.errors import missing_package
 from trainer.core.types import Phase
 
 
-class TensorBoard(Callback):
+class TensorBoard(TrainBatchCallback):
     """Writes data for TensorBoard. `tensorboard --logdir=LOG_DIR` shows them.
 
     There are two runs, "train" and "validation". Each epoch writes the scalars `epoch_loss` and so on, and for training
@@ -58,6 +60,7 @@ class TensorBoard(Callback):
       ImportError: if tensorboardX is not installed.
       ValueError: for invalid values; from `fit`, for unknown embeddings in `embeddings_metadata`.
       OSError: from `fit`, if a file cannot be written.
+
     Example:
 
     >>> import pathlib, tempfile, types
@@ -73,12 +76,7 @@ class TensorBoard(Callback):
     Source: Keras 3's callback of this name.
     """
 
-    state_attributes = ("_global_train_batch", "_epoch", "_last_batch")
-    _global_train_batch: int
-    _epoch: int
-    _last_batch: int
-
-    stops_consistently = True
+    state_attributes = TrainBatchCallback.counters
 
     def __init__(
         self,
@@ -96,11 +94,10 @@ class TensorBoard(Callback):
         try:
             from trainer.callbacks.tensorboard.event_file import EventFile
         except ImportError as error:
-            raise ImportError("`TensorBoard` needs tensorboardX, which cannot be imported. Install it with "
-                              "`pip install 'trainer-jax[tensorboard]'`.") from error
+            raise missing_package("TensorBoard", "tensorboardX", "tensorboard") from error
         require_bool(write_graph=write_graph, write_images=write_images, write_steps_per_second=write_steps_per_second)
         self._new_file = EventFile
-        self.log_dir = as_path("log_dir", log_dir, "the path of a folder")
+        self.log_dir = self.run_folder = as_path("log_dir", log_dir, "the path of a folder")
         self.histogram_freq = as_count("histogram_freq", histogram_freq, 0)
         self.write_graph = write_graph
         self.write_images = write_images
@@ -119,12 +116,7 @@ class TensorBoard(Callback):
         self._is_training = False
         self._trace = ProfilerTrace("TensorBoard")
         self._should_write_step = False
-        self._start_counting()
-
-    @property
-    def run_folder(self) -> str:  # type: ignore[override]
-        """Directory of the files."""
-        return self.log_dir
+        self._epoch_start = self._rate_start = (0, 0.0)  # a number of batches, and its time
 
     # --- the hooks -------------------------------------------------------------------------------------------------
 
@@ -133,9 +125,9 @@ class TensorBoard(Callback):
         self._end()  # an exception may have ended the last fit
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
+        super().on_train_begin(logs)
         self._is_training = True
         self._should_write_step = self.write_graph
-        self._start_counting()
         if self.embeddings_freq:
             self._embeddings_metadata(list(self._embeddings()))
 
@@ -143,11 +135,12 @@ class TensorBoard(Callback):
         self._end()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        if epoch != self._epoch:  # else a resumed run goes on with an epoch that it had begun
-            self._epoch, self._last_batch = epoch, -1
-        self._epoch_start = self._rate_start = (self._global_train_batch, time.perf_counter())
-        self._batches_before_epoch = self._global_train_batch - self._last_batch - 1
-        self._set_batch_hooks()
+        super().on_epoch_begin(epoch, logs)
+        self._start_from_here()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._start_from_here()
 
     @adds_logs()
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
@@ -155,7 +148,7 @@ class TensorBoard(Callback):
         train_logs = {name: value for name, value in logs.items() if not name.startswith("val_")}
         val_logs = {name.removeprefix("val_"): value for name, value in logs.items() if name.startswith("val_")}
         if logs:
-            train_logs |= learning_rates(self.model)
+            train_logs |= learning_rates(self.model, known_only=True)
             if self.write_steps_per_second:
                 train_logs["steps_per_second"] = self._rate_since(self._epoch_start)
         self._add_scalars(self._train_dir, "epoch_{}", train_logs, epoch)
@@ -179,14 +172,11 @@ class TensorBoard(Callback):
         if not self._is_training:
             self._end()
 
-    def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
-        if phase != "train":
-            return
-        self._count(batch)
+    def _after_batches(self, first: int, last: int, logs: Logs | None) -> None:
         if self._should_write_step:
             self._should_write_step = False
             self._add_train_step()
-        step = self._global_train_batch
+        step = self._number(last)
         if isinstance(self.update_freq, int) and step % self.update_freq == 0:
             values = dict(logs or {})
             if self.write_steps_per_second:
@@ -195,47 +185,34 @@ class TensorBoard(Callback):
             self._add_scalars(self._train_dir, "batch_{}", values, step)
 
     def next_sync_step(self, phase: Phase, batch: int) -> int | None:
+        super().next_sync_step(phase, batch)
         if phase != "train" or not isinstance(self.update_freq, int):
             return None
-        return batch + -(self._batches_before_epoch + batch + 1) % self.update_freq
+        return batch + -self._number(batch) % self.update_freq
 
-    def _set_batch_hooks(self) -> None:
-        """Makes the loop call this callback for every batch only as long as necessary, equally in all processes."""
+    def _start_from_here(self) -> None:
+        """Starts the clocks, and calls for every batch only as long as necessary, equally in all processes."""
+        begun = self._number(self._last_batch)
+        self._epoch_start = self._rate_start = (begun, time.perf_counter())
         for hook in ("on_batch_begin", "on_batch_end"):
             self.__dict__.pop(hook, None)
-        if self._global_train_batch < self._stop_batch:
+        if begun < self._stop_batch:
             self.__dict__.update(on_batch_begin=self._before_batch, on_batch_end=self._after_batch)
 
     def _before_batch(self, batch: int, logs: Logs | None = None) -> None:
-        self._count(batch)
-        if self._global_train_batch == self._start_batch:
+        if self._number(batch) == self._start_batch:
             self._trace.start(self._train_dir)
-        self._trace.begin_step(self._global_train_batch)
+        self._trace.begin_step(self._number(batch))
 
     def _after_batch(self, batch: int, logs: Logs | None = None) -> None:
-        step = self._global_train_batch
         self._trace.end_step()
-        if step == self._stop_batch:
+        if self._number(batch) == self._stop_batch:
             logs = dict(logs or {})  # waits for the step, which else would outlast the trace
             self._trace.stop()
 
-    # --- counting --------------------------------------------------------------------------------------------------
-
-    def _start_counting(self) -> None:
-        self._global_train_batch = self._batches_before_epoch = 0  # how many batches of this fit began
-        self._epoch, self._last_batch = -1, -1
-        self._epoch_start = self._rate_start = (0, time.perf_counter())
-        self._set_batch_hooks()
-
-    def _count(self, batch: int) -> None:
-        """Counts the batches of the epoch up to this batch that are not counted yet."""
-        if batch > self._last_batch:
-            self._global_train_batch += batch - self._last_batch
-            self._last_batch = batch
-
     def _rate_since(self, start: tuple[int, float]) -> float:
         batch, secs = start
-        return (self._global_train_batch - batch) / max(time.perf_counter() - secs, 1e-9)
+        return (self._number(self._last_batch) - batch) / max(time.perf_counter() - secs, 1e-9)
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -261,7 +238,7 @@ class TensorBoard(Callback):
             self._file(directory).add_scalar(tag.format(name), value, step)
 
     def _add_weights(self, epoch: int) -> None:
-        weights = self._named_weights()
+        weights = named_weights(self.model)
         file = self._file(self._train_dir)
         if file is None:
             return
@@ -272,9 +249,7 @@ class TensorBoard(Callback):
                 file.add_images(f"{name}/image", images, epoch)
 
     def _add_train_step(self) -> None:
-        # Some model-like objects compile no step.
-        read_text = getattr(run_of(self.model), "train_step_text", None)
-        text = None if read_text is None else read_text()
+        text = run_detail(self.model, "train_step_text", lambda: None)()
         file = None if text is None else self._file(self._train_dir)
         if file is not None:
             file.add_text("train_step", f"```\n{text}\n```", step=0)
@@ -290,17 +265,9 @@ class TensorBoard(Callback):
 
     # --- reading the model -----------------------------------------------------------------------------------------
 
-    def _named_weights(self) -> dict[str, np.ndarray]:
-        """Returns the weights by their paths in the parameters or in the model state."""
-        state = self.model.current_run.state
-        paths = [path for tree in (state.params, state.model_state)
-                 for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-        return dict(zip(names, self.model.get_weights(), strict=True))
-
     def _embeddings(self) -> dict[str, np.ndarray]:
         """Returns the vectors of the embeddings by the paths of their layers."""
-        return {name.rpartition("/")[0]: weight for name, weight in self._named_weights().items()
+        return {name.rpartition("/")[0]: weight for name, weight in named_weights(self.model).items()
                 if name.rpartition("/")[2] == "embedding" and weight.ndim == 2}
 
 
@@ -327,7 +294,4 @@ def _checked_profile_batch(value: object) -> tuple[int, int]:
     if not isinstance(batches, (tuple, list)):
         batch = as_count("profile_batch", batches, 0, expected)
         return batch, batch
-    numbers = [as_count("profile_batch", batch, 1, expected) for batch in batches]
-    if len(numbers) != 2 or numbers[0] > numbers[1]:
-        raise ValueError(f"`profile_batch` must be {expected}. Received: {value!r}.")
-    return numbers[0], numbers[1]
+    return checked_batches("profile_batch", batches, expected)

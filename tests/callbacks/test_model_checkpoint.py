@@ -300,7 +300,7 @@ def test_a_state_does_not_make_it_delete_outside_of_its_folder(tmp_path, path):
         (tmp_path / f"{name}.safetensors").write_text("somebody's")
     (tmp_path / "all" / "link").symlink_to(tmp_path / "elsewhere")
     checkpoint = begun(ModelCheckpoint(tmp_path / "all" / "{epoch}.safetensors", max_to_keep=1, monitor=None), Model())
-    state = checkpoint.state_dict() | {"_number": 1, "_kept": [[str(tmp_path / path), 0, None]]}
+    state = checkpoint.state_dict() | {"_written": 1, "_kept": [[str(tmp_path / path), 0, None]]}
     with pytest.warns(UserWarning, match="do not lie in the folder '.*all' of its `filepath`, and will not delete"):
         checkpoint.load_state_dict(state)
     end_epochs(checkpoint, [0.5, 0.4], first=1)

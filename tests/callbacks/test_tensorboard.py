@@ -161,7 +161,7 @@ def test_by_default_no_execution_reads_its_logs(tmp_path):
 
     board.on_execution_end("train", 3, LazyLogs(["loss"], fetch))
     board.on_train_end({})
-    assert board.state_dict()["_global_train_batch"] == 4, "the batches were counted all the same"
+    assert board.state_dict()["_last_batch"] == 3, "the batches were counted all the same"
 
 
 def test_steps_per_second_are_batches_over_seconds(tmp_path, monkeypatch):
@@ -201,8 +201,8 @@ def test_a_resumed_run_continues_the_step_numbers_in_the_same_directory(tmp_path
     board.set_model(FakeModel())  # closes the files, as the end of the process would
 
     resumed = begin(TensorBoard(tmp_path, update_freq=1))
+    resumed.on_epoch_begin(1, {})  # as a resumed `fit` does, before the state
     resumed.load_state_dict(state)
-    resumed.on_epoch_begin(1, {})
     run_batches(resumed, range(1, 3))
     resumed.on_epoch_end(1, {"loss": 2.0})
     resumed.on_epoch_begin(2, {})
@@ -221,7 +221,19 @@ def test_batches_of_fused_steps_are_counted(tmp_path):
         board.on_execution_end("test", 7, {})
         board.on_execution_end("train", 4, {})
         board.on_epoch_end(epoch, {})
-    assert board.state_dict() == {"_global_train_batch": 10, "_epoch": 1, "_last_batch": 4}
+    assert board.state_dict() == {"_batches_before_epoch": 5, "_last_batch": 4}
+
+
+def test_a_run_resumed_in_an_epoch_ends_executions_at_the_batches_to_write(tmp_path):
+    board = begin(TensorBoard(tmp_path, update_freq=3))
+    board.on_epoch_begin(0, {})
+    board.on_execution_end("train", 4, {})
+    board.on_epoch_begin(1, {})
+    board.on_execution_end("train", 1, {})
+    resumed = begin(TensorBoard(tmp_path, update_freq=3))
+    resumed.on_epoch_begin(1, {})
+    resumed.load_state_dict(board.state_dict())
+    assert resumed.next_sync_step("train", 2) == board.next_sync_step("train", 2) == 3, "batch 9 of the fit"
 
 
 def test_epochs_are_on_the_disk_when_they_end(tmp_path):

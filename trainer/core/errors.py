@@ -114,6 +114,12 @@ def see(code: str) -> str:
     return f"See docs/errors.md#{code}."
 
 
+def missing_package(owner: str, package: str, extra: str) -> ImportError:
+    """Returns the error for a package that cannot be imported, and that an extra of the trainer brings."""
+    return ImportError(f"`{owner}` needs {package}, which cannot be imported. Install it with "
+                       f"`pip install 'trainer-jax[{extra}]'`.")
+
+
 def wrong_type(argument: str, received: object, expected: str) -> TypeError:
     """Returns the error for an argument of an unusable type."""
     return TypeError(f"`{argument}` must be {expected}. Received: a value of type {type(received).__name__}.")
