@@ -1,7 +1,7 @@
 """Measures on the GPUs there are, in stages: `python benchmarks/bench_gpu.py [STAGE ...] [OPTIONS]`.
 
-Each stage is a process with a time limit, and one that fails stops no other. Its results are put into `gpu.json`, in
-the place of older ones, and `GPU.md` is written from that. The exit code is 1 if a stage failed, 2 if there is no GPU.
+Each stage is a process with a time limit, and a failed stage stops no other. Its results replace its older results in
+`gpu.json`, from which `GPU.md` is written. The exit code is 1 if a stage failed, 2 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def environment(tiny: bool) -> dict[str, str]:
 
 
 def probe(tiny: bool) -> dict[str, Any]:
-    """Returns what the machine is, from a process of its own: the parent of others must hold no device."""
+    """Returns the description of the machine, from a process of its own: the parent of others must hold no device."""
     done = subprocess.run([sys.executable, "-c", _PROBE], cwd=FOLDER, env=environment(tiny), check=True,
                           stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1]) | {"commit": _commit() or "unknown"}
@@ -65,7 +65,7 @@ def run_stage(
 ) -> dict[str, Any]:
     """Runs a stage in a process of its own; returns its entry for the JSON file."""
     changed = environment(tiny)
-    if name == "correct" and machine["platform"] == "cpu":  # strategies need more than one
+    if name == "correct" and machine["platform"] == "cpu":  # strategies need several devices
         changed["XLA_FLAGS"] = f"{changed.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2".strip()
     with tempfile.TemporaryDirectory() as folder:
         path, start, error = pathlib.Path(folder, "results.json"), time.monotonic(), None

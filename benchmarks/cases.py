@@ -1,4 +1,4 @@
-"""What is compared: cases of contestants that do the same work, and the ratios of their times that are reported.
+"""Comparisons: cases of contestants that do the same work, and the reported ratios of their times.
 
 Light on purpose, as the parent of all workers imports it, and workers without JAX: neither JAX nor a peer's library.
 """
@@ -31,7 +31,7 @@ class Workload:
       model: "mlp" is 784-128-10, "small_mlp" 8-8-3, "small_cnn" half as wide as "cnn", and "lm" a small transformer.
       rows: of the data; a multiple of the batch size.
       batch_size: over all replicas.
-      replicas: devices, real ones where there are accelerators and simulated ones elsewhere.
+      replicas: number of devices: accelerators if there are any, otherwise simulated devices.
     """
 
     model: str
@@ -64,9 +64,9 @@ class Contestant:
     """Who takes part in a case.
 
     Attributes:
-      loop: "module:function". The function takes the workload and `options`, and returns what runs a number of epochs
-        and waits for the last one: one function, or a dict of several, of which the fastest in a trial counts. It
-        returns the number of steps that it took, or of calls. A dict of the figures of a round is taken as it is.
+      loop: "module:function". The function takes the workload and `options`, and returns a function that runs a number
+        of epochs and waits for the last, or a dict of several functions, of which the fastest in a trial counts. That
+        function returns its number of steps or calls, or a dict with the figures of the round.
       epochs: of a round.
       environment: variables of its process, beside those of all.
     """
@@ -87,7 +87,7 @@ class Comparison:
     """The ratio of two contestants' figures.
 
     Attributes:
-      bar: what the median should not exceed.
+      bar: upper limit of the median.
       less: subtracted from our figure before.
     """
 
@@ -103,7 +103,7 @@ class Case:
 
     Attributes:
       title: of its section.
-      text: what is measured.
+      text: description of the measurement.
       unit: of a figure: "us" and "ms" per step, "s" or "MB".
       rounds: how many.
       processes: how many a contestant has, one after another, which share the rounds.
@@ -132,6 +132,6 @@ def all_cases() -> dict[str, Case]:
 
 
 def find(name: str) -> Case:
-    """Returns the case of a name; one of another module than these files is called "module:name"."""
+    """Returns the case of a name; "module:name" is a case of a module outside of these files."""
     module, _, case = name.rpartition(":")
     return importlib.import_module(module or "cases").all_cases()[case]

@@ -9,7 +9,7 @@ PEERS = {
 
 
 def _contestants(epochs: int, slow: int) -> dict[str, Contestant]:
-    """Returns `fit` and its peers, the slow ones of which have fewer epochs in a round."""
+    """Returns `fit` and its peers; slow peers have fewer epochs in a round."""
     few = PEERS.keys() - {"epoch in one call"}
     return {
         "fit": Contestant("loops_trainer:fit", epochs=epochs),
@@ -20,7 +20,7 @@ def _contestants(epochs: int, slow: int) -> dict[str, Contestant]:
 
 
 def _ratios(bars: dict[str, float]) -> tuple[Comparison, ...]:
-    """Returns what is compared, with a bar for some of the peers; that of "fit" is for NNX."""
+    """Returns the comparisons, with a bar for some of the peers; the bar of "fit" is for NNX."""
     limit = "epoch in one call"
     return (*(Comparison("fit", name, bars.get(name)) for name in PEERS),
             *(Comparison(name, limit, bars.get(limit)) for name in ("fit, new arrays", "fit, bar, new arrays")),

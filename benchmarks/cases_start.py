@@ -1,4 +1,4 @@
-"""What is paid once: importing, the first step, memory."""
+"""Costs that are paid once: the import, the first step, memory."""
 
 from cases import Case, Comparison, Contestant, Workload
 

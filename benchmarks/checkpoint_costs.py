@@ -1,4 +1,4 @@
-"""What a checkpoint of a large state costs: `python benchmarks/checkpoint_costs.py [--rounds N] [--megabytes N]`.
+"""Costs of a checkpoint of a large state: `python benchmarks/checkpoint_costs.py [--rounds N] [--megabytes N]`.
 
 CPU time, time that the training thread waits, and peak memory, each in a fresh process. Orbax alone and a safetensors
 file of the same arrays take turns with it. Writes its section of `benchmarks/RESULTS.md`.
@@ -93,13 +93,13 @@ RESTORES = {"this": restore, "orbax": restore_with_orbax, "safetensors": restore
 
 
 def memory(field: str) -> int:
-    """Returns a figure of this process's memory, in bytes: VmRSS is the present one, VmHWM the most."""
+    """Returns a figure of this process's memory in bytes: VmRSS is the present use, VmHWM the peak."""
     status = pathlib.Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(field))
 
 
 def measure(act: Callable[[str, Any], Any], folder: str, name: str, megabytes: int) -> None:
-    """Prints what one save or restore costs in this process, per byte of the state, as JSON."""
+    """Prints the costs of one save or restore in this process, per byte of the state, as JSON."""
     path, small = os.path.join(folder, name), {"x": jnp.zeros(3)}
     SAVES[name](f"{path}_small", small)  # imports, and starts threads
     RESTORES[name](f"{path}_small", small)

@@ -1,4 +1,4 @@
-"""What saving costs: `python benchmarks/checkpoints.py [--rounds N] [--seconds S]`.
+"""Costs of saving: `python benchmarks/checkpoints.py [--rounds N] [--seconds S]`.
 
 `fit` with and without `BackupAndRestore` take turns. Writes its section of `benchmarks/RESULTS.md`.
 """
@@ -33,9 +33,9 @@ class Case:
     """A model and its fits, which all take the same number of steps and go on from wherever the model is.
 
     Args:
-      module: what is trained.
+      module: the trained module.
       batches: of an epoch.
-      seconds: what a fit without saves is to take, about.
+      seconds: approximate time of a fit without saves.
     """
 
     def __init__(self, module: Any, batches: int, seconds: float):
@@ -59,7 +59,7 @@ class Case:
         self._fit(self._epochs)
 
     def fit_and_save(self, number: int) -> None:
-        """Trains and saves; notes how long the training thread was in what saves, per save."""
+        """Trains and saves; notes the time that the training thread spent on each save."""
         with tempfile.TemporaryDirectory() as folder:
             history = self._fit(self._epochs, BackupAndRestore(folder, self.save_freq))
         if number:  # the first round warms up

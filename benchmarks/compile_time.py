@@ -120,7 +120,7 @@ def compiled_for_fit(workload: Workload, devices: list[Any]) -> Any:
 
 
 def operations(program: Program) -> int:
-    """Returns how many operations a program has, fused ones one by one."""
+    """Returns the number of operations of a program; fused operations count singly."""
     return sum(len(computation) for computation in program.computations.values())
 
 

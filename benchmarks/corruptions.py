@@ -1,7 +1,7 @@
 """Damages checkpoints at random and resumes: `python benchmarks/corruptions.py [--count N] [--seed S] [--only NUMBER]`.
 
-The training and the verdict are in `tests/damaged_runs.py`, the damage in `tests/corruptions.py`. What is neither the
-numbers of the undisturbed run nor a clear error is printed, and the exit code is 1 then.
+The training and the verdict are in `tests/damaged_runs.py`, the damage in `tests/corruptions.py`. An outcome other than
+the numbers of the undisturbed run or a clear error is printed, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def possible_troubles() -> list[str]:
 
 
 def main() -> None:
-    """Damages, prints what is wrong, and writes the counts."""
+    """Damages, prints the mistakes, and writes the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,7 +1,8 @@
 """Kills trainings at random moments and resumes them: `python benchmarks/crashes.py [--kills N] [--seed S] [--jobs J]`.
 
 Each training is `tests/support/crash_training.py`, over modules, data, replicas and steps per execution, with
-`--processes 2` as jobs of two processes. What differs in a bit from an undisturbed run is listed; exit code 1.
+`--processes 2` as jobs of two processes. Results that differ in a bit from an undisturbed run are listed; the exit
+code is then 1.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ CASES = {
 }
 MODULES_AND_DATA = ("over Linen and NNX modules with BatchNorm and dropout,\nand a custom step that mixes rows and "
                     "clips, on arrays, Grain and a generator")
-# What is counted, as process and signal.
+# The counted kills, as process and signal.
 COLUMNS = {
     1: {"times": (0, signal.SIGKILL)},
     2: {f"process {process}{name}": (process, number)
         for name, number in (("", signal.SIGKILL), (", SIGTERM", signal.SIGTERM)) for process in (0, 1)},
 }
 STEPS, VALIDATION_BATCHES, SAVES = 39, 6, 7  # of the script, at least
-LAST_STEP_TO_SIGNAL = 12  # the processes of a job agree on a step soon after the signal: there must be one
+LAST_STEP_TO_SIGNAL = 12  # the processes of a job agree on a step soon after the signal, which must exist
 
 
 def random_kill(rng: random.Random, processes: int) -> Kill:
@@ -61,7 +62,7 @@ def command(case: tuple[str, ...]) -> list[str]:
 
 
 def failure(case: tuple[str, ...], kills: list[Kill]) -> str:
-    """Returns what is wrong after any of the kills; empty if nothing is."""
+    """Returns the mistakes after any of the kills; empty if there are none."""
     try:
         assert_resumes_exactly(command(case), kills)
     except AssertionError as error:

@@ -1,7 +1,7 @@
 """Kills `train_and_evaluate` at random and resumes it: `python benchmarks/estimator_crashes.py [--kills N] [--seed S]`.
 
 The trainings are `tests/support/estimator_training.py`, one process on two simulated replicas, and `estimator_job.py`,
-two workers and an evaluator. What differs in a bit from an undisturbed run is listed, and the exit code is 1 then.
+two workers and an evaluator. Results that differ in a bit from an undisturbed run are listed; the exit code is then 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Loops over replicas as a careful user of JAX writes them, and the models that they train.
 
-They use `jax.shard_map` and optax, and nothing of the trainer: what the trainer's strategies are measured against.
+They use `jax.shard_map` and optax, and nothing of the trainer. The trainer's strategies are compared with them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Training MobileNetV2 on a folder of JPEGs: `python benchmarks/images.py [--rounds N] [fit] [workers] [kills]`.
 
 `fit` compares it with a bare loop over the same batches and a step of the same model, `workers` one process with two,
-each on one core, as `examples/cats_and_dogs.py` trains them, and `kills` a run that is killed twice with an undisturbed
-one. Each writes its section of `RESULTS.md`.
+each on one core, as `examples/cats_and_dogs.py` trains them, and `kills` an undisturbed run with a run that is killed
+twice. Each writes its section of `RESULTS.md`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def batches(photos: pathlib.Path) -> trainer.data.RowDataset:
 
 
 class BareLoop:
-    """What a careful user of JAX writes: a thread that reads, and a jitted step that takes the old state's buffers."""
+    """A careful user's loop in JAX: a thread that reads, and a jitted step that takes the old state's buffers."""
 
     def __init__(self, dataset: trainer.data.RowDataset):
         self._dataset, self._tx = dataset, optax.adam(1e-3)
@@ -163,7 +163,7 @@ def images_per_sec(processes: list[subprocess.Popen[str]]) -> float:
 
 
 def measure_workers(rounds: int) -> str:
-    """Measures one worker, two independent ones and two of a job; returns the section."""
+    """Measures one worker, two independent workers and two workers of a job; returns the section."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         sys.exit("Two workers need two cores, and this process may use one.")
@@ -217,7 +217,7 @@ def trained(photos: str, folder: str, kills: tuple[int, ...]) -> dict[str, np.nd
 
 
 def measure_kills(rounds: int) -> str:
-    """Compares runs that are killed twice, at random, with an undisturbed one; returns the section."""
+    """Compares runs that are killed twice, at random, with an undisturbed run; returns the section."""
     steps = 2 * IMAGES // BATCH
     rng = np.random.default_rng()
     lines = []
@@ -248,7 +248,7 @@ def main() -> None:
                 "kills": ("killed twice", measure_kills)}
     parser.add_argument("parts", nargs="*", choices=[*sections, []], default=[], help="all by default")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--train", metavar="PHOTOS", help=argparse.SUPPRESS)  # what `kills` runs in processes
+    parser.add_argument("--train", metavar="PHOTOS", help=argparse.SUPPRESS)  # `kills` runs this in processes
     options = parser.parse_args()
     if options.train:
         train(options.train)

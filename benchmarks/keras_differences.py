@@ -3,8 +3,8 @@
     PYTHONPATH=. python benchmarks/keras_differences.py [--only ResNet50 ...] [--families]
 
 Of each model: the largest difference of a probability, over images of two sizes; of BatchNorm's statistics after 12
-steps at learning rate 0, as a part of the largest one of a layer; and, where nothing is drawn at random, how far the
-weights are from Keras's after a step of SGD, as a part of the way that they went.
+steps at learning rate 0, as a part of the layer's largest statistic; and, where nothing is drawn at random, the
+distance of the weights from Keras's after a step of SGD, as a part of the step.
 """
 
 from __future__ import annotations

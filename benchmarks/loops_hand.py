@@ -148,7 +148,7 @@ def replicated(workload: Workload) -> dict[str, Callable[[int], int]]:
 
 
 def _in_order(workload: Workload, function: Callable, collect: Callable) -> Callable[[int], int]:
-    """Calls a jitted function with the batches in order, and collects what it returned."""
+    """Calls a jitted function with the batches in order, and collects its results."""
     x, y = workload.data()
     _, (params, model_state, _) = new_step(workload, x)
     jitted = jax.jit(functools.partial(function, models.linen(workload)))

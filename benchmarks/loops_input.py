@@ -17,7 +17,7 @@ from loops_trainer import new_model
 GROUP = 128  # steps that run at once beside a pipeline, as those of `fit` do
 WAIT_SECS = 0.002
 
-Pipeline = Callable[[int], Iterable]  # makes one of so many epochs
+Pipeline = Callable[[int], Iterable]  # makes a pipeline of so many epochs
 
 
 def _waiting(workload: Workload, x, y) -> Pipeline:
@@ -67,7 +67,7 @@ def _shuffled(workload: Workload, epochs: int):
 def _batched(rows, workload: Workload) -> Iterable:
     import grain
 
-    # In the caller's thread: what Grain's own threads would do ahead counts for none of the contestants.
+    # In the caller's thread: work that Grain's own threads would do ahead counts for none of the contestants.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     return rows.batch(workload.batch_size).to_iter_dataset(options)
 

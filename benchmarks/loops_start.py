@@ -1,4 +1,4 @@
-"""What only a fresh process can tell. Run as a script it is that process: `python loops_start.py FIGURE WHO WORKLOAD`.
+"""Figures of a fresh process. Run as a script it is that process: `python loops_start.py FIGURE WHO WORKLOAD`.
 
 At the top it imports no more than the standard library: a child's peak memory starts from its parent's.
 """
@@ -52,7 +52,7 @@ def _import_time(who: str, workload) -> float:
 
 
 def _loops(who: str):
-    # One of them only: the process by hand is without the trainer.
+    # Only one is imported: the process by hand is without the trainer.
     if who != "by_hand":
         _import_trainer()
     return importlib.import_module("loops_hand" if who == "by_hand" else "loops_trainer")

@@ -1,7 +1,7 @@
-"""What the benchmarks share: rounds that alternate, the ratios of a round, and the sections of `RESULTS.md`.
+"""Code that the benchmarks share: rounds that alternate, the ratios of a round, and the sections of `RESULTS.md`.
 
 The machine may be shared and noisy. So the contestants of a comparison take turns in one process, the ratio of each
-round counts, and what is quoted is the median of these ratios, with the least and the most.
+round counts, and the quoted figure is the median of these ratios, with the least and the most.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TITLE = ("# Results\n\nWritten by `make bench`, and by the commands that are na
 
 @dataclasses.dataclass(frozen=True)
 class Timings:
-    """What the rounds of one contestant took.
+    """The times of the rounds of a contestant.
 
     Attributes:
       seconds: by the clock, one entry per round.
@@ -60,11 +60,11 @@ class Ratio:
 
 
 def alternate(contestants: Mapping[str, Callable[[int], Any]], rounds: int) -> dict[str, Timings]:
-    """Returns what each contestant took in each round; a round before the first, not counted, compiles.
+    """Returns the times of each contestant in each round; a round before the first, not counted, compiles.
 
     Args:
       contestants: functions of the number of the round, from 0, that return when their work is done.
-      rounds: how many rounds. Each starts with another contestant, so that none always follows the same one.
+      rounds: number of rounds. Each starts with another contestant, so that none always follows the same contestant.
     """
     timings = {name: Timings() for name in contestants}
     names = list(contestants)
@@ -107,12 +107,12 @@ def environment() -> str:
 
 
 def write_section(title: str, body: str, machine: str | None = None) -> None:
-    """Prints a section and puts it into `RESULTS.md`, in the place of an older one of this title or at the end.
+    """Prints a section and puts it into `RESULTS.md`, in place of an older section of this title or at the end.
 
     Args:
       title: of the section.
       body: in Markdown.
-      machine: what `environment` returned in the process that measured, by default this one.
+      machine: return value of `environment` in the process that measured, by default this process.
     """
     section = f"## {title}\n\n{machine or environment()}\n{body.strip()}\n"
     print(section, flush=True)

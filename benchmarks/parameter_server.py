@@ -1,4 +1,4 @@
-"""What parameter servers cost: `python benchmarks/parameter_server.py [--engine E] [--rounds N] [part ...]`.
+"""Costs of parameter servers: `python benchmarks/parameter_server.py [--engine E] [--rounds N] [part ...]`.
 
 `calls` measures closures per second and parameters that are pulled and pushed, `fit` trains with one to four workers,
 each on a core of its own, and `restart` kills a worker. Each writes its section of `RESULTS.md`. See also
@@ -60,7 +60,7 @@ def middle(values: list[float], scale: float = 1.0, digits: int = 2) -> str:
 
 
 def nothing() -> None:
-    """What is scheduled."""
+    """The scheduled function."""
 
 
 def closures(engine: str, rounds: int) -> tuple[list[float], list[float], list[float]]:
@@ -170,7 +170,7 @@ def pin(cores: set[int]) -> None:
 
 
 def pin_worker(folder: str, cores: list[int]) -> int:
-    """Pins the worker that runs this to a core that no other one has taken; returns the core."""
+    """Pins the worker that runs this to a core that no other worker has taken; returns the core."""
     for core in cores:
         try:
             os.mkdir(f"{folder}/{core}")

@@ -131,7 +131,7 @@ def train(folder: pathlib.Path, engine: str, role: str, kills: int, seed: int) -
             "least": float(weights.min()), "most": float(weights.max())}))
 
 
-# --- what runs it -----------------------------------------------------------------------------------------------------
+# --- the runs ---------------------------------------------------------------------------------------------------------
 
 
 def command_of(pid: int) -> str:
@@ -143,7 +143,7 @@ def command_of(pid: int) -> str:
 
 
 def descendants(pid: int) -> set[int]:
-    """Returns the ids of all processes below one."""
+    """Returns the ids of all processes below a process."""
     found = subprocess.run(["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
     below = collections.defaultdict(list)
     for line in found.stdout.splitlines():
@@ -197,12 +197,12 @@ class Training:
         return process.returncode
 
     def check(self, expected: int, code: int) -> None:
-        """Notes an exit code that is not the expected one, with what was printed."""
+        """Notes an unexpected exit code, with the output."""
         if code != expected:
             self.problems.append(f"ended with exit code {code}, not {expected}:\n{(self.path / 'log').read_text()}")
 
     def result(self) -> dict[str, Any]:
-        """Returns what an ended training has written, once it is checked."""
+        """Returns the files of an ended training, once they are checked."""
         result = json.loads((self.path / "result.json").read_text())
         made = {name: result[name] for name in ("steps", "updates", "least", "most")}
         epochs = result["epochs"]
@@ -213,7 +213,7 @@ class Training:
 
 
 def kill_workers(engine: str, kills: int, rng: random.Random) -> tuple[list[str], list[str]]:
-    """Trains once while workers are killed; returns which were, and what is wrong."""
+    """Trains once while workers are killed; returns the kills and the mistakes."""
     training = Training(engine)
     code = training.run("worker", kills, rng.randrange(10**6))
     training.check(0, code)
@@ -221,7 +221,7 @@ def kill_workers(engine: str, kills: int, rng: random.Random) -> tuple[list[str]
 
 
 def kill_others(engine: str, roles: list[str], rng: random.Random) -> tuple[list[str], list[str]]:
-    """Trains until servers or the chief were killed, and to the end; returns which were, and what is wrong."""
+    """Trains until servers or the chief were killed, and to the end; returns the kills and the mistakes."""
     training, made = Training(engine), []
     for role in roles:
         code = training.run(role, 1, rng.randrange(10**6))
@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=["local", "ray"], default="local")
     parser.add_argument("--kills", type=int, default=60, help="of both parts")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--train", type=pathlib.Path, help=argparse.SUPPRESS)  # what runs in processes
+    parser.add_argument("--train", type=pathlib.Path, help=argparse.SUPPRESS)  # for the processes
     parser.add_argument("--role", default="worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:

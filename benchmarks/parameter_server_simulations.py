@@ -1,7 +1,7 @@
-"""What parameter servers would do: `python benchmarks/parameter_server_simulations.py [--rounds N] [part ...]`.
+"""Simulations of parameter servers: `python benchmarks/parameter_server_simulations.py [--rounds N] [part ...]`.
 
-`convergence` trains with gradients of exact staleness, in this process, and `scale` computes what a large cluster would
-reach from costs that it measures on this machine. Each writes its section of `RESULTS.md`.
+`convergence` trains with gradients of exact staleness, in this process, and `scale` computes the speed of a large
+cluster from costs that it measures on this machine. Each writes its section of `RESULTS.md`.
 """
 
 from __future__ import annotations

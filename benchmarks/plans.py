@@ -1,4 +1,4 @@
-"""What known models take on 8 H100s: `python benchmarks/plans.py > docs/plans.md`. Needs the extra "gpu-programs".
+"""Plans of known models on 8 H100s: `python benchmarks/plans.py > docs/plans.md`. Needs the extra "gpu-programs".
 
 Each model is planned under three strategies, and compiled in a process of its own, as a program of 7 billion
 parameters takes some memory to compile. `python benchmarks/plans.py MODEL STRATEGY` prints a single plan.
@@ -37,7 +37,7 @@ class Case:
     """A model, its batch, and how it is compiled and split.
 
     Args:
-      name: what the table calls it.
+      name: its name in the table.
       module: the module.
       batch: the shapes of `(x, y)`, and the dtype of `x`.
       optimizer: as of `compile`.
@@ -107,7 +107,7 @@ def row(name: str, strategy: str) -> str:
 
 
 def main() -> None:
-    """Prints the page, or one plan."""
+    """Prints the page, or a single plan."""
     if len(sys.argv) > 2:
         plan = cases()[sys.argv[1]].plan(sys.argv[2])
         print(json.dumps(plan.to_dict()) if "--json" in sys.argv else plan)
@@ -115,10 +115,10 @@ def main() -> None:
     versions = f"jax {jax.__version__}"
     print(f"""# Plans of known models
 
-What `strategy.plan` says of a train step on {TOPOLOGY}, with `precision="mixed_bfloat16"`, AdamW for the transformers
-and SGD for the others. Written by `python benchmarks/plans.py > docs/plans.md`, with {versions}, on a machine without a
-GPU. Nothing here was run: times are rooflines, below what any program reaches. [Plans](plan.md) says what each number
-is.
+The plans that `strategy.plan` makes of a train step on {TOPOLOGY}, with `precision="mixed_bfloat16"`, AdamW for the
+transformers and SGD for the other models. Written by `python benchmarks/plans.py > docs/plans.md`, with {versions}, on
+a machine without a GPU. Nothing here was run: times are rooflines, and every program takes longer.
+[Plans](plan.md) explains each number.
 
 | Model and batch | Strategy | State | Temporary | Peak | Fits | Sent in a step | FLOP | Fused | Least step | Bound by |
 |---|---|---|---|---|---|---|---|---|---|---|""", flush=True)
@@ -126,9 +126,9 @@ is.
         for strategy in STRATEGIES:
             print(row(name, strategy), flush=True)
     print("""
-Bytes, operations and times are those of one device. *Fits* means 75 % of 79.1 GiB, which JAX takes by default. The mesh
-of `ModelParallelStrategy` stands in the table; transformers are split as Megatron-LM splits them, the others by the
-outputs of their convolutions.""")
+Bytes, operations and times are per device. *Fits* means 75 % of 79.1 GiB, which JAX takes by default. The table names
+the mesh of `ModelParallelStrategy`; transformers are split as in Megatron-LM, the other models by the outputs of their
+convolutions.""")
 
 
 if __name__ == "__main__":

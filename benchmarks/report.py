@@ -25,7 +25,7 @@ _SCALES = {"us": 1e6, "ms": 1e3, "s": 1.0, "MB": 1.0}
 
 
 def figures(rounds: list[dict[str, float]], unit: str) -> list[float]:
-    """Returns one figure per round: what was measured, or else the time of a step."""
+    """Returns a figure per round: the round's own figure, or else the time of a step."""
     return [entry["figure"] if "figure" in entry else entry["seconds"] / entry["steps"] * _SCALES[unit]
             for entry in rounds]
 
@@ -38,7 +38,7 @@ def compared(case: Case, outcome: Outcome) -> list[dict[str, Any]]:
                         for name in (comparison.ours, comparison.theirs))
         if not ours or not theirs:
             continue
-        rounds = min(len(ours), len(theirs))  # one of them may have failed halfway
+        rounds = min(len(ours), len(theirs))  # either may have failed halfway
         ratio = Ratio.of([figure - comparison.less for figure in ours[:rounds]], theirs[:rounds])
         entries.append({
             "ours": comparison.ours, "theirs": comparison.theirs, "median": ratio.median, "least": ratio.of_rounds[0],
@@ -48,7 +48,7 @@ def compared(case: Case, outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def write(name: str, case: Case, machine: Machine, outcome: Outcome) -> None:
-    """Writes what a case gave into `RESULTS.md`, `results.json` and the chart, which has ten bars."""
+    """Writes the results of a case into `RESULTS.md`, `results.json` and the chart, which has ten bars."""
     entries = compared(case, outcome)
     stored, where = _stored(), machine.described(case.workload.replicas)
     stored[name] = {"title": case.title, "machine": where, "unit": case.unit, "comparisons": entries,
@@ -59,7 +59,7 @@ def write(name: str, case: Case, machine: Machine, outcome: Outcome) -> None:
 
 
 def show(name: str, case: Case, machine: Machine, outcome: Outcome) -> None:
-    """Prints what a case gave."""
+    """Prints the results of a case."""
     print(f"## {case.title}\n\n{_section(name, case, outcome, compared(case, outcome))}")
 
 

@@ -1,7 +1,7 @@
-"""How throughput grows with workers, and how many bytes a step moves over up to 512 replicas.
+"""Growth of the throughput with workers, and the bytes that a step moves over up to 512 replicas.
 
-`python benchmarks/scaling.py time`: one worker on one core against two on a core each. `... bytes`: what compiled
-programs say. Both by default; writes its sections of `benchmarks/RESULTS.md`.
+`python benchmarks/scaling.py time`: one worker on one core against two on a core each. `... bytes`: counts from
+compiled programs. Both by default; writes its sections of `benchmarks/RESULTS.md`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PinnedWorker(Worker):
       model: of a `Workload`.
       steps: of each `fit`.
       batch_norm: "global" or "per_replica", as of `compile`.
-      cluster: the addresses of the workers of its job, if it is in one.
+      cluster: the addresses of the workers of its job, if any.
       index: which of these it is.
     """
 
@@ -84,7 +84,7 @@ class Rates(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """What a contestant does in a round: `fit` in some processes at once.
+    """The work of a contestant in a round: `fit` in some processes at once.
 
     Attributes:
       workers: the processes.
@@ -125,7 +125,7 @@ def take_turns(turns: Mapping[str, Turn], rounds: int) -> dict[str, list[Rates]]
 
 
 def calm_rounds(limits: Sequence[float]) -> list[int]:
-    """Returns the third of the rounds in which the machine gave most, by the rates of what can be had at most.
+    """Returns the third of the rounds in which the machine was fastest, by the measured limits of its rates.
 
     >>> calm_rounds([3.0, 1.0, 2.0, 5.0, 4.0, 0.5])
     [3, 4]
@@ -134,7 +134,7 @@ def calm_rounds(limits: Sequence[float]) -> list[int]:
 
 
 def measure_time(model: str, batch_norm: str, batch_size: int, steps: int, rounds: int) -> tuple[str, str]:
-    """Measures the throughput of one and of two workers; returns the section and a sentence on the machine."""
+    """Measures the throughput of a worker and of two workers; returns the section and a sentence on the machine."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         sys.exit("Two workers need two cores, and this process may use one.")

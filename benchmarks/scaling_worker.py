@@ -26,7 +26,7 @@ def main() -> None:
     """Answers until standard input ends."""
     _, model, steps, batch_norm = sys.argv[1:]
     with os.fdopen(os.dup(1), "w") as replies:
-        os.dup2(2, 1)  # what libraries print is not an answer
+        os.dup2(2, 1)  # libraries' output is not an answer
         warnings.simplefilter("ignore")
         in_job = "TF_CONFIG" in os.environ
         strategy = distribute.MultiWorkerMirroredStrategy() if in_job else distribute.OneDeviceStrategy()

@@ -1,4 +1,4 @@
-"""What the strategies cost on simulated devices: time, against loops written by hand, and memory.
+"""Costs of the strategies on simulated devices: time, against loops written by hand, and memory.
 
 Run by `make bench-strategies`. Writes its sections of `benchmarks/RESULTS.md`. Some of its parts can be named:
 `python benchmarks/strategies.py run memory`.
@@ -155,7 +155,7 @@ def live_bytes(model: trainer.Model, x) -> list[int]:
 
 
 def measure_memory(rounds: int) -> None:
-    """Measures what each device holds between steps, and at most in a step: once, as no round differs."""
+    """Measures the bytes that each device holds between steps, and the peak in a step: once, as no round differs."""
     big, small, x_big = Blocks(1024, 12), Blocks(1024, 1), noise(64, 1024)
     strategies = {
         "MirroredStrategy": distribute.MirroredStrategy,
@@ -214,7 +214,7 @@ one that compiles, and half as many of compiling: `python benchmarks/strategies.
 
 
 def _lowerings(name: str, strategy: distribute.Strategy, module, data, steps: int, rounds: int) -> Iterator[list]:
-    """Yields rows of the table: what a step and compiling it take in both lowerings."""
+    """Yields rows of the table: the times of a step and of its compilation in both lowerings."""
     (x, y), batch_size = data, len(data[0]) // steps
     models = {"replicated": new_model(strategy, module, "adam"),
               "partitioned": new_model(strategy, module, "adam", make=OwnStep)}

@@ -23,7 +23,7 @@ def noise(rows: int, features: int = FEATURES) -> tuple[np.ndarray, np.ndarray]:
 
 
 class OwnStep(trainer.Model):
-    """A model whose train step is the default one, which is not known: so XLA divides it."""
+    """A model whose train step equals the default but is not recognized, so that XLA divides it."""
 
     def train_step(self, state, batch):
         return super().train_step(state, batch)

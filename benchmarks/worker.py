@@ -1,8 +1,8 @@
 """One contestant of a case, in a process of its own: `python benchmarks/worker.py CASE CONTESTANT EPOCHS`.
 
-It prepares, compiles what rounds of so many epochs need, and then obeys lines: "choose" takes the fastest of several
-ways to do the work, "run" runs a round, and "trace" one under JAX's profiler. Each is answered by a line of JSON in
-standard output, which nothing else can write to.
+It prepares, compiles for rounds of so many epochs, and then obeys lines: "choose" takes the fastest of several ways to
+do the work, "run" runs a round, and "trace" runs a round under JAX's profiler. The answer to each is a line of JSON in
+standard output, to which nothing else can write.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fastest(candidates: dict[str, Callable[[int], Any]]) -> str:
 
 
 def answers(case: cases.Case, name: str, epochs: int, orders: TextIO) -> Iterator[dict[str, Any]]:
-    """Yields the answer to each line, after one that says that all is compiled, and in how many seconds."""
+    """Yields the seconds until all was compiled, then the answer to each line."""
     contestant, start = case.contestants[name], time.perf_counter()
     module, function = contestant.loop.split(":")
     made = getattr(importlib.import_module(module), function)(case.workload, **contestant.options)
@@ -67,7 +67,7 @@ def main() -> None:
     """Answers until standard input ends."""
     case, name, epochs = sys.argv[1:]
     with os.fdopen(os.dup(1), "w") as replies:
-        os.dup2(2, 1)  # what libraries print is not an answer
+        os.dup2(2, 1)  # libraries' output is not an answer
         warnings.simplefilter("ignore")
         try:
             for answer in answers(cases.find(case), name, int(epochs), sys.stdin):

@@ -1,7 +1,7 @@
 """The processes of a case's contestants, and the rounds in which they take turns.
 
 Each contestant has a process of its own (`worker.py`), so that libraries, backends and numbers of simulated devices
-never share one. Between its turns a worker waits for a line and costs nothing.
+never mix. Between its turns a worker waits for a line and costs nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 from cases import Case, Contestant
 
 TIMEOUT_SECS = 300
-CACHE_VARIABLE = "BENCH_CACHE_DIR"  # of a folder with compiled programs, for a run after one that was cut short
+CACHE_VARIABLE = "BENCH_CACHE_DIR"  # of a folder with compiled programs, for the run after an interrupted run
 _MAX_STARTING = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What the workers run on.
+    """The devices of the workers.
 
     Attributes:
       platform: JAX's: "cpu", "gpu" or "tpu".
@@ -134,13 +134,13 @@ class Worker:
 
 @dataclasses.dataclass
 class Outcome:
-    """What the rounds of a case gave.
+    """The results of the rounds of a case.
 
     Attributes:
       rounds: of each contestant, the figures of its rounds: "seconds", "cpu_seconds", "steps", or "figure".
       notes: of a contestant, how it works or why it does not take part.
       starts: of a contestant, how many seconds it took until all was compiled.
-      traces: of a contestant, what its trace gave, or as "untraced" why there is none.
+      traces: of a contestant, the results of its trace, or the reason for its absence as "untraced".
     """
 
     rounds: dict[str, list[dict[str, float]]]
@@ -158,7 +158,7 @@ def measure(name: str, case: Case, machine: Machine, rounds: int, most_epochs: i
 
     Args:
       name: the case's.
-      case: what is measured.
+      case: the case.
       machine: where.
       rounds: how many.
       most_epochs: of a round; None for the contestants' own numbers.
@@ -213,7 +213,7 @@ def _measure_in_new_processes(
                 outcome.notes[who] = chosen["chosen"]
         for _ in range(rounds):
             names, done = list(workers), {}
-            rng.shuffle(names)  # so that none always follows the same one
+            rng.shuffle(names)  # so that none always follows the same contestant
             for who in names:
                 workers[who].ask("run")
                 if figures := answer(who):

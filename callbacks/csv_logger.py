@@ -70,8 +70,8 @@ class CSVLogger(Callback):
         self.append = append
         self.writer: csv.DictWriter | None = None
         self.keys: list[str] | None = None
-        self._end = 0  # bytes of the file up to the last row, or to what was there before the first one
-        self._replaces = False  # whether what is in the file is of another run, and goes with the first row
+        self._end = 0  # bytes of the file up to the last row, or before the first row
+        self._replaces = False  # whether the first row replaces the content, which is of another run
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._close()  # an exception may have ended the last fit

@@ -91,7 +91,7 @@ class Throughput(TrainBatchCallback):
         if peak_flops_per_sec is not None:
             require_positive(peak_flops_per_sec=peak_flops_per_sec)
         self.peak_flops_per_sec = peak_flops_per_sec
-        self._rows_of_batch = 0.0  # of a full one, which `train_step_flops` is of
+        self._rows_of_batch = 0.0  # of a full batch, as counted by `train_step_flops`
         self._begin_rows = self._rows = 0
         self._begin_secs = self._execution_secs = 0.0
         self._end_secs: float | None = None  # of the last step, once it has ended

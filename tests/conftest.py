@@ -23,7 +23,7 @@ if metadata.version("jaxlib").startswith("0.10."):
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")  # a failing test shows the trainer's frames
-# All processes of a run of the suite, those that tests start too, share what they compile.
+# All processes of a run of the suite, and the processes that tests start, share their compiled programs.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _cache = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="trainer-tests-")
     atexit.register(shutil.rmtree, _cache, ignore_errors=True)
@@ -33,7 +33,7 @@ os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTEN
 import jax  # noqa: E402
 
 THREAD_GRACE_SECS = 2.0
-CASES_FOR_ONE = 5  # of a slow test, of which `make test-rest` runs one; no usual length of an axis of the cases
+CASES_FOR_ONE = 5  # `make test-rest` runs one of so many cases of a slow test; no usual length of an axis of cases
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects

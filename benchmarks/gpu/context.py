@@ -1,4 +1,4 @@
-"""What all stages know: where they run, how long they may take, and where their results go."""
+"""The context of all stages: their machine, their time limits, and the destination of their results."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from workers import Machine
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a stage is given.
+    """The input of a stage.
 
     Attributes:
       machine: its platform, and how many devices it has.
       device_kind: JAX's name of the devices.
       tiny: whether this is a dry run.
-      results: what the stage adds to.
+      results: results to which the stage adds.
       rounds: how many each case has; None for its own number.
       without: the contestants that are left out.
     """
@@ -32,7 +32,7 @@ class Context:
 
     @property
     def prefix(self) -> str:
-        """What the names of the cases begin with."""
+        """The beginning of the names of the cases."""
         return "tiny " if self.tiny else ""
 
     @property

@@ -1,4 +1,4 @@
-"""Whether it computes what it should: each check is tried by itself, and one that fails stops no other."""
+"""Checks of the numbers on GPUs: each check is tried by itself, and a failed check stops no other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGES = {"README.md": 1, "docs/custom_training.md": 7, "docs/sharding.md": 1, "d
 PROCESS_SECS = 150.0
 MOST_BESIDE = 4  # checks in processes of their own at a time
 
-Check = Callable[[], str | None]  # raises if something is wrong; may return what to know
+Check = Callable[[], str | None]  # raises if something is wrong; may return details
 
 
 class EveryBatch(trainer.callbacks.Callback):
@@ -42,7 +42,7 @@ def run(context: Context) -> None:
     """Makes all checks.
 
     Raises:
-      RuntimeError: at the end, if one of them failed.
+      RuntimeError: at the end, if a check failed.
     """
     failed = []
     with concurrent.futures.ThreadPoolExecutor(max(1, min(MOST_BESIDE, (os.cpu_count() or 1) // 2))) as pool:
@@ -56,7 +56,7 @@ def run(context: Context) -> None:
 
 
 def _tried(check: Check) -> tuple[bool, str]:
-    """Returns whether a check passed, and what to know."""
+    """Returns whether a check passed, and its details."""
     try:
         return True, check() or ""
     except Exception as error:

@@ -39,7 +39,7 @@ def round_of(workload: Workload, epochs: int) -> dict[str, float]:
 
 
 def use_attention(implementation: str | None) -> None:
-    """Makes all modules of this process attend by one of JAX's implementations; None leaves it to JAX.
+    """Makes all modules of this process use this implementation of JAX's attention; None leaves the choice to JAX.
 
     They attend in bfloat16, in their initialization too, which is in float32: cuDNN has nothing for that.
     """
@@ -89,7 +89,7 @@ def by_hand(workload: Workload, attention: str | None = None, loss_chunks: int =
 
 
 def _chunked_step(module: TransformerLM, tx: optax.GradientTransformation, chunks: int) -> Callable:
-    """Returns what `train_step` does for a language model, with logits of a part of the rows at a time."""
+    """Returns a `train_step` for a language model, with logits of a part of the rows at a time."""
 
     def hidden(module, tokens):
         x = module._embedded(tokens, 0, training=True)

@@ -38,7 +38,7 @@ def _new_model(workload: Workload) -> keras.Model:
 def fit(workload: Workload) -> Run:
     """Calls `fit` once for all epochs, with a generator of batches that are on the device.
 
-    Steps take far longer than their dispatch, so there is one in an execution.
+    Steps take far longer than their dispatch, so an execution has one step.
     """
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     if jax.device_count() > 1:

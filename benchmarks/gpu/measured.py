@@ -1,4 +1,4 @@
-"""A case of `gpu.cases`: its contestants take turns, and what they took becomes results."""
+"""A case of `gpu.cases`: its contestants take turns, and their times become results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MOST_LONG_GAPS = 0.5  # of 100 us, for each step of a large model: more would be
 
 def measure_case(context: Context, name: str, rounds: int, traced: Sequence[str] = (),
                  may_fail: Collection[str] = ()) -> None:
-    """Measures a case; what is there when it is interrupted is kept.
+    """Measures a case; an interruption keeps the results so far.
 
     Args:
-      context: where, and what is added to.
+      context: the machine, and the results to which figures are added.
       name: of the case, in `gpu.cases`.
       rounds: how many, if the context does not say; a dry run has 2.
       traced: the contestants whose gaps are measured.
       may_fail: the contestants that are tried only.
 
     Raises:
-      RuntimeError: if a contestant failed, once the others are done. One that is not installed does not fail.
+      RuntimeError: if a contestant failed, once the others are done. A contestant that is not installed does not fail.
     """
     name = f"gpu.cases:{context.prefix}{name}"
     case, outcome = find(name), Outcome({}, {})

@@ -16,7 +16,7 @@ def render(stored: dict[str, dict[str, Any]]) -> str:
     """Returns the page.
 
     Args:
-      stored: what the JSON file holds: by stage, its "machine", "seconds", "error" and results.
+      stored: content of the JSON file: by stage, its "machine", "seconds", "error" and results.
     """
     on_gpus = any(entry["machine"]["platform"] == "gpu" for entry in stored.values())
     states = [] if on_gpus else [NOT_YET]

@@ -1,4 +1,4 @@
-"""What GPUs can do at most."""
+"""The peaks of GPUs."""
 
 from __future__ import annotations
 

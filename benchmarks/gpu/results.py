@@ -1,6 +1,6 @@
-"""What a stage found: figures with units, ratios, checks and notes; kept as JSON, which is written after each addition.
+"""The results of a stage: figures with units, ratios, checks and notes, as JSON that is written after each addition.
 
-So a stage that fails, or is stopped by its time limit, leaves what it had.
+So a stage that fails, or is stopped by its time limit, leaves its results so far.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Results:
         """Adds the figures of some rounds: their median, the least and the most.
 
         Args:
-          case: what was measured.
+          case: name of the case.
           who: by whom.
-          what: such as "step".
-          values: one for each round.
+          what: measured quantity, such as "step".
+          values: the value of each round.
           unit: of the values.
 
         Raises:
-          ValueError: if there is none, or one is not finite.
+          ValueError: if there are no values, or a value is not finite.
         """
         if not values or not all(map(math.isfinite, values)):
             raise ValueError(f"{case}, {who}, {what}: {values} are no figures.")
@@ -56,12 +56,12 @@ class Results:
                           "most": ratio.of_rounds[-1], "rounds": len(values), "bar": None, "met": None})
 
     def check(self, name: str, passed: bool, detail: str = "") -> None:
-        """Adds whether something holds, and what to know of it."""
+        """Adds whether a check passed, and its details."""
         print(f"{'passed' if passed else 'FAILED'}: {name}{f' ({detail})' if detail else ''}", flush=True)
         self._add("checks", name=name, passed=bool(passed), detail=detail)
 
     def note(self, text: str) -> None:
-        """Adds what else to know, such as who did not take part."""
+        """Adds a remark, such as who did not take part."""
         print(text, flush=True)
         self._add("notes", text=text)
 

@@ -13,7 +13,7 @@ from trainer import models
 
 
 class ConvNet(nn.Module):
-    """A convolution, BatchNorm, max pooling and two dense layers: what adds in an order that may change on GPUs."""
+    """A convolution, BatchNorm, max pooling and two dense layers, whose sums may change their order on GPUs."""
 
     @nn.compact
     def __call__(self, x, training=False):

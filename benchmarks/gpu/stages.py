@@ -1,4 +1,4 @@
-"""The stages: what each measures, and how long it may take."""
+"""The stages: the measurements and the time limit of each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Stage:
     Attributes:
       run: adds to the results of a context, and raises if something failed.
       limit_secs: after so long it is stopped.
-      text: what it is about.
+      text: its subject.
     """
 
     run: Callable[[Context], None]
@@ -81,4 +81,4 @@ STAGES = {
         _cases("grain", "decoding", rounds=3), 200,
         "pipelines of Grain that are slower than the step"),
 }
-TOTAL_SECS = 1470.0  # of all: what is left is a stage's limit
+TOTAL_SECS = 1470.0  # of all: the remainder is a stage's limit

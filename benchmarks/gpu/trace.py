@@ -14,11 +14,11 @@ Interval = tuple[float, float]
 
 
 class Gaps(NamedTuple):
-    """What lies between a device's work, in the middle half of a trace.
+    """The gaps between a device's work, in the middle half of a trace.
 
     Attributes:
       busy_percent: the part of the time in which a kernel runs.
-      idle_us_per_step: microseconds without one, for each step.
+      idle_us_per_step: microseconds without a kernel, for each step.
       longest_us: the longest gap.
       long_gaps_per_step: gaps of 100 us and more, for each step.
     """
@@ -32,7 +32,7 @@ class Gaps(NamedTuple):
 def gaps(intervals: Iterable[Interval], steps: int) -> Gaps:
     """Returns the gaps between intervals of work, in seconds, of a trace of so many steps.
 
-    Only the middle half of the time counts, which has half the steps: what a run begins and ends with is not steady.
+    Only the middle half of the time counts, which has half the steps: the begin and the end of a run are not steady.
 
     >>> gaps([(0, 1), (0.5, 1.5), (3, 5), (6, 8)], steps=4)
     Gaps(busy_percent=50.0, idle_us_per_step=1000000.0, longest_us=1000000.0, long_gaps_per_step=1.0)
@@ -61,10 +61,10 @@ def _merged(intervals: Iterable[Interval]) -> list[Interval]:
 def work_of(profile: Any, platform: str) -> list[Interval]:
     """Returns when the first device of a `jax.profiler.ProfileData` ran something, in seconds.
 
-    That is all that its streams ran: kernels and copies. Of a CPU it is what XLA's threads ran.
+    The work is all that its streams ran: kernels and copies. On a CPU, it is the work of XLA's threads.
 
     Args:
-      profile: what the profiler recorded.
+      profile: the recorded profile.
       platform: of the devices, as JAX has it.
 
     Raises:

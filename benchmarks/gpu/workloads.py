@@ -1,4 +1,4 @@
-"""The large models, and what a step of theirs costs. A tiny workload has a small model of the same kind.
+"""The large models, and the costs of their steps. A tiny workload has a small model of the same kind.
 
 Light on purpose, as the parent of all workers imports it: JAX is imported where a model is made.
 """
@@ -71,7 +71,7 @@ class Workload:
         return 10 if self.tiny else 1000
 
     def module(self, dtype: Any = None) -> Any:
-        """Returns the Linen module, which gives logits; `dtype` is what its layers compute in."""
+        """Returns the Linen module, which gives logits; its layers compute in `dtype`."""
         from trainer import models
 
         if (sizes := self.transformer) is not None:

@@ -23,7 +23,7 @@ from trainer.core.types import Phase
 
 LOGGER = logging.getLogger(__name__)
 
-PREEMPTED_EXIT_CODE = 143  # what a shell reports of a process that SIGTERM ended
+PREEMPTED_EXIT_CODE = 143  # as a shell reports a process that SIGTERM ended
 
 
 class BackupAndRestore(Callback):

@@ -229,7 +229,7 @@ class _SampleValues(dict):
 
 def _check_format(filepath: str) -> None:
     try:
-        with contextlib.suppress(LookupError, TypeError, AttributeError):  # of what names lead to
+        with contextlib.suppress(LookupError, TypeError, AttributeError):  # of items and attributes of the numbers
             string.Formatter().vformat(filepath, (), _SampleValues(epoch=1, batch=1))
     except ValueError as error:
         raise ValueError("`filepath` is no format string of numbers by name, such as 'w-{epoch:02d}-{loss:.3f}'. "

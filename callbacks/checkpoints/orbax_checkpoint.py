@@ -96,7 +96,7 @@ class OrbaxCheckpoint(PeriodicSaves):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._kept = [arguments.as_count("_kept", number, 0) for number in self._kept]  # they name what is deleted
+        self._kept = [arguments.as_count("_kept", number, 0) for number in self._kept]  # checkpoints to delete
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         super().on_train_end(logs)
@@ -135,7 +135,7 @@ class OrbaxCheckpoint(PeriodicSaves):
             if not self._improves(epoch, value):
                 return
         number = epoch if batch is None else self._batches
-        self.wait_until_finished()  # so that what is deleted is older than what is whole
+        self.wait_until_finished()  # so that only checkpoints older than a complete checkpoint are deleted
         self._say(epoch, f"saving model to {self._path(number)}")
         self._save(self._path(number))
         self._kept = [*(other for other in self._kept if other != number), number]

@@ -23,7 +23,7 @@ def open_line(console: Console | None = None, bar_width: int = BAR_WIDTH) -> Ter
     """
     if not is_interactive_logging_enabled():
         return None
-    if "CI" in os.environ:  # some CI systems offer a terminal, or colours, to what becomes a file
+    if "CI" in os.environ:  # some CI systems offer a terminal, or colours, but keep a file
         return None
     if console is None:
         if is_in_notebook():

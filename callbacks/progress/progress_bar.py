@@ -68,7 +68,7 @@ class ProgbarLogger(Callback):
         self._verbose = 1
         self._epochs = 1
         self._steps: int | None = None
-        self._outermost: str | None = None  # the phase that was begun first: what runs inside it is not shown
+        self._outermost: str | None = None  # the phase that was begun first: phases inside it are not shown
         self._has_executed = False
         self._title = ""
         self._pace = Pace()

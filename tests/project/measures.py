@@ -1,6 +1,6 @@
 """Measures of the code: `python -m tests.project.measures [FOLDER]` prints a table, of this or of another checkout.
 
-Lines by room, reaches into private names of other files, parameters typed `Any`, words of docstrings, long functions.
+Lines by room, private names of other files, parameters typed `Any`, words of docstrings and comments, long functions.
 `test_measures.py` holds some of them to limits.
 """
 
@@ -9,37 +9,65 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import io
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDERS = ("trainer", "callbacks", "models")
+TEXT_FOLDERS = ("tests/support", "benchmarks")  # their docstrings and comments are measured too
 _PRIVATE = re.compile(r"_[a-z]\w*")
 # Of NamedTuples, `os` and `sys`: documented, in spite of their underscores.
 PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_exit", "_current_frames"}
 _WORD = re.compile(r"[A-Za-z']+")
 # "what" as a noun, and "one" as a pronoun: not before a noun, and not as a number.
 _WHAT = re.compile(r"\bwhat\b", re.IGNORECASE)
-_ONE = re.compile(r"\bones\b|\bone(?=[.,;:)]|\s+(?:is|are|was|that|which|who|of|has|may|can|for|in|with|and|or|by|to)"
+_ONE = re.compile(r"\bones\b|\bone(?=[.,;:)]|$|\s+(?:is|are|was|that|which|who|of|has|may|can|for|in|with|and|or|by|to)"
                   r"\b)", re.IGNORECASE)
 _CODE = re.compile(r"`[^`]*`|^\s*(?:>>>|\.\.\.).*$", re.MULTILINE)
 
 
 @dataclasses.dataclass
+class Words:
+    """Counts of words in docstrings or comments.
+
+    Attributes:
+      count: number of all words.
+      whats, ones: numbers of "what", and of "one" as a pronoun.
+    """
+
+    count: int = 0
+    whats: int = 0
+    ones: int = 0
+
+    def add(self, texts: Iterable[str]) -> None:
+        """Counts the words of more texts, without their code."""
+        for text in texts:
+            text = _CODE.sub(" ", text)
+            self.count += len(_WORD.findall(text))
+            self.whats += len(_WHAT.findall(text))
+            self.ones += len(_ONE.findall(text))
+
+    def per_thousand(self) -> tuple[float, float]:
+        """Returns the numbers of "what" and of the pronoun "one" per 1,000 words."""
+        return 1000 * self.whats / max(self.count, 1), 1000 * self.ones / max(self.count, 1)
+
+
+@dataclasses.dataclass
 class Measures:
-    """What was counted in the sources.
+    """Counts of the sources.
 
     Attributes:
       lines: the lines of each room.
-      code_lines: those without docstrings, comments and blank lines.
-      reaches: `file: name`, for each private name that a file uses of another.
-      parameters: how many parameters functions have, by whether the function is public.
-      bare: how many of these are typed `Any`.
+      code_lines: the lines without docstrings, comments and blank lines.
+      reaches: `file: name`, for each private name that a file uses of another file.
+      parameters: number of parameters of functions, by whether the function is public.
+      bare: number of the parameters typed `Any`.
       long_bodies: `file: function`, for bodies of more than 50 lines.
-      docstring_words: how many words docstrings have.
-      whats, ones: how often docstrings have "what", and "one" as a pronoun.
+      docstrings, comments: their words.
     """
 
     lines: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -48,14 +76,13 @@ class Measures:
     parameters: collections.Counter[bool] = dataclasses.field(default_factory=collections.Counter)
     bare: collections.Counter[bool] = dataclasses.field(default_factory=collections.Counter)
     long_bodies: list[str] = dataclasses.field(default_factory=list)
-    docstring_words: int = 0
-    whats: int = 0
-    ones: int = 0
+    docstrings: Words = dataclasses.field(default_factory=Words)
+    comments: Words = dataclasses.field(default_factory=Words)
 
 
-def sources(root: pathlib.Path = ROOT) -> dict[str, str]:
-    """Returns the package's sources by path, relative to the root."""
-    return {str(path.relative_to(root)): path.read_text() for folder in FOLDERS
+def sources(root: pathlib.Path = ROOT, folders: Iterable[str] = FOLDERS) -> dict[str, str]:
+    """Returns sources by path, relative to the root; by default the package's."""
+    return {str(path.relative_to(root)): path.read_text() for folder in folders
             for path in sorted((root / folder).rglob("*.py")) if not (root / folder).is_symlink()}
 
 
@@ -68,11 +95,8 @@ def measured(files: dict[str, str]) -> Measures:
         found.lines[room] += source.count("\n")
         found.code_lines[room] += len(_lines_of_code(tree))
         found.reaches |= {f"{path}: {name}" for name in private_names(tree) - PUBLIC}
-        for text in docstrings(tree):
-            text = _CODE.sub(" ", text)
-            found.docstring_words += len(_WORD.findall(text))
-            found.whats += len(_WHAT.findall(text))
-            found.ones += len(_ONE.findall(text))
+        found.docstrings.add(docstrings(tree))
+        found.comments.add(comments(source))
         for name, function in _functions(tree):
             is_public = not re.search(r"(^|\.)_(?!_)", name)
             arguments = function.args
@@ -109,6 +133,24 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and (
                 text := ast.get_docstring(node)):
             yield text
+
+
+def comments(source: str) -> Iterator[str]:
+    """Yields the comments of a source; consecutive lines of comments are a single text."""
+    lines: list[str] = []
+    last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        number, text = token.start[0], token.string.lstrip("#")
+        is_alone = token.line.lstrip().startswith("#")
+        if lines and not (is_alone and number == last + 1):
+            yield "\n".join(lines)
+            lines = []
+        lines.append(text)
+        last = number if is_alone else 0
+    if lines:
+        yield "\n".join(lines)
 
 
 def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -154,8 +196,12 @@ def main(root: pathlib.Path) -> None:
     print(f"private names used across files {len(found.reaches)}")
     print(f"parameters typed bare Any: public {share[True]:.1f} %, all {of_all:.1f} %")
     print(f"bodies of more than 50 lines {len(found.long_bodies)}")
-    whats, ones = (1000 * count / found.docstring_words for count in (found.whats, found.ones))
-    print(f"docstring words {found.docstring_words:,}; per 1,000: what {whats:.1f}, pronoun one {ones:.1f}")
+    others = measured(sources(root, TEXT_FOLDERS))
+    for name, words in {"docstrings": found.docstrings, "comments": found.comments,
+                        "docstrings of tests/support and benchmarks": others.docstrings,
+                        "comments of tests/support and benchmarks": others.comments}.items():
+        whats, ones = words.per_thousand()
+        print(f"words of {name} {words.count:,}; per 1,000: what {whats:.1f}, pronoun one {ones:.1f}")
 
 
 if __name__ == "__main__":

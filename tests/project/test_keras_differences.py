@@ -1,4 +1,4 @@
-"""What is listed as a difference from Keras is one, and docs/keras_differences.md lists all of them."""
+"""Each listed difference from Keras exists, and docs/keras_differences.md lists all of them."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from tests.support import keras_comparison as compare
 from tests.support.keras_differences import DIFFERENCES
 
 with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("KERAS_BACKEND", "jax")  # the one that needs no further package
+    patch.setenv("KERAS_BACKEND", "jax")  # needs no further package
     keras = pytest.importorskip("keras")
 
 

@@ -1,15 +1,21 @@
 """The limits of measures of the code, and the measures on small sources."""
 
 import ast
+import functools
 
 import pytest
 
 from tests.project import measures
 
 
-@pytest.fixture(scope="module")
+@functools.cache
+def measures_of(folders):
+    return measures.measured(measures.sources(folders=folders))
+
+
+@pytest.fixture
 def measured():
-    return measures.measured(measures.sources())
+    return measures_of(measures.FOLDERS)
 
 
 def test_few_files_use_private_names_of_others(measured):
@@ -21,9 +27,11 @@ def test_few_parameters_are_typed_any(measured):
     assert measured.bare.total() <= 0.12 * measured.parameters.total()
 
 
-def test_docstrings_are_plain(measured):
-    per_thousand = {name: 1000 * getattr(measured, name) / measured.docstring_words for name in ("whats", "ones")}
-    assert per_thousand["whats"] <= 1 and per_thousand["ones"] <= 2, "python -m tests.project.measures"
+@pytest.mark.parametrize("folders", [measures.FOLDERS, measures.TEXT_FOLDERS], ids=",".join)
+@pytest.mark.parametrize("kind", ["docstrings", "comments"])
+def test_texts_are_plain(folders, kind):
+    whats, ones = getattr(measures_of(folders), kind).per_thousand()
+    assert whats <= 1 and ones <= 2, "python -m tests.project.measures"
 
 
 @pytest.mark.parametrize(("source", "names"), [
@@ -36,10 +44,17 @@ def test_private_names_of_other_files_are_found(source, names):
 
 @pytest.mark.parametrize(("text", "whats", "ones"), [
     ("Returns what it has.", 1, 0), ("Returns the one that is there, or ones.", 0, 2),
-    ("One row, or one of `what`.", 0, 1), (">>> what", 0, 0)])
+    ("One row, or one of `what`.", 0, 1), (">>> what", 0, 0), ("The first one", 0, 1)])
 def test_words_are_counted(text, whats, ones):
-    found = measures.measured({"trainer/core/a.py": f'"""{text}"""\n'})
-    assert (found.whats, found.ones) == (whats, ones)
+    found = measures.measured({"trainer/core/a.py": f'"""{text}"""\n', "trainer/core/b.py": f"x = 1  # {text}\n"})
+    for words in (found.docstrings, found.comments):
+        assert (words.whats, words.ones) == (whats, ones)
+
+
+def test_a_comment_may_have_several_lines():
+    source = 'x = "# no"  # one\n# row, and\n\n# a second one\n# line\n'
+    assert list(measures.comments(source)) == [" one", " row, and", " a second one\n line"]
+    assert measures.measured({"trainer/a.py": source}).comments == measures.Words(count=7, ones=1)
 
 
 def test_parameters_and_lines_are_counted():

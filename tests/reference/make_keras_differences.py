@@ -14,8 +14,8 @@ INTRODUCTION = """\
 # Differences from Keras 3
 
 Losses, metrics, optimizers, schedules, penalties and functions of images have Keras 3's names, arguments, defaults,
-numbers and configurations: tests compare every public class and function with Keras itself, on generated data. What
-differs on purpose is here, and tests check that each of these still differs.
+numbers and configurations: tests compare every public class and function with Keras itself, on generated data. This
+page lists the intended differences; tests check that each still exists.
 
 This page is written by `python -m tests.reference.make_keras_differences`.
 """
@@ -27,7 +27,7 @@ def text() -> str:
     for room, title in TITLES.items():
         rows = [f"| {each.names} | {each.keras} | {each.ours} | {each.why} |"
                 for each in DIFFERENCES if each.room == room]
-        parts.append("\n".join([f"## {title}", "", "| What | Keras 3 | Here | Why |", "|---|---|---|---|", *rows, ""]))
+        parts.append("\n".join([f"## {title}", "", "| Names | Keras 3 | Here | Reason |", "|---|---|---|---|", *rows, ""]))
     return "\n".join(parts)
 
 

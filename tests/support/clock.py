@@ -1,4 +1,4 @@
-"""A clock for tests of what is measured and printed."""
+"""A clock for tests of measured times and their texts."""
 
 
 class StandingClock:

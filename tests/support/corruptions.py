@@ -1,6 +1,6 @@
 """Random damage to the files of checkpoints, and disks that cannot be written.
 
-Owns what is done to files, and which of them differ after it. Knows nothing of what they mean, nor of the trainer.
+Owns the damage, and the list of files that then differ. Knows nothing of their meaning, nor of the trainer.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _swap_two_files(rng: random.Random, folder: Path) -> None:
 
 
 def _common(first: Path, second: Path) -> list[str]:
-    """Returns what both checkpoints have, files and folders, with other bytes."""
+    """Returns the files and folders that both checkpoints have with different bytes."""
     one, other = contents_of(first), contents_of(second)
     files = [name for name in one.keys() & other.keys() if one[name] != other[name]]
     folders = {str(parent) for name in files for parent in pathlib.PurePath(name).parents if str(parent) != "."}
@@ -167,13 +167,13 @@ KINDS = (*OF_ONE, *OF_TWO)
 
 
 def damage(kind: str, rng: random.Random, newest: Path, older: Path) -> str:
-    """Damages the newest of two checkpoints, the older one, or both; returns which.
+    """Damages the newest of two checkpoints, the older, or both; returns which.
 
     Args:
-      kind: one of `KINDS`.
+      kind: element of `KINDS`.
       rng: decides where.
       newest: a checkpoint's folder.
-      older: the other one's.
+      older: the other checkpoint's folder.
     """
     if kind in OF_TWO:
         OF_TWO[kind](rng, newest, older)

@@ -1,6 +1,6 @@
-"""A training that is interrupted, whose checkpoints are damaged, and that is started again: what may come of it.
+"""A training that is interrupted, whose checkpoints are damaged, and that is started again: the allowed outcomes.
 
-Owns the training and the verdict. What is done to the files is in `corruptions.py`.
+Owns the training and the verdict. The damage is in `corruptions.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Hung(BaseException):
 
 
 class Interrupt(cb.Callback):
-    """Raises after the training batch `last`, counted over the epochs; counts what was trained.
+    """Raises after the training batch `last`, counted over the epochs; counts the trained batches.
 
     With its state the document of a checkpoint is longer than any file that can be written where "long files fail".
     """
@@ -89,7 +89,7 @@ class Training:
         return self._run(self.model, cb.BackupAndRestore(folder, save_freq))
 
     def overwrite(self) -> None:
-        """Makes each array of the model's state another one."""
+        """Changes each array of the model's state."""
         self.model.state = jax.tree.map(
             lambda leaf: jnp.full_like(leaf, 0.25 if jnp.issubdtype(leaf.dtype, jnp.floating) else 77),
             self.model.state)
@@ -117,7 +117,7 @@ def _new_model() -> trainer.Model:
 
 
 def differences(figures: Figures, expected: Figures) -> list[str]:
-    """Returns the names of what is not the same to the bit."""
+    """Returns the names of the figures that are not the same to the bit."""
     return [name for name in expected.keys() | figures.keys()
             if name not in figures or name not in expected
             or (figures[name].dtype, figures[name].shape, figures[name].tobytes())
@@ -141,12 +141,12 @@ TROUBLES: dict[str, Callable[[pathlib.Path, random.Random], Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What came of one corruption.
+    """The outcome of a corruption.
 
     Attributes:
       where: which checkpoints were damaged.
       kind: `SAME`, `REFUSED` or `WRONG`.
-      text: the error's message, or what is wrong.
+      text: the error's message, or a description of the mistake.
     """
 
     where: str
@@ -155,17 +155,17 @@ class Verdict:
 
 
 class Wrong(Exception):
-    """What must not happen has happened."""
+    """A run has done something forbidden."""
 
 
 def judged(training: Training, saved: pathlib.Path, kind: str, trouble: str, rng: random.Random) -> Verdict:
-    """Damages a copy of the two checkpoints in a folder, resumes from it, and tells what came of it.
+    """Damages a copy of the two checkpoints in a folder, resumes from it, and judges the outcome.
 
     Args:
-      training: what left the checkpoints.
+      training: the training that left the checkpoints.
       saved: the folder with them, which stays as it is.
-      kind: one of `corruptions.KINDS`.
-      trouble: one of `TROUBLES`, which the resumed run has with its disk.
+      kind: element of `corruptions.KINDS`.
+      trouble: element of `TROUBLES`, which the resumed run has with its disk.
       rng: decides the rest.
     """
     with tempfile.TemporaryDirectory() as parent:
@@ -184,12 +184,12 @@ def judged(training: Training, saved: pathlib.Path, kind: str, trouble: str, rng
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """What is wrong with two checkpoints, as a comparison with their originals tells.
+    """The damage to two checkpoints, from a comparison with their originals.
 
     Attributes:
-      trained: how many batches a run is to train on that goes on from the newest whole one; None if none is whole.
-      to_name: the damaged ones that are newer than it, each with the files that are not as they were.
-      damaged: the names of all damaged ones.
+      trained: number of batches that remain for a run from the newest whole checkpoint; None if no checkpoint is whole.
+      to_name: the damaged checkpoints that are newer, each with its changed files.
+      damaged: the names of all damaged checkpoints.
     """
 
     trained: int | None
@@ -210,7 +210,7 @@ class Damage:
             if not whole and (folder / name).exists():
                 damaged.add(name)
                 if trained is None:
-                    # With the manifest of the other one, what is not as that one had it is damaged.
+                    # A checkpoint with the manifest of the other checkpoint is compared with that original.
                     meant = [content for content in originals.values()
                              if content[MANIFEST] == present.get(MANIFEST)] or [originals[name]]
                     to_name[name] = corruptions.differing(present, meant[0])
@@ -270,7 +270,7 @@ def _attempt(training: Training, folder: pathlib.Path, save_freq: Any,
     if trained is not None and count != trained:
         raise Wrong(f"it went on with the last {count} batches instead of {trained}")
     if unexpected := [str(warning.message) for warning in caught
-                      # Not those of others, such as asyncio's about what a full disk has interrupted.
+                      # Not warnings of other code, such as asyncio's about writes that a full disk has interrupted.
                       if warning.category is UserWarning and "is damaged" not in str(warning.message)]:
         raise Wrong(f"it warns without need: {unexpected[0]}")
     return None, said

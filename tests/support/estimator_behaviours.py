@@ -1,7 +1,7 @@
-"""What TensorFlow 2.15's Estimator was recorded to do (tests/reference/make_estimator.py), done by ours.
+"""Recorded behaviours of TensorFlow 2.15's Estimator (tests/reference/make_estimator.py), repeated with ours.
 
-Each function has the name of a recorded behaviour, and returns what is to be the same: numbers, names, the type of an
-error.
+Each function has the name of a recorded behaviour, and returns the values that must be the same: numbers, names, the
+type of an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def behaviour(function):
 
 
 def recorded(name):
-    """Returns what TensorFlow did, by the names of behaviours."""
+    """Returns TensorFlow's results by the names of behaviours."""
     path = pathlib.Path(__file__).parents[1] / "reference" / name
     return json.loads(path.read_text())["behaviours"]
 
@@ -254,7 +254,7 @@ def a_listener_stops_the_training():
 
 
 def fresh(function):
-    """Returns what a call does on weights that no checkpoint has, of which it warns."""
+    """Returns the result of a call on weights that no checkpoint has, of which it warns."""
     with pytest.warns(UserWarning, match="Could not find trained model"):
         return function(estimator())
 

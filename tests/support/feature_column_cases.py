@@ -1,4 +1,4 @@
-"""What TensorFlow recorded, and this project's columns made from the recorded descriptions."""
+"""Records of TensorFlow's feature columns, and this project's columns made from the recorded descriptions."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ FUNCTIONS = {"shift_and_scale": lambda x: (x - 3.0) / 4.2, "square": lambda x: x
 
 
 def made(spec, folder):
-    """Returns what a nested dict of calls describes."""
+    """Returns the object that a nested dict of calls describes."""
     if isinstance(spec, list):
         return [made(part, folder) for part in spec]
     if not isinstance(spec, dict):

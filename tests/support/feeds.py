@@ -57,7 +57,7 @@ class EmptyLoader(ReIterable):
 
 
 class Indexed:
-    """What `keras.utils.PyDataset` subclasses used to be."""
+    """A dataset in the form of `keras.utils.PyDataset` subclasses, without the base class."""
 
     def __init__(self):
         self.epochs_ended = 0
@@ -73,7 +73,7 @@ class Indexed:
 
 
 class EndlessPyDataset:
-    """What `keras.utils.PyDataset` subclasses are when endless."""
+    """An endless dataset in the form of `keras.utils.PyDataset` subclasses."""
 
     num_batches = property(lambda self: None)
 

@@ -96,7 +96,7 @@ def pooled(h):
 
 
 def every_other(h):
-    """Adds to all rows what a convolution makes of every other one and its neighbours."""
+    """Adds to all rows the convolution of every other row and its neighbours."""
     kernel = jnp.cos(jnp.arange(3 * WIDTH * WIDTH).reshape(3, WIDTH, WIDTH)) / WIDTH
     flat = h.reshape(len(h), -1, WIDTH).swapaxes(0, 1)
     convolved = lax.conv_general_dilated(flat, kernel, (2,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
@@ -104,7 +104,7 @@ def every_other(h):
 
 
 def branch(h):
-    """Takes one of two ways by a number of the batch; a mean would be zero but for rounding behind BatchNorm."""
+    """Takes a branch by a number of the batch; a mean would be zero but for rounding behind BatchNorm."""
     return lax.cond(jnp.sin(9 * jnp.square(h).mean()) > 0, lambda h: 0.5 * h, jnp.tanh, h)
 
 
@@ -116,7 +116,7 @@ def halved_until_small(h):
 
 @jax.custom_gradient
 def of_unit_gradient(h):
-    """Trains what is before it by gradients of one length for the batch."""
+    """Trains the layers before it by gradients of unit length for the batch."""
     return h, lambda grads: (grads / jnp.sqrt(jnp.square(grads).sum() + 1e-4),)
 
 
@@ -127,7 +127,7 @@ def by_count(h):
 
 
 def reduced(h):
-    """Subtracts what a function of its own makes of all rows."""
+    """Subtracts a reduction of all rows by a custom function."""
     values = lax.stop_gradient(h)
     return h - lax.reduce(values, np.float32(-np.inf), lambda one, other: jnp.logaddexp(one, other), (0,))
 
@@ -166,7 +166,7 @@ class Normalized(nn.Module):
 
 
 class BatchNormalized(nn.Module):
-    """Its epsilon is large: with the usual one, few rows magnify rounding a thousandfold."""
+    """Its epsilon is large: with the usual epsilon, few rows magnify rounding a thousandfold."""
 
     @nn.compact
     def __call__(self, h, training):
@@ -268,7 +268,7 @@ class _Cell(nn.Module):
 
 
 class Series(nn.Module):
-    """What a recurrence over time, written in one of three ways, ends with."""
+    """The last state of a recurrence over time, written in one of three ways."""
 
     way: str
 

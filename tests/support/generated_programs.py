@@ -1,4 +1,4 @@
-"""Training programs that are generated from a seed, and what training gives under a strategy.
+"""Training programs that are generated from a seed, and the results of their training under a strategy.
 
 A program is plain data, so that a test which fails can show all of it. Its parts have names, and those are in
 `generated_modules.py` and `generated_steps.py`. Parts are dealt like cards: each of them comes once before any comes
@@ -89,7 +89,7 @@ ORDINARY_GOALS = [(task, loss) for task in OUTPUTS for loss in BY_ROW[task]]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A training: of what network, with which loss, step and options, on what data."""
+    """A training: its network, loss, step, options and data."""
 
     seed: int
     library: str
@@ -144,7 +144,7 @@ class Program:
         return x, y, *([rng.uniform(0.2, 2.0, count).astype(np.float32)] if self.weights == "sample_weight" else [])
 
     def train(self, strategy, model, data=None, noise=0.0):
-        """Trains, evaluates and predicts; returns the logs and what else there is to compare.
+        """Trains, evaluates and predicts; returns the logs and the other values to compare.
 
         `noise` is by how much the weights that it starts from are moved, as rounding would.
         """
@@ -210,7 +210,7 @@ def dealt(cards, seed, deck):
 
 
 def generate(seed):
-    """Returns the program of a seed. One of four is an ordinary one."""
+    """Returns the program of a seed. One program of four is ordinary."""
     rng = np.random.default_rng([seed, 99])
     is_ordinary = seed % 4 == 0
     place = seed // 4 if is_ordinary else seed - seed // 4 - 1  # among those of its kind

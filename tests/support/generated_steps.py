@@ -133,7 +133,7 @@ class Clips(trainer.Model):
 
 
 class Skips(trainer.Model):
-    """Leaves out the update of a batch by what its loss is."""
+    """Leaves out the update of a batch, depending on its loss."""
 
     def train_step(self, state, batch):
         x, y, sample_weight = trainer.unpack_x_y_sample_weight(batch)

@@ -1,7 +1,7 @@
-"""Phases of models compiled for GPUs that are not there, and what their programs must be like.
+"""Phases of models compiled for absent GPUs, and checks of their programs.
 
-Each check says what it means for a GPU. XLA's text changes: the versions on which each was seen to hold, and to fail
-where the program is made worse, are those of `SEEN_ON`.
+Each check states its meaning for a GPU. XLA's text changes: each check was seen to hold, and to fail for a worse
+program, on the versions of `SEEN_ON`.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ class Case:
 
     Attributes:
       model: "mlp", "cnn", "lm" or "deep".
-      strategy: one of `STRATEGIES`.
+      strategy: element of `STRATEGIES`.
       topology: the GPUs.
       kind: the phase.
       options: of `compile`, as pairs.
@@ -109,7 +109,7 @@ class Case:
 
     @property
     def batch(self) -> Any:
-        """What it is compiled for."""
+        """The batch for which it is compiled."""
         return _BATCHES[self.model]
 
 
@@ -136,7 +136,7 @@ def compiled_as_fit_does(case: Case) -> Any:
     return execute.args[0]
 
 
-# --- what programs must be like -----------------------------------------------------------------------------------
+# --- checks of programs -------------------------------------------------------------------------------------------
 
 
 def assert_known_trip_counts(program: Program) -> None:
@@ -145,7 +145,7 @@ def assert_known_trip_counts(program: Program) -> None:
 
 
 def assert_no_loops_inside_of_steps(program: Program, steps: int) -> None:
-    """The only loop is that over fused steps: another one is many small kernels, such as a search in a metric."""
+    """The only loop is over fused steps: another loop is many small kernels, such as a search in a metric."""
     loops = [loop.name for loop in program.loops]
     assert len(loops) == (steps > 1), loops
 
@@ -165,7 +165,7 @@ def assert_gradients_are_reduced(case: Case, gradient_bytes: int, most: int, sla
     """Few collectives, as each costs its latency; of the gradients' bytes, as more would be waste; and asynchronous.
 
     An all-reduce has the gradients once, and a few numbers of logs. Where parameters are split, a scatter takes the
-    gradients, and gathers bring the parameters; large ones twice, for the forward and for the backward pass.
+    gradients, and gathers bring the parameters; large parameters twice, for the forward and for the backward pass.
     """
     found = collectives_of(case.compiled().program, case.num_devices)
     assert 1 <= len(found) <= most, found
@@ -181,7 +181,7 @@ def assert_gradients_are_reduced(case: Case, gradient_bytes: int, most: int, sla
 
 
 def product_dtypes(program: Program) -> set[str]:
-    """Returns the dtypes of the operands of products and convolutions, fused or not: what Tensor Cores compute in."""
+    """Returns the dtypes of the operands of products and convolutions, fused or not, in which Tensor Cores compute."""
     found = set()
     for computation in program.computations.values():
         for instruction in computation:

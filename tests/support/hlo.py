@@ -12,7 +12,7 @@ class Collective(NamedTuple):
     XLA may join several collectives into one instruction with several arrays: these share `instruction`.
 
     Attributes:
-      kind: one of `COLLECTIVES`.
+      kind: element of `COLLECTIVES`.
       dtype: as HLO names it, such as "f32" or "s32".
       shape: of the array that comes out: of a reduce-scatter the part, of an all-gather the whole.
       bytes: of that array.

@@ -18,7 +18,7 @@ class InlineHandle(Handle):
     """A worker or a server in this process. A function ends its worker through `lose_current`.
 
     Args:
-      name: what messages call it.
+      name: its name in messages.
       make: returns its object.
       around: called with its name, a method, the arguments, and a function that makes the call.
     """
@@ -87,7 +87,7 @@ def lose_current():
 
 
 class InlineStrategy:
-    """What a coordinator needs of a strategy."""
+    """The part of a strategy that a coordinator needs."""
 
     def __init__(self, workers=2, timeout=None):
         numbers = itertools.count()

@@ -1,4 +1,4 @@
-"""What is compared with Keras: for each public name, arguments and the kind of inputs.
+"""Cases to compare with Keras: for each public name, arguments and the kind of inputs.
 
 A name that is public in Keras or here, and has no case, fails `tests/project/test_keras_names.py`.
 """

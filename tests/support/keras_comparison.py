@@ -1,4 +1,4 @@
-"""How what the trainer computes is compared with what Keras computes: numbers with numbers, errors with errors."""
+"""Comparison of the trainer's results with Keras's: numbers with numbers, errors with errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNTS: collections.Counter[str] = collections.Counter()
 
 
 def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Returns what a function returns, as a NumPy array, or the error that it raises."""
+    """Returns the result of a function as a NumPy array, or the error that it raises."""
     try:
         result = function(*arguments, **options)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Labels, predictions and weights on which losses and metrics are compared with Keras.
 
 Each kind of inputs is a function of a random generator and a number of rows. Numbers are rounded, so that they print
-well, and some are at the edges of what a loss or a metric takes: 0, 1, equal to a threshold, large.
+well, and some are at the edges of the range of a loss or a metric: 0, 1, equal to a threshold, large.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ INPUTS = {
     "value table": lambda r, n: (numbers(r, n, 3),),
 }
 
-# Of what shape weights are, for values of losses of shape `values`; all but None are drawn per batch.
+# Weights of each shape, for values of losses of shape `values`; all but None are drawn per batch.
 WEIGHTS = {
     "none": lambda r, values: None,
     "scalar": lambda r, values: 0.5,

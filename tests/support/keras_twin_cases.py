@@ -43,7 +43,7 @@ class Twin:
             weights=None, classes=10, input_shape=(*keras_twins.sides(size), 3), **self.options)
 
 
-# One of each family.
+# A model of each family.
 FAMILIES = [
     Twin("MobileNet", {"alpha": 0.25}, sizes=(64, (64, 75))),
     Twin("MobileNetV2", {"alpha": 0.35}),
@@ -59,7 +59,7 @@ FAMILIES = [
     Twin("Xception", sizes=(71, 96)),
     Twin("ConvNeXtTiny", takes_pixels=True),
 ]
-# Their larger and wider ones, which have the same layers.
+# Larger and wider models, which have the same layers.
 OTHERS = [
     Twin("MobileNetV2", {"alpha": 1.4}, sizes=(32, 64)),
     Twin("MobileNetV3Small", sizes=(64, (64, 75)), takes_pixels=True),

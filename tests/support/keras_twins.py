@@ -1,8 +1,8 @@
-"""Models of `keras.applications` whose weights show errors, and how far a model of ours is from one.
+"""Models of `keras.applications` whose weights show errors, and their distances from models of ours.
 
 Random deep networks give every image the same answer, whatever is wrong in them. So statistics of BatchNorm are taken
 from data and then perturbed, and the classifier is scaled until images differ. Without any normalization, kernels are
-drawn so that ReLUs keep the size of what goes through them.
+drawn so that ReLUs keep the size of their inputs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def sides(size: Size) -> tuple[int, int]:
 def images(size: Size, rows: int = ROWS, seed: int = 0) -> np.ndarray:
     """Returns smooth images with values from -1 to 1, which differ from each other."""
     x = np.random.default_rng(seed).uniform(-1, 1, (rows, 6, 6, 3))
-    for side in sides(size):  # along one axis, which then changes places with the other one
+    for side in sides(size):  # along one axis, which then changes places with the other axis
         positions = np.linspace(0, 5, side)
         low = np.floor(positions).astype(int).clip(0, 4)
         part = (positions - low)[:, None, None]
@@ -106,7 +106,7 @@ def difference(keras_model, model: trainer.Model, data: np.ndarray) -> float:
 def outline(keras, name: str, **options) -> tuple[dict[str, list[tuple]], int]:
     """Returns the layers of a model of `keras.applications` by kind, in its order, and how many values it has.
 
-    A layer is its name and what it computes with. No arrays are made.
+    A layer is its name and its arguments. No arrays are made.
     """
     with keras.StatelessScope(initialize_variables=False):
         model = getattr(keras.applications, name)(weights=None, **options)

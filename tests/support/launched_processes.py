@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 
 def variables_setter(monkeypatch, launched: Mapping[str, str]) -> Callable[..., None]:
-    """Returns a function that sets a launcher's variables and no other's, with changes; what is None is not set."""
+    """Returns a function that sets a launcher's variables and no other's, with changes; None removes a variable."""
 
     def set_variables(**changes: str | None) -> None:
         for name in [name for name in os.environ if name.startswith(("SLURM_", "JAX_COORDINATOR_", "OMPI_", "PMIX_"))]:
@@ -24,7 +24,7 @@ def variables_setter(monkeypatch, launched: Mapping[str, str]) -> Callable[..., 
 
 
 def outputs_of(script: str, environments: Iterable[Mapping[str, str]]) -> list[str]:
-    """Returns what a script prints in processes that run at the same time, which must all succeed."""
+    """Returns the output of a script in processes that run at the same time, which must all succeed."""
     with contextlib.ExitStack() as stack:
         processes = []
         for environment in environments:

@@ -13,7 +13,7 @@ import trainer
 class LinenMLP(nn.Module):
     """Two layers, and BatchNorm and dropout between them if asked for.
 
-    BatchNorm's epsilon is large: with the usual one, a batch of two rows magnifies rounding a thousandfold.
+    BatchNorm's epsilon is large: with the usual epsilon, a batch of two rows magnifies rounding a thousandfold.
     """
 
     classes: int = 3

@@ -15,7 +15,7 @@ def read(name: str) -> str:
 
 
 def blocks(name: str, language: str = "python") -> list[str]:
-    """Returns the code of a page in one language. What is fenced as "python" runs as it stands; "py" is other code."""
+    """Returns the code of a page in one language. Blocks fenced as "python" run as they stand; "py" is other code."""
     return re.findall(rf"^```{language}\n(.*?)^```$", read(name), re.MULTILINE | re.DOTALL)
 
 

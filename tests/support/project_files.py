@@ -18,7 +18,7 @@ def modules() -> dict[str, pathlib.Path]:
 
 
 def source(path: pathlib.Path) -> str:
-    """Returns the text of a module, and after it that of its stub, if there is one, which names what it exports."""
+    """Returns the text of a module, followed by its stub, if any, which names the exports."""
     stub = path.with_suffix(".pyi")
     return path.read_text() + (stub.read_text() if stub.is_file() else "")
 

@@ -1,4 +1,4 @@
-"""Reductions over simulated replicas, and what XLA compiles them to.
+"""Reductions over simulated replicas, and the collectives to which XLA compiles them.
 
 As a program (`python -m tests.support.reductions 32`) it prints the collectives of every algorithm, for more
 replicas than the test process has devices.

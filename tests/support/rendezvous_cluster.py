@@ -37,7 +37,7 @@ def is_free(port: int) -> bool:
 
 
 def cluster_of(size: int) -> list[ClusterDescription]:
-    """Returns what each member of a cluster on loopback knows. Only the first port is used."""
+    """Returns the description of a cluster on loopback for each member. Only the first port is used."""
     addresses = (f"127.0.0.1:{free_port()}", *(f"127.0.0.1:{index}" for index in range(1, size)))
     names = tuple(f"worker {index}" for index in range(size))
     return [ClusterDescription(addresses, index, "worker", names) for index in range(size)]
@@ -86,7 +86,7 @@ def members_in_threads(monkeypatch) -> Iterator[Callable[..., Member]]:
 
 
 def stars_of(size: int) -> list[Star]:
-    """Returns what each member of a cluster has after the meeting: connections between the first and each other one."""
+    """Returns each member's connections after the meeting: between the first member and each other member."""
     cluster = cluster_of(size)
     poll = [selectors.DefaultSelector() for _ in range(size)]
     pairs = {number: socket.socketpair() for number in range(1, size)}
@@ -115,7 +115,7 @@ def connect(cluster) -> socket.socket:
 
 
 def is_closed(sock) -> bool:
-    """Returns whether the other end has closed the connection; takes what it has sent."""
+    """Returns whether the other end has closed the connection; reads the pending bytes."""
     sock.setblocking(False)
     try:
         while sock.recv(4096):
@@ -128,7 +128,7 @@ def is_closed(sock) -> bool:
 
 
 def hello_of(description, **changes) -> bytes:
-    """Returns what a member sends first, with some fields changed."""
+    """Returns the first message of a member, with some fields changed."""
     hello = Hello(description.addresses, description.process_id, "job", package_versions(), "pid 1 on host", "nonce",
                   "127.0.0.1")
     return encode({**hello.to_message(), **changes})

@@ -1,6 +1,6 @@
-"""Trainings in two real processes to one of which something happens; with and without a launcher.
+"""Trainings in two real processes, one of which is struck by a fault; with and without a launcher.
 
-Owns the training and how it is started, struck and watched. What must come of it is for the tests to say.
+Owns the training, its start, the fault and the watch. The tests state the required outcome.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENDED_SECS = NOTICED_SECS + TIMEOUT_SECS  # the chief waits for the last words o
 START_SECS = 90.0  # for importing and compiling everything on a busy machine
 STEPS, EPOCHS, SAVE_FREQ = 12, 2, 3
 FAULT_STEP = 17  # in the middle of the second epoch
-SAVED_STEPS = (12, 15)  # the second one may be being written
+SAVED_STEPS = (12, 15)  # the second may be incomplete
 DATA_ERROR = ("RuntimeError: The data pipeline raised KeyError at batch 4 (docs/errors.md#data-pipeline): "
               "'a row that is not there'")
 
@@ -121,9 +121,9 @@ class Ended:
 
 @dataclasses.dataclass(frozen=True)
 class Struck:
-    """What is left of a training to which something happened at the time `at`.
+    """The remains of a training that a fault struck at the time `at`.
 
-    `step` is that of the newest checkpoint, and `document` what it holds besides arrays.
+    `step` and `document` are the step and the contents, without arrays, of the newest checkpoint.
     """
 
     folder: pathlib.Path
@@ -136,14 +136,14 @@ class Struck:
     document: dict
 
     def assert_ended_in_time(self, index: int, has_noticed: bool = True) -> None:
-        """Asserts that a process has ended soon after the fault, and has said soon what it was."""
+        """Asserts that a process has soon ended after the fault, and has soon named the fault."""
         one = self.processes[index]
         assert one.at - self.at < ENDED_SECS
         assert one.noticed - self.at < NOTICED_SECS or not has_noticed
 
 
 def environment(**changes):
-    # One device for each process; what else makes programs compile fast stays.
+    # One device for each process; the other flags, which make programs compile fast, stay.
     flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ.get("XLA_FLAGS", ""))
     inherited = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG", "TRAINER_JOB_ID")}
     return {**inherited, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **changes}
@@ -167,7 +167,7 @@ def group_is_left(group):
 
 
 def state_of(pid):
-    """Returns the letter by which the kernel tells what a process does; "" if there is none."""
+    """Returns the kernel's letter for the state of a process; "" without such a process."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -195,8 +195,8 @@ class Scenarios:
         return process
 
     def pair(self, folder, address, fault, place):
-        """Trains in two processes until both have ended by themselves, or one of them was suspended."""
-        addresses = [address, "127.0.0.1:1"]  # nobody listens on the second one
+        """Trains in two processes until both have ended by themselves, or one process was suspended."""
+        addresses = [address, "127.0.0.1:1"]  # nobody listens on the second address
         processes = [self.popen([sys.executable, "train.py", fault, str(place)], folder, index, TF_CONFIG=json.dumps(
             {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})) for index in range(2)]
         ended, noticed = {}, [float("inf")] * 2
@@ -242,7 +242,7 @@ class Scenarios:
         return self.popen([sys.executable, "-c", program, "--workers", "2", *arguments], folder, "launcher")
 
     def launched(self, name, *options):
-        """Starts a job whose processes wait in the middle of it; returns the launcher and what the workers said."""
+        """Starts a job whose processes wait in the middle of it; returns the launcher and the workers' messages."""
         folder = self.folder(name)
         launcher = self.launcher(folder, *options, "train.py", "wait", "-1")
         notes = [folder / f"waiting_{index}" for index in range(2)]

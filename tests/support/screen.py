@@ -1,4 +1,4 @@
-"""Terminals that tests write to, and what they end up showing."""
+"""Terminals that tests write to, and their final texts."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Small estimators, their data, and loops written by hand that compute what they should."""
+"""Small estimators, their data, and loops written by hand that compute the expected numbers."""
 
 from __future__ import annotations
 

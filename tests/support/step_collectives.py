@@ -1,4 +1,4 @@
-"""What a whole train step compiles to, over simulated replicas.
+"""The collectives of a whole train step over simulated replicas.
 
 As a program (`python -m tests.support.step_collectives 32`) it prints the collectives of a step under every strategy,
 for more replicas than the test process has devices.

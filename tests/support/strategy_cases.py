@@ -121,7 +121,7 @@ class CustomStep(trainer.Model):
 
 
 def adversarial_step(model, state, batch):
-    """Updates a generator; then, on what the new one makes, a discriminator twice; and clips the weights of that.
+    """Updates a generator; then a discriminator, twice, on the new generator's output; and clips its weights.
 
     So the step reads updated parameters and optimizer state, and changes parameters without an optimizer.
     """
@@ -258,7 +258,7 @@ CASES = chosen_cases()
 
 
 def cases_over_processes():
-    """Returns one of the cases for each option, such that every way, library and kind of last batch occurs too."""
+    """Returns a case for each option, such that every way, library and kind of last batch occurs too."""
     chosen = []
     for number, option in enumerate(OPTIONS):
         cases = [case for case in CASES if case.option == option]

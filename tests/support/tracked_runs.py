@@ -1,4 +1,4 @@
-"""Runs of experiment trackers on this machine: loggers that need no server, and what their packages have kept."""
+"""Runs of experiment trackers on this machine: loggers that need no server, and the records of their packages."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ def leveldb_records(path: pathlib.Path):
             record = b""
 
 
-# By the name of the package: the logger, and what the package has of its runs.
+# By the name of the package: the logger, and the reader of the package's records.
 TRACKERS = {"mlflow": (mlflow_logger, mlflow_runs), "wandb": (wandb_logger, wandb_runs)}

@@ -1,4 +1,4 @@
-"""What users write, for a type checker to read: nothing runs. Lines with the comment `wrong` must be rejected."""
+"""A user's script, for a type checker to read: nothing runs. Lines with the comment `wrong` must be rejected."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -75,7 +75,7 @@ def others(model: trainer.Model, as_dict: bool) -> None:
     model.state = model.state.replace(step=model.state.step)
     model.set_weights(model.get_weights())
     model.compile_ahead((x, y), phases=["train", "test"])
-    run: trainer.callbacks.Run = model  # what callbacks get
+    run: trainer.callbacks.Run = model  # as callbacks get it
     print(run.name, trainer.load("digits", trainer.Sequential([nn.Dense(1)])).layers)
     model.evaluate(x, y)["loss"].append(1)  # wrong
 

@@ -107,7 +107,7 @@ class Registry(Generic[T]):
                              f"`custom_objects={{{config['class_name']!r}: {config['class_name']}}}`.")
         else:
             cls = self._named(config["class_name"], custom)
-        with configs.CustomObjectScope(custom_objects):  # for what is within it
+        with configs.CustomObjectScope(custom_objects):  # for nested configurations
             return self._made(cls, copy.deepcopy(dict(config.get("config") or {})))
 
     def _named(self, name: str, custom: Mapping[str, Any]) -> Any:

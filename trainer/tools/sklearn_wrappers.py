@@ -62,7 +62,7 @@ class _TrainerEstimator(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    # --- what a subclass says ------------------------------------------------------------------------------------
+    # --- hooks of subclasses -------------------------------------------------------------------------------------
 
     def _default_loss(self) -> Any:
         raise NotImplementedError

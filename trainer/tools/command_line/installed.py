@@ -13,7 +13,7 @@ from importlib import metadata
 from trainer.tools.command_line.findings import Finding, Status
 
 PACKAGE = "trainer-jax"
-# Those whose requirements are compared: the trainer's, and what compiles and computes for it.
+# The packages whose requirements are compared: the trainer, and the packages that compile and compute for it.
 _COMPARED = (PACKAGE, "jax", "flax", "optax", "grain")
 # Parts of JAX for accelerators; each works with one version of jaxlib.
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-rocm7-plugin",

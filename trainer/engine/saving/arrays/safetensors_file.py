@@ -66,7 +66,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
     ...     weights["up/bias"], weights.metadata
     (array([0., 0., 0.], dtype=float32), {'epoch': '4'})
     """
-    target = os.path.realpath(path)  # of a link, what it points to is replaced
+    target = os.path.realpath(path)  # a link keeps its place, and its target is replaced
     folder, file_name = os.path.split(target)
     if os.path.isdir(target):
         raise IsADirectoryError(f"{os.fspath(path)!r} is a folder. Give the name of a file.")
@@ -99,7 +99,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.errno and error.filename is None:  # a write does not say of what
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # errors of writes name no file
             error.filename = os.fspath(path)
         raise
     directory = os.open(folder, os.O_RDONLY)

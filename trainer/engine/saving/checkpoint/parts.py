@@ -22,7 +22,7 @@ _BLOCK_BYTES = 2**18  # is hashed and written while it is in the processor's cac
 _READ_BYTES = 2**26  # that are in memory beside an array of which not all columns are read
 _COLLECT_BYTES = 2**26
 
-Window = tuple[slice, ...]  # starts and stops, one for each dimension
+Window = tuple[slice, ...]  # start and stop in each dimension
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,7 +76,7 @@ def decode(jsonable: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _encoded(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
-    kind = type(value)  # not isinstance: what is a subclass has more to it than could be restored
+    kind = type(value)  # not isinstance: a subclass has more content than could be restored
     if value is None or kind in (bool, str):
         return value
     if kind is int:
@@ -91,7 +91,7 @@ def _encoded(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
         return {"tuple": [_encoded(item, f"{name}[{index}]", arrays) for index, item in enumerate(value)]}
     if kind is dict:
         return _encoded_dict(value, name, arrays)
-    if kind in (np.str_, np.bytes_):  # what else reads them loses zeros at their ends
+    if kind in (np.str_, np.bytes_):  # other conversions lose zeros at their ends
         return {"numpy": _encoded("".join(value) if kind is np.str_ else b"".join([value]), name, arrays)}
     if isinstance(value, np.generic):
         return {"scalar": [_dtype_as_json(value.dtype, name), value.tobytes().hex()]}

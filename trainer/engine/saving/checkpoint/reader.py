@@ -68,7 +68,7 @@ class Checkpoint:
                     restored[name] = parts.read_array(index[name], struct)
         except Exception as error:
             failure = error
-        processes.raise_together(failure)  # none goes on, and deletes what another still reads
+        processes.raise_together(failure)  # otherwise a process could go on and delete files that another still reads
         return restored
 
     def _check_same(self, wanted: Mapping[str, layout.Spec]) -> None:

@@ -154,11 +154,11 @@ class CheckpointWriter:
             copies = _out_of_reach(arrays, self._copies_fit(arrays))
         except Exception as error:
             failure = error
-        processes.raise_together(failure)  # none begins to write, and waits for one that does not
+        processes.raise_together(failure)  # otherwise a process could begin to write, and wait for a failed process
         return copies
 
     def _copies_fit(self, arrays: Mapping[str, jax.Array]) -> bool:
-        if self._has_room is None:  # found out once, as from then on the copies are part of what devices have held
+        if self._has_room is None:  # asked once: later, the devices' peak includes the copies
             self._has_room = not ProcessGroup.of_all().any(not _fit_beside(arrays.values()), "checkpoint")
         return self._has_room
 
