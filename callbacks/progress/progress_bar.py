@@ -202,7 +202,7 @@ class ProgbarLogger(Callback):
         timings = [f"{self._pace.elapsed_secs():.0f}s", *self._compilation(), *self._step_duration()]
         self._compiled_secs = self._timing().get("compile", 0.0)
         if self._steps is None:
-            self._steps = self._pace.step  # the next epochs are expected to be as long as this one
+            self._steps = self._pace.step  # the next epochs probably have as many steps
         if self._line is not None:
             self._draw(self._line, texts, timings, final=True)
             self.release()

@@ -60,7 +60,7 @@ class TerminalLine:
         from rich.text import Text
 
         head = f"{title}{title and ' '}", f"{step}/{steps or '?'}"
-        width = self._console.width - 1  # a full line would make the terminal begin another one
+        width = self._console.width - 1  # after a full line, the terminal would begin another line
         bar = self._bar(step, steps) if steps else []
         timings = list(timings)
 

@@ -27,7 +27,8 @@ def text() -> str:
     for room, title in TITLES.items():
         rows = [f"| {each.names} | {each.keras} | {each.ours} | {each.why} |"
                 for each in DIFFERENCES if each.room == room]
-        parts.append("\n".join([f"## {title}", "", "| Names | Keras 3 | Here | Reason |", "|---|---|---|---|", *rows, ""]))
+        parts.append("\n".join([f"## {title}", "", "| Names | Keras 3 | Here | Reason |", "|---|---|---|---|", *rows,
+                                ""]))
     return "\n".join(parts)
 
 

@@ -232,7 +232,8 @@ DIFFERENCES: tuple[Difference, ...] = (
         lambda library: library.optimizers.SGD(loss_scale_factor=2.0).learning_rate),
     Difference(
         "optimizers", "`learning_rate`", "The rate must be a float: `SGD(1)` is refused.",
-        "The rate may be a whole number.", "The refusal prevents no mistake.", lambda library: library.optimizers.SGD(1).learning_rate),
+        "The rate may be a whole number.", "The refusal prevents no mistake.",
+        lambda library: library.optimizers.SGD(1).learning_rate),
     Difference(
         "optimizers", "`optimizer.learning_rate = ...`", "The assignment fails if the rate is a schedule.",
         "The assignment scales the rest of the schedule.", "`ReduceLROnPlateau` and schedules work together.",

@@ -48,7 +48,7 @@ def _origin(jaxpr: Jaxpr, result: object) -> Any:
             result = equation.invars[position]
             continue
         inner = next((equation.params[name] for name in ("jaxpr", "call_jaxpr") if name in equation.params), None)
-        inner = getattr(inner, "jaxpr", inner)  # a closed one
+        inner = getattr(inner, "jaxpr", inner)  # a closed jaxpr
         if inner is None or len(inner.invars) != len(equation.invars):
             return result
         origin = _origin(inner, inner.outvars[position])
