@@ -49,7 +49,7 @@ from trainer.distribute.cluster.workarounds import put_off_aborts, threads_that_
 _HEARTBEAT_SECS = 60
 _SHUTDOWN_SECS = 3600  # the chief may have late work, such as a checkpoint, that must not abort those who are done
 _LINGER_SECS = 2.0  # for the others to print their errors: the end of process 0 aborts them
-_DIAGNOSIS_SECS = 1.0  # for the end of another process to be noticed, and what follows
+_DIAGNOSIS_SECS = 1.0  # for the end of another process, and its consequences, to be noticed
 _MEETING_SECS = 30.0  # of processes that are all there
 
 
@@ -185,7 +185,7 @@ def _initialize(**options: Any) -> None:
         if "before" not in str(error):
             raise
         sys.excepthook = before
-        raise _too_late(error) from None  # the message has what JAX says
+        raise _too_late(error) from None  # the message has the text of the JAX error
     with threads_that_wait_their_turn(_uses_gloo):
         jax.devices()  # at once: the processes wait for each other in it
 
@@ -197,7 +197,7 @@ def _check_unused() -> None:
     try:
         jax.config.update("jax_num_cpu_devices", count + 1)
     except RuntimeError as error:
-        raise _too_late(error) from None  # the message has what JAX says
+        raise _too_late(error) from None  # the message has the text of the JAX error
     jax.config.update("jax_num_cpu_devices", count)
 
 

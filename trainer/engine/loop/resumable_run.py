@@ -130,7 +130,7 @@ class TrainingRun:
         self._digests = core.program_digests(reader.peek()) if self._is_watched else {}
         reader.keeps_resume_tokens = self._is_watched
 
-    # --- what the loop tells ---------------------------------------------------------------------------------------
+    # --- calls of the loop -----------------------------------------------------------------------------------------
 
     @property
     def last_batch(self) -> int | None:
@@ -307,7 +307,7 @@ class TrainingRun:
             self._folders[folder] = checkpoints
         return self._folders[folder]
 
-    # --- what is saved ---------------------------------------------------------------------------------------------
+    # --- the saved state -------------------------------------------------------------------------------------------
 
     def _state_of_last_point(self) -> TrainState:
         if self._state is None:

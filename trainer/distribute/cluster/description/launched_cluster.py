@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from trainer.distribute.cluster.description.cluster_description import ClusterDescription, ClusterError
 
-_NUM_PORTS = 2**12  # the last ones, of which JAX takes one by the job's number
+_NUM_PORTS = 2**12  # the last ports, from which JAX selects a port by the job's number
 
 
 def launched_cluster(

@@ -18,7 +18,7 @@ _LOCAL_COUNT = "OMPI_COMM_WORLD_LOCAL_SIZE"
 _NAMESPACE = "PMIX_NAMESPACE"  # such as prterun-node1-2781@1: the launcher's machine and process; from version 5 on
 _IN_URI = re.compile(r"(\d+)\..*?(?:tcp://(.+?)[,:]|tcp6://\[(.+?)[,\]])", re.ASCII)
 _IN_NAMESPACE = re.compile(r"prte(?:run)?-(.+)-(\d+)@(\d+)", re.ASCII)
-_LAUNCHES = 2**12  # what the last bits of a job's number count, within the job
+_LAUNCHES = 2**12  # the last bits of a job's number count launches within the job
 _ADVICE = "Start the processes with `mpirun`, or unset the variables OMPI_* to train in one process."
 _SAY_WHERE = "Set JAX_COORDINATOR_ADDRESS to rank 0's host and a free port of it, for all ranks."
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from trainer.distribute.cluster.description.process_names import process_name
 
 # Phases of a process. All others, such as "data", are its own work.
-AGREEMENT = "agreement"  # with all processes, at the end of an epoch, on what comes next
+AGREEMENT = "agreement"  # of all processes, at the end of an epoch, on how to continue
 WAITING = {"device", AGREEMENT}  # for the result of an execution, so for all processes
 MAYBE_WAITING = {"device", "host", AGREEMENT}  # "host" starts executions, and CPUs run collectives in the call
 START = "start"  # of JAX, before which no process moves
-OUTSIDE = {"idle", "stopped"}  # of any run: what comes next is unknown, so that there is no limit unless awaited
+OUTSIDE = {"idle", "stopped"}  # of any run: the next action is unknown, so that there is no limit unless awaited
 PATIENT = {"compile", "checkpoint", "idle"}  # may take `PATIENCE` times as long
 PATIENCE = 10.0
 

@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-REFUSED = 2  # the exit code of what would happen again; `trainer.launch` does not start again after it
+REFUSED = 2  # the exit code of an error that would happen again; `trainer.launch` does not start again after it
 FAILED = 1  # the exit code of a process with an error of its own
 PEER_LOST = 75  # the exit code; schedulers take EX_TEMPFAIL for "start it again"
 

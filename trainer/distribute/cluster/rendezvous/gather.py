@@ -142,7 +142,7 @@ class _Gathering:
 
     def _take(self, peer: _Peer, message: dict[str, Any]) -> None:
         if peer.is_refused:
-            return  # what it says does not matter
+            return  # its messages do not matter
         if peer.hello is None:
             peer.hello = Hello.from_message(message)
             self._admit(peer, peer.hello)
