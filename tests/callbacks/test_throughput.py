@@ -72,7 +72,7 @@ def test_rows_are_divided_by_the_time_of_the_epoch(clock):
 def test_compiling_does_not_count(clock):
     callbacks = begin(Throughput())
     callbacks.on_epoch_begin(0)
-    with callbacks.model.current_run.timing.measure("compile"):
+    with callbacks.model.current_run.timing.compile:
         clock.now += 60.0
     execute(callbacks, clock, 0, rows=10, secs=2.0)
     assert end_epoch(callbacks)["rows_per_sec"] == 5.0
@@ -85,7 +85,7 @@ def test_validations_do_not_count_at_the_end_of_an_epoch_or_in_its_middle(clock)
         execute(callbacks, clock, batch, rows=10, secs=2.0)
         callbacks.on_test_begin()
         clock.now += 30.0
-        with callbacks.model.current_run.timing.measure("compile"):
+        with callbacks.model.current_run.timing.compile:
             clock.now += 60.0
         callbacks.on_execution_end("test", 0, {})
         callbacks.on_test_end({})
@@ -113,7 +113,7 @@ def test_another_run_inside_of_a_callback_does_not_count(clock):
     callbacks.on_epoch_begin(0)
     for batch in range(2):
         execute(callbacks, clock, batch, rows=10, secs=2.0)
-        with timing.measure("callbacks"):
+        with timing.callbacks:
             clock.now += 40.0
             timing.inner_secs += 40.0
     assert end_epoch(callbacks)["rows_per_sec"] == 5.0

@@ -25,12 +25,12 @@ def test_nested_time_counts_once_and_the_rest_is_the_hosts(clock):
     watch = timing.Timing()
     watch.rows = 50
     clock.now += 1
-    with watch.measure("callbacks"):
+    with watch.callbacks:
         clock.now += 2
-        with watch.measure("device"):
+        with watch.device:
             clock.now += 4
         clock.now += 8
-    with contextlib.suppress(KeyError), watch.measure("compile"):
+    with contextlib.suppress(KeyError), watch.compile:
         clock.now += 16
         raise KeyError
     watch.end()
@@ -42,10 +42,10 @@ def test_nested_time_counts_once_and_the_rest_is_the_hosts(clock):
 def test_what_is_measured_after_the_end_is_told_nobody(clock):
     watch, told = timing.Timing(), []
     watch.on_phase = told.append
-    with watch.measure("data"):
+    with watch.data:
         pass
     watch.end()
-    with watch.measure("compile"):
+    with watch.compile:
         pass
     assert told == ["data", "host"]
 

@@ -84,7 +84,7 @@ class Strikes(cb.Callback):
         if fault == "exit":
             strike()
         if fault == "save":
-            with self.model.current_run.timing.measure("checkpoint"):
+            with self.model.current_run.timing.checkpoint:
                 time.sleep({1.4 * TIMEOUT_SECS})
         if fault == "wait":
             note(f"waiting_{{index}}", json.dumps([os.getpid(), os.environ["TF_CONFIG"]]))

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-CATEGORIES = ("data", "compile", "device", "callbacks", "checkpoint")
-
 
 class Timing:
     """Measures the seconds of a run by category, from its creation on.
@@ -20,6 +18,7 @@ class Timing:
     rest is "host", the loop itself.
 
     Attributes:
+      data, compile, device, callbacks, checkpoint: the categories, as context managers that measure their block.
       rows: number of training rows of the run so far; counted by the loop.
       steps: number of all steps of the run so far; see `begin_steps`.
       on_phase: called with the category of the time from now on, or "host"; None for no call.
@@ -28,7 +27,7 @@ class Timing:
 
     Example:
       >>> timing = Timing()
-      >>> with timing.measure("callbacks"), timing.measure("device"):
+      >>> with timing.callbacks, timing.device:
       ...     time.sleep(0.01)
       >>> report = timing.report()
       >>> report["device"] >= 0.01 > report["callbacks"]
@@ -40,30 +39,24 @@ class Timing:
         self.rows = self.steps = 0
         self.on_phase: Callable[[str], None] | None = None
         self.inner_secs = 0.0
-        self._secs = dict.fromkeys(CATEGORIES, 0.0)
-        self._begin = self._now()
-        self._measurements = {name: _Measurement(self, name) for name in CATEGORIES}
-        self._open: list[str] = []
-        self._since = self._begin
+        self.data = Measurement(self, "data")
+        self.compile = Measurement(self, "compile")
+        self.device = Measurement(self, "device")
+        self.callbacks = Measurement(self, "callbacks")
+        self.checkpoint = Measurement(self, "checkpoint")
+        self._open: list[Measurement] = []
+        self._begin = self._since = self._now()
         self._end: float | None = None
 
     def begin_steps(self, count: int) -> None:
         """Counts steps that are about to begin, and reports them, because they may hang."""
         self.steps += count
-        self.tell(self._open[-1] if self._open else "host")
+        self.tell(self._open[-1].category if self._open else "host")
 
     def tell(self, phase: str) -> None:
         """Reports the activity of the run until the next measurement begins or ends."""
         if self.on_phase is not None:
             self.on_phase(phase)
-
-    def measure(self, category: str) -> _Measurement:
-        """Returns a context manager whose block counts for `category`, a name in `CATEGORIES`."""
-        return self._measurements[category]
-
-    def seconds(self, category: str) -> float:
-        """Returns the seconds of a category so far, without an open measurement."""
-        return self._secs[category]
 
     @property
     def is_running(self) -> bool:
@@ -82,36 +75,45 @@ class Timing:
         """
         now = self._end or self._now()
         total = now - self._begin
-        secs = dict(self._secs)
+        secs = {each.category: each.secs for each in (
+            self.data, self.compile, self.device, self.callbacks, self.checkpoint)}
         if self._open:
-            secs[self._open[-1]] += now - self._since
+            secs[self._open[-1].category] += now - self._since
         running = total - secs["compile"]
         return {**secs, "host": max(total - sum(secs.values()), 0.0), "total": total,
                 "rows_per_sec": self.rows / running if running > 0 else 0.0}
 
 
-class _Measurement:
+class Measurement:
+    """A category of time; as a context manager, it measures the seconds of a block.
+
+    Attributes:
+      category: its name.
+      secs: the seconds so far, without an open block.
+    """
+
     # A class, because generators make context managers several times slower, and the loop enters a few per execution.
     def __init__(self, timing: Timing, category: str):
+        self.category = category
+        self.secs = 0.0
         self._timing = timing
-        self._category = category
 
     def __enter__(self) -> None:
         timing = self._timing
         now = timing._now()
         if timing._open:
-            timing._secs[timing._open[-1]] += now - timing._since
-        timing._open.append(self._category)
+            timing._open[-1].secs += now - timing._since
+        timing._open.append(self)
         timing._since = now
         if timing.on_phase is not None:
-            timing.on_phase(self._category)
+            timing.on_phase(self.category)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         timing = self._timing
         now = timing._now()
-        timing._secs[timing._open.pop()] += now - timing._since
+        timing._open.pop().secs += now - timing._since
         timing._since = now
         if timing.on_phase is not None:
-            timing.on_phase(timing._open[-1] if timing._open else "host")
+            timing.on_phase(timing._open[-1].category if timing._open else "host")

@@ -90,7 +90,7 @@ def fit(
             core, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing, limits)
         validator = functools.partial(_evaluate, tests, callbacks) if tests else None
         with run, core.run.validating(validator, list(validation)):
-            with timing.measure("callbacks"):
+            with timing.callbacks:
                 callbacks.on_train_begin()
             run.started()  # a resumed run may be at another epoch, in the middle of an epoch, or stopped
             logs: Any = run.logs
@@ -102,7 +102,7 @@ def fit(
                     _agree_on_batches(train, {"has run out of data": str(ran_out)})
                     if ran_out:
                         break
-                    with timing.measure("callbacks"):
+                    with timing.callbacks:
                         callbacks.on_epoch_begin(epoch)
                 if not run.is_epoch_over:
                     if epoch + 1 < epochs:
@@ -116,14 +116,14 @@ def fit(
                 if tests and _is_due(epoch, validation_freq):
                     for name, value in _evaluate(tests, callbacks, run.validated).items():
                         logs[f"val_{name}"] = value
-                with timing.measure("callbacks"):
+                with timing.callbacks:
                     callbacks.on_epoch_end(epoch, logs)
                 _stops(core, "train", core.strategy.spans_processes)
                 trained = run.running
                 run.epoch_ended(logs)
             if not tests and trained is not None:
                 _store_metrics(train, trained, logs)
-            with timing.measure("callbacks"):
+            with timing.callbacks:
                 callbacks.on_train_end(logs)
 
 
@@ -149,14 +149,14 @@ def _evaluate(
 
 def _evaluate_set(inputs: PhaseInput, callbacks: CallbackList, reached: Reached | None) -> dict[str, Any]:
     inputs.core.set_stops("test", False)
-    with inputs.timing.measure("callbacks"):
+    with inputs.timing.callbacks:
         callbacks.on_test_begin()
-    with inputs.timing.measure("data"):
+    with inputs.timing.data:
         inputs.reader.peek()  # raises if a generator is exhausted
     running = _run_epoch(inputs, callbacks, epoch=0, reached=reached)
     logs = inputs.lazy_logs(running)
     _store_metrics(inputs, running, logs)
-    with inputs.timing.measure("callbacks"):
+    with inputs.timing.callbacks:
         callbacks.on_test_end(logs)
         return dict(logs)
 
@@ -196,7 +196,7 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
     with core.run.timed() as timing:
         inputs = start_phase(core, "predict", reader, passes=1)
         _assert_consistent(core, "data for `predict`", lambda: describe_data(reader))
-        with timing.measure("callbacks"):
+        with timing.callbacks:
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
         agrees = core.strategy.spans_processes and callbacks.may_stop_differently("predict")
@@ -209,7 +209,7 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
                 if group.first == 0 and inputs.phase.num_programs > programs:
                     _precompile(inputs, inputs.reader.group_size)
                 timing.begin_steps(group.count)
-                with timing.measure("callbacks"):
+                with timing.callbacks:
                     count = _call_after_prediction(core, callbacks, group, outputs)
                 ahead.append((group, outputs, count))
                 inputs.in_flight.append(jax.tree.leaves(outputs)[0])
@@ -220,7 +220,7 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
                     break
         while ahead:
             yield from _on_host(*ahead.popleft(), timing)
-        with timing.measure("callbacks"):
+        with timing.callbacks:
             callbacks.on_predict_end()
 
 
@@ -315,7 +315,7 @@ def _run_epoch(
         for group, start, stop in _executions(inputs, groups, callbacks, one_by_one, last_of_run):
             first, last = group.first + start, group.first + stop - 1
             if per_batch:
-                with timing.measure("callbacks"):
+                with timing.callbacks:
                     getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
             programs, is_first = inputs.phase.num_programs, batch == begun
             running = _execute(inputs, group, start, stop, running)
@@ -324,7 +324,7 @@ def _run_epoch(
                 if next_phase is not None and next_phase.phase.num_programs == 0:  # else compiled by an earlier run
                     _precompile(next_phase, next_phase.reader.group_size)
             _queue(inputs, group, stop - start, running)
-            with timing.measure("callbacks"):
+            with timing.callbacks:
                 logs = inputs.lazy_logs(running)
                 if per_batch:
                     getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
@@ -342,7 +342,7 @@ def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> Non
     """Raises ClusterError in all processes, before they could deadlock, if the positions of their pipelines differ."""
     core, timing = inputs.core, inputs.timing
     if core.strategy.spans_processes and inputs.reader.arrays is None:
-        with timing.measure("device"):
+        with timing.device:
             timing.tell("agreement")
             core.strategy.process_group.assert_consistent("data", lambda: description)
 
@@ -377,7 +377,7 @@ def _executions(
 
 def _awaited(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
     while True:
-        with inputs.timing.measure("data"):
+        with inputs.timing.data:
             group = next(groups, None)
         if group is None:
             return
@@ -411,21 +411,21 @@ def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: Running)
     in_flight = inputs.in_flight  # includes the previous epoch
     in_flight.append(running.sums["float32"])  # exists even without logs
     while len(in_flight) > most:
-        with inputs.timing.measure("device"):
+        with inputs.timing.device:
             in_flight.popleft().block_until_ready()
 
 
 def _stops(core: ModelCore, kind: Phase, agrees: bool) -> bool:
     """Returns whether a callback has asked to stop; with `agrees`, in any process, with the same result in all."""
     if agrees:
-        with core.run.timing.measure("device"):  # or for other processes; a watchdog treats both alike
+        with core.run.timing.device:  # or for other processes; a watchdog treats both alike
             if core.strategy.process_group.any(core.stops(kind)):
                 core.set_stops(kind, True)
     return core.stops(kind)
 
 
 def _on_host(group: PlacedGroup, outputs: PyTree, count: int, timing: Timing) -> Iterator[Any]:
-    with timing.measure("device"):
+    with timing.device:
         outputs = jax.device_get(outputs)
     for index in range(count):
         yield _batch_on_host(group, outputs, index)
@@ -437,7 +437,7 @@ def _batch_on_host(group: PlacedGroup, outputs: PyTree, index: int) -> Any:
 
 def _assert_consistent(core: ModelCore, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
     if core.strategy.spans_processes:
-        with core.run.timing.measure("device"):  # or for other processes; a watchdog treats both alike
+        with core.run.timing.device:  # or for other processes; a watchdog treats both alike
             core.strategy.process_group.assert_consistent(what, describe)
 
 

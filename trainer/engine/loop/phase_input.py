@@ -71,7 +71,7 @@ class PhaseInput:
         Nothing else is read ahead: a pipeline may depend on callbacks in between, and labels may be invalid.
         """
         if self.arrays is not None and self.labels_are_checked:
-            with self.timing.measure("data"):
+            with self.timing.data:
                 groups = self.reader.read(epoch, 0, self.numbers_of)
                 self.begun[epoch] = self._place(next(groups)), groups
 
@@ -165,7 +165,7 @@ class _Results:
         return self._begun
 
     def fetch(self) -> dict[str, Any]:
-        with self._inputs.timing.measure("device"):
+        with self._inputs.timing.device:
             return on_host(self.begin())
 
 
@@ -179,12 +179,12 @@ def start_phase(
       data_on_device: whether `data_on_device=True` refers to these batches.
     """
     timing = core.run.timing
-    with timing.measure("data"):
+    with timing.data:
         batch = reader.peek()
-    with timing.measure("compile"):
+    with timing.compile:
         phase = core.prepared_phase(kind, batch, reader.batch_rows)
     reader.group_size = phase.steps_per_execution
-    with timing.measure("data"):
+    with timing.data:
         arrays = core.place_arrays(kind, reader, passes, data_on_device)
         is_checked = kind == "predict" or (arrays is not None and _has_good_labels(core, reader))
         # Invalid labels are reported when their execution is due, and all rows of a group are checked.

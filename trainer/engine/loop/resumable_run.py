@@ -175,7 +175,7 @@ class TrainingRun:
         if self._is_watched:
             if kind != "start":  # at the start, it may be pending
                 self._state = self._core.state.current
-            with self._timing.measure("callbacks"):
+            with self._timing.callbacks:
                 self._callbacks.on_save_point(self)
 
     def _keep_snapshot(self) -> None:
@@ -193,7 +193,7 @@ class TrainingRun:
         try:
             if self._writer is None or (error is not None and jax.process_count() > 1):
                 return  # would wait for other processes, which may not come
-            with self._timing.measure("checkpoint"):
+            with self._timing.checkpoint:
                 self._writer.close()
         except (OSError, ValueError) as failure:
             if error is None:
@@ -218,7 +218,7 @@ class TrainingRun:
             if wait:
                 self.wait()
             return False
-        with self._timing.measure("checkpoint"):
+        with self._timing.checkpoint:
             self._prepared(folder)
             checkpoints = CheckpointFolder(folder, keep)
             if self._writer is None:
@@ -239,7 +239,7 @@ class TrainingRun:
         return True
 
     def restore(self, folder: str) -> str | None:
-        with self._timing.measure("checkpoint"):
+        with self._timing.checkpoint:
             path = self._prepared(folder).newest_whole()
             if path is None:
                 if jax.process_index() == 0:
@@ -251,7 +251,7 @@ class TrainingRun:
         self._check_arguments(path, document)
         has_same_data = self._has_same_data(path, document["fingerprint"])
         now = {"state": self._core.state.current, "logs": self._empty_logs}
-        with self._timing.measure("checkpoint"):
+        with self._timing.checkpoint:
             restored = tree_paths.with_leaves(now, self._restored(checkpoint, tree_paths.named_leaves(now)))
         if has_same_data:  # and arrays of the same shapes, without which each program differs
             self._compare_programs(path, document["settings"][_PROGRAMS])
@@ -275,7 +275,7 @@ class TrainingRun:
         return f"Resumed at epoch {self.epoch + 1}, batch {self.batch}, from {path!r}.{self._continue_data(document)}"
 
     def start_from(self, folder: str) -> None:
-        with self._timing.measure("checkpoint"):
+        with self._timing.checkpoint:
             path = self._prepared(folder).newest_whole()
             if path is None:
                 raise ValueError(f"{folder!r} has no checkpoint to start from.")
@@ -286,7 +286,7 @@ class TrainingRun:
 
     def wait(self) -> None:
         if self._writer is not None:
-            with self._timing.measure("checkpoint"):
+            with self._timing.checkpoint:
                 self._writer.wait()
 
     def delete(self, folder: str) -> None:

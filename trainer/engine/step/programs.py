@@ -63,11 +63,11 @@ class Programs:
         program = self.compiled.get(key)
         if program is None:
             lowered = self._lowered(key, state, running, group, guard, timing)
-            with timing.measure("compile"):
+            with timing.compile:
                 program = self.compiled[key] = compile_lowered(lowered, self._options)
                 self._log_gathered(program, state, group)
         elif isinstance(program, concurrent.futures.Future):
-            with timing.measure("compile"):
+            with timing.compile:
                 program = self.compiled[key] = program.result()
         return program
 
@@ -106,7 +106,7 @@ class Programs:
         batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
         guard.check(jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
-        with timing.measure("compile"):
+        with timing.compile:
             return self.lowered(state, running, group, key[1])
 
     def _log_gathered(self, program: Any, state: TrainState, group: PlacedGroup) -> None:

@@ -137,7 +137,7 @@ class CurrentRun:
 
     def begin_save(self, filepath: str | os.PathLike[str]) -> None:
         """Starts writing the files of `Model.save` to a folder; see `trainer.callbacks.RunDetails`."""
-        with self.timing.measure("checkpoint"):
+        with self.timing.checkpoint:
             if self._writer is None:
                 self._writer = CheckpointWriter()
             saved_model.begin_save(self._writer, checked_path("filepath", filepath), self._state.current,
@@ -146,7 +146,7 @@ class CurrentRun:
     def wait_for_save(self) -> None:
         """Waits until all started saves are written."""
         if self._writer is not None:
-            with self.timing.measure("checkpoint"):
+            with self.timing.checkpoint:
                 self._writer.wait()
 
     def train_step_flops(self) -> float | None:

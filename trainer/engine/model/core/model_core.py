@@ -360,7 +360,7 @@ class ModelCore:
 
     def _assert_consistent(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
         if self.strategy.spans_processes:
-            with self.run.timing.measure("device"):  # or for other processes; a watchdog treats both alike
+            with self.run.timing.device:  # or for other processes; a watchdog treats both alike
                 self.strategy.process_group.assert_consistent(f"model for `{_METHODS[kind]}`", describe)
 
     def _check_outputs(self, batch: Batch) -> None:

@@ -295,6 +295,6 @@ class StateHolder:
         """Returns the state, after waiting for a pending state; None without a state."""
         if self._making is not None:
             (_, wait), self._making = self._making, None
-            with self._clock().measure("compile"):
+            with self._clock().compile:
                 self._made = wait()
         return self._made

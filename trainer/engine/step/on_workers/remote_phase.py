@@ -104,7 +104,7 @@ class RemotePhase(CompiledPhase):
         stop = group.count if stop is None else stop
 
         def execute(state: TrainState, running: Any) -> tuple[TrainState, Any]:
-            with timing.measure("device"):
+            with timing.device:
                 return self._trained(state, running, group, range(start, stop))
 
         return execute
