@@ -125,8 +125,22 @@ def check_count(argument: str, value: object, minimum: int = 1, optional: bool =
       TypeError: `value` is no whole number.
       ValueError: `value` is less than `minimum`.
     """
-    if value is not None or not optional:
-        as_count(argument, value, minimum, f"a whole number of at least {minimum}{' or None' if optional else ''}")
+    check_counts(minimum, optional=optional, **{argument: value})
+
+
+def check_counts(minimum: int, /, *, optional: bool = False, **counts: object) -> None:
+    """Raises an error unless every count is a whole number of at least `minimum`, or None if `optional`.
+
+    Raises:
+      TypeError: a count is no whole number.
+      ValueError: a count is less than `minimum`.
+
+    >>> check_counts(1, optional=True, steps=3, batch_size=None)
+    """
+    expected = f"a whole number of at least {minimum}{' or None' if optional else ''}"
+    for argument, value in counts.items():
+        if value is not None or not optional:
+            as_count(argument, value, minimum, expected)
 
 
 def check_word(argument: str, value: object, words: Collection[str], expected: str | None = None) -> str:

@@ -123,7 +123,6 @@ def _adapt_arrays(
 ) -> Source:
     if batch_size is None:
         batch_size = math.ceil(arrays.rows / as_count("steps", steps)) if steps is not None else DEFAULT_BATCH_SIZE
-    batch_size = as_count("batch_size", batch_size)
     x, y, sample_weight = arrays.tree
     if class_weights is not None:
         sample_weight = class_weights(y)

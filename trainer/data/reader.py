@@ -33,7 +33,6 @@ from trainer.data.sources.batches import (
 from trainer.data.sources.buffers import POOL
 from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.order import is_finite
 from trainer.data.sources.sources import DatasetSource, Source
 from trainer.data.stream import END, Stream, named
 
@@ -61,6 +60,9 @@ class Reader:
 
     Attributes:
       arrays: the arrays whose rows form the batches; None without arrays, or if batches are computed from them.
+      batch_rows: number of rows per batch, except for the last, if the data define it; otherwise 0.
+      num_batches: maximum number of batches per epoch; None if unknown before reading.
+      limit_batches: maximum number of batches per epoch in a dry run; otherwise None.
       exhausted: whether a one-shot source ended before its epoch; there are no further batches.
       keeps_resume_tokens: whether groups get a `resume_token` if it helps to resume; may be assigned between epochs.
 
@@ -84,10 +86,14 @@ class Reader:
                              "(`validation_steps`, `steps`).")
         self._source = source
         self.arrays: HostArrays | None = None
-        if isinstance(source, DatasetSource) and not source.dataset.is_mapped:
-            self.arrays = source.dataset.arrays
+        self.batch_rows = 0
+        if isinstance(source, DatasetSource):
+            self.arrays, self.batch_rows = source.arrays, source.dataset.batch_size or 0
+        self.num_batches = steps_per_epoch
+        if source.num_batches is not None and source.num_batches != math.inf:
+            self.num_batches = int(min(source.num_batches, steps_per_epoch or math.inf, limit_batches or math.inf))
         self._steps = steps_per_epoch
-        self._limit = limit_batches
+        self.limit_batches = limit_batches
         self._first_epoch = first_epoch if source.is_one_shot else 0
         self._epochs_before = first_epoch
         self.group_size = as_count("group_size", group_size)
@@ -99,22 +105,9 @@ class Reader:
         self._spec: BatchSpec | None = None
 
     @property
-    def num_batches(self) -> int | None:
-        """Maximum number of batches per epoch; None if unknown before reading."""
-        count = self._source.num_batches
-        if count is None or count == math.inf:
-            return self._steps
-        return int(min(count, self._steps or count, self._limit or count))
-
-    @property
     def epoch_rows(self) -> int | None:
         """Number of rows per epoch; None if unknown before reading."""
-        return self._source.rows if self._steps is None and self._limit is None else None
-
-    @property
-    def limit_batches(self) -> int | None:
-        """Maximum number of batches per epoch in a dry run; otherwise None."""
-        return self._limit
+        return self._source.rows if self._steps is None and self.limit_batches is None else None
 
     @property
     def capacity(self) -> int:
@@ -132,11 +125,6 @@ class Reader:
         # of a step must not depend on its group.
         enough = 2 ** max(((self.num_batches or group_size) - 1).bit_length(), 1)
         return min(max(enough, least_bytes // max(row_bytes * (self.batch_rows or 1), 1)), group_size)
-
-    @property
-    def batch_rows(self) -> int:
-        """Number of rows per batch, except for the last, if the data define it; otherwise 0."""
-        return self._source.dataset.batch_size or 0 if isinstance(self._source, DatasetSource) else 0
 
     @property
     def is_single_pass(self) -> bool:
@@ -306,7 +294,7 @@ class Reader:
         # Row indices of several small groups are computed at once, because a call takes longer than reading a few rows.
         # The number of groups grows gradually, because all indices after a shorter batch, at the end of a pass, are
         # discarded.
-        most = group_size * max(_ROWS_AT_ONCE // (group_size * (dataset.batch_size or 1)), 1)
+        most = group_size * max(_ROWS_AT_ONCE // (group_size * self.batch_rows), 1)
         ahead = group_size
         while position < stop:
             numbers = dataset.index_block(pass_index, position, int(min(position + ahead, stop)))
@@ -326,7 +314,7 @@ class Reader:
     def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Generator[Group, None, None]:
         stream = self._seek(epoch, start)
         number, buffer, token = start, GroupBuffer(self.capacity), None
-        most = self._limit if self._steps is None else self._steps
+        most = self.limit_batches if self._steps is None else self._steps
         self._is_being_read = True
         try:
             while most is None or number < most:
@@ -393,7 +381,7 @@ class Reader:
             return epoch, 0
         if epoch == 0 or self._source.is_one_shot or count == math.inf:
             return self._starts.get(epoch, (0, epoch * self._steps))
-        if self._source.seeks and is_finite(count):
+        if self._source.seeks and count is not None:
             pass_index, number = divmod(epoch, max(math.ceil(count / self._steps), 1))
             return self._starts.get(epoch, (pass_index, number * self._steps))
         return self._starts.get(epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +16,6 @@ from trainer.core.types import ArrayTree
 from trainer.data import Dataset
 from trainer.data.sources.arrays import is_array_tree, is_leaf
 from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.order import is_finite
 
 _CHUNK_ROWS = 1024  # of an unbatched dataset, read at once
 
@@ -68,7 +68,7 @@ def split_dataset(
 def _arrays_of(dataset: Any) -> tuple[HostArrays, int | None]:
     """Returns the rows of data as arrays, and the batch size if they were batched."""
     if isinstance(dataset, Dataset):
-        if not is_finite(dataset.cardinality):
+        if dataset.cardinality == math.inf:
             raise ValueError("`dataset` is endless. Call its `take` first, or split it before `repeat`.")
         batches = dataset if dataset.batch_size else dataset.batch(_CHUNK_ROWS)
         return HostArrays(_joined(list(batches), np.concatenate)), dataset.batch_size

@@ -93,8 +93,7 @@ def audio_dataset_from_directory(
 
     Source: `keras.utils.audio_dataset_from_directory`.
     """
-    arguments.check_count("sampling_rate", sampling_rate, optional=True)
-    arguments.check_count("output_sequence_length", output_sequence_length, optional=True)
+    arguments.check_counts(1, optional=True, sampling_rate=sampling_rate, output_sequence_length=output_sequence_length)
     arguments.require_bool(ragged=ragged)
     if ragged:
         raise ValueError("`ragged=True` is for ragged tensors, which JAX has not. Pass `output_sequence_length=`, to "

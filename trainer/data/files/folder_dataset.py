@@ -55,8 +55,7 @@ def folder_datasets(
       keep: takes all files, and returns the files to use.
     """
     arguments.require_bool(shuffle=shuffle, follow_links=follow_links)
-    arguments.check_count("num_threads", num_threads, optional=True)
-    arguments.check_count("batch_size", batch_size, optional=True)
+    arguments.check_counts(1, optional=True, num_threads=num_threads, batch_size=batch_size)
     folders.check_split(validation_split, subset, shuffle, seed)
     seed = 0 if seed is None else arguments.as_seed("seed", seed)
     files = keep(folders.list_files(directory, None if label_mode is None else labels, suffixes, class_names, shuffle,

@@ -21,7 +21,7 @@ from trainer.data.sources.arrays import column_array
 from trainer.data.sources.batches import Batch, as_batch, pack_x_y_sample_weight
 from trainer.data.sources.buffers import POOL
 from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.order import Count, Order, is_finite
+from trainer.data.sources.order import Count, Order
 
 # Number of rows that an unbatched dataset gathers at a time.
 _CHUNK_ROWS = 1024
@@ -47,6 +47,9 @@ class Dataset:
     the arrays once the dataset is in use: `fit` may keep a copy of them on the devices as long as the dataset, a
     dataset derived from it, or the arrays exist.
 
+    Attributes:
+      arrays: the numpy arrays that rows are gathered from: the user's own, not to be written to.
+
     Example:
       >>> dataset = Dataset.from_arrays((np.arange(5.0), np.arange(5))).batch(2)
       >>> dataset
@@ -57,7 +60,7 @@ class Dataset:
     Source: the interface follows https://www.tensorflow.org/api_docs/python/tf/data/Dataset.
     """
 
-    _arrays: HostArrays
+    arrays: HostArrays
     _row_order: Order
     _row_maps: tuple[Callable[..., Any], ...] = ()
     _batching: Batching | None = None
@@ -145,16 +148,14 @@ class Dataset:
         if self._batching is not None:
             raise ValueError(f"The dataset is already batched, with batch_size={self._batching.size}.")
         batch_size = as_count("batch_size", batch_size)
-        rows = self._row_order.length
-        if not is_finite(rows):
-            return dataclasses.replace(self, _batching=Batching(batch_size, Order(math.inf)))
-        if drop_remainder:
-            if rows < batch_size:
+        order = self._row_order
+        if drop_remainder and order.length != math.inf:
+            if order.length < batch_size:
                 raise ValueError("`drop_remainder=True` leaves the dataset empty: "
-                                 f"it has {rows} rows, fewer than batch_size={batch_size}.")
-            rows -= rows % batch_size
-        batching = Batching(batch_size, Order(-(-rows // batch_size)))
-        return dataclasses.replace(self, _row_order=self._row_order.take(rows), _batching=batching)
+                                 f"it has {order.length} rows, fewer than batch_size={batch_size}.")
+            order = order.take(int(order.length) // batch_size * batch_size)
+        batches = Order(math.inf if order.length == math.inf else -(-order.length // batch_size))
+        return dataclasses.replace(self, _row_order=order, _batching=Batching(batch_size, batches))
 
     def repeat(self, times: int | None = None) -> Dataset:
         """Returns this dataset with its elements repeated `times` times; None repeats them endlessly.
@@ -180,7 +181,7 @@ class Dataset:
     @property
     def cardinality(self) -> Count:
         """Number of elements per pass: rows before `batch`, batches after it; `math.inf` if endless."""
-        return self._order.length
+        return (self._row_order if self._batching is None else self._batching.order).length
 
     @property
     def batch_size(self) -> int | None:
@@ -193,22 +194,18 @@ class Dataset:
         return bool(self._row_maps or self._batch_maps)
 
     @property
-    def arrays(self) -> HostArrays:
-        """The numpy arrays that rows are gathered from: the user's own, not to be written to."""
-        return self._arrays
-
-    @property
     def rows(self) -> int | None:
         """Number of rows per pass; None if the dataset is endless, or batches were reordered, repeated or taken."""
-        rows = self._row_order.length
-        has_all_batches = self._batching is None or not self._batching.order.steps
-        return rows if is_finite(rows) and has_all_batches else None
+        rows, batching = self._row_order.length, self._batching
+        if rows == math.inf or (batching is not None and batching.order != Order(-(-rows // batching.size))):
+            return None
+        return int(rows)
 
     def __len__(self) -> int:
         """Returns `cardinality`; raises TypeError for an endless dataset."""
-        if not is_finite(self.cardinality):
+        if self.cardinality == math.inf:
             raise TypeError("An endless dataset has no length. Use `cardinality`, or `take` some elements first.")
-        return self.cardinality
+        return int(self.cardinality)
 
     def __iter__(self) -> Iterator[Any]:
         return self.read()
@@ -267,7 +264,7 @@ class Dataset:
 
     def gather(self, index: np.ndarray) -> Batch:
         """Returns the rows at `index` of every array, before any `map`: leaves of shape `(*index.shape, ...)`."""
-        return self._arrays.gather(index, None, POOL)
+        return self.arrays.gather(index, None, POOL)
 
     def require_batched(self) -> Batching:
         """Returns the batching of rows.
@@ -279,10 +276,6 @@ class Dataset:
             raise ValueError("The Dataset has rows as elements, not batches. Call its `batch(batch_size)` first.")
         return self._batching
 
-    @property
-    def _order(self) -> Order:
-        return self._row_order if self._batching is None else self._batching.order
-
     def _reordered(self, change: Callable[[Order], Order]) -> Dataset:
         if self._batching is None:
             return dataclasses.replace(self, _row_order=change(self._row_order))
@@ -292,7 +285,7 @@ class Dataset:
     def _split_at_remainder(self, batches: np.ndarray, batch_size: int) -> list[np.ndarray]:
         """Splits batch indices so that the short last batch is separate."""
         rows = self._row_order.length
-        if not is_finite(rows) or rows % batch_size == 0:
+        if rows == math.inf or rows % batch_size == 0:
             return [batches]
         found = np.flatnonzero(batches == rows // batch_size)
         if not found.size:

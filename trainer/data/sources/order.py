@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import functools
 import math
 import threading
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 import numpy as np
 
@@ -24,17 +23,8 @@ Run = tuple[int, np.ndarray]
 """A pass number, and positions within that pass."""
 
 
-def is_finite(count: Count | None) -> TypeGuard[int]:
-    """Returns whether `count` is a number: neither endless nor unknown (None)."""
-    return count is not None and count != math.inf
-
-
 class Step(Protocol):
     """A change of the order."""
-
-    @property
-    def length(self) -> Count:
-        """Number of elements per pass."""
 
     def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
         """Returns the origins of the elements at `positions`, before this step reorders them."""
@@ -54,7 +44,7 @@ class Shuffle:
     """
 
     def __init__(self, length: int, seed: int):
-        self.length = length
+        self._length = length
         self._seed = seed
         self._last: tuple[int, np.ndarray] | None = None
         self._ahead: dict[int, concurrent.futures.Future[np.ndarray]] = {}  # by pass: the current and the next
@@ -68,7 +58,7 @@ class Shuffle:
 
     def prepare(self, pass_index: int, position: int) -> tuple[int, int]:
         is_there = pass_index in self._ahead or (self._last is not None and self._last[0] == pass_index)
-        if self.length >= _MANY and not is_there:
+        if self._length >= _MANY and not is_there:
             for other in list(self._ahead)[:-1]:
                 del self._ahead[other]
             future = self._ahead[pass_index] = concurrent.futures.Future[np.ndarray]()
@@ -84,7 +74,7 @@ class Shuffle:
 
     def _permutation(self, pass_index: int) -> np.ndarray:
         # The result of `permutation(length)`, in half the memory if int32 suffices.
-        numbers = np.arange(self.length, dtype=np.int32 if self.length <= np.iinfo(np.int32).max else np.int64)
+        numbers = np.arange(self._length, dtype=np.int32 if self._length <= np.iinfo(np.int32).max else np.int64)
         np.random.default_rng([self._seed, pass_index]).shuffle(numbers)
         return numbers
 
@@ -96,7 +86,6 @@ class Repeat:
     _ENDLESS = 2**32
 
     def __init__(self, length: int, times: int | None):
-        self.length: Count = math.inf if times is None else length * times
         self._repeated = length
         self._times = self._ENDLESS if times is None else times
 
@@ -114,49 +103,34 @@ class Repeat:
         return pass_index * self._times + repetition, position
 
 
-class Take:
-    """The first `length` elements."""
-
-    def __init__(self, length: int):
-        self.length = length
-
-    def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
-        return [(pass_index, positions)]
-
-    def prepare(self, pass_index: int, position: int) -> tuple[int, int]:
-        return pass_index, position
-
-
 @dataclasses.dataclass(frozen=True)
 class Order:
     """Steps applied in turn to elements with indices from 0.
 
     Attributes:
-      base_length: number of elements before the first step.
+      length: number of elements per pass; `math.inf` for an endless order.
       steps: the changes of the order, the first change first.
     """
 
-    base_length: Count
+    length: Count
     steps: tuple[Step, ...] = ()
-
-    @functools.cached_property
-    def length(self) -> Count:
-        """Number of elements per pass; `math.inf` for an endless order."""
-        return self.steps[-1].length if self.steps else self.base_length
 
     def shuffle(self, seed: int) -> Order:
         """Returns this order, shuffled."""
-        if not is_finite(self.length):
+        if self.length == math.inf:
             raise ValueError("An endless dataset cannot be shuffled. Call `shuffle` before `repeat`.")
-        return self._then(Shuffle(self.length, seed))
+        return Order(self.length, (*self.steps, Shuffle(int(self.length), seed)))
 
     def repeat(self, times: int | None) -> Order:
         """Returns this order, repeated; an endless order is returned unchanged."""
-        return self._then(Repeat(self.length, times)) if is_finite(self.length) else self
+        if self.length == math.inf:
+            return self
+        length = math.inf if times is None else self.length * times
+        return Order(length, (*self.steps, Repeat(int(self.length), times)))
 
     def take(self, count: int) -> Order:
         """Returns the first `count` elements of this order, or all elements if it has fewer."""
-        return self if count >= self.length else self._then(Take(count))
+        return Order(min(count, self.length), self.steps)
 
     def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
         """Returns the indices of the elements at `positions` of a pass, as runs that share a pass, in order."""
@@ -170,6 +144,3 @@ class Order:
         for step in reversed(self.steps):
             pass_index, position = step.prepare(pass_index, position)
         return pass_index, position
-
-    def _then(self, step: Step) -> Order:
-        return dataclasses.replace(self, steps=(*self.steps, step))

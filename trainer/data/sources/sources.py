@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Generator, Iterator
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from trainer.data.sources.batches import Batch, BatchConverter, map_batch, unpac
 from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.order import Count, is_finite
+from trainer.data.sources.order import Count
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -73,7 +74,12 @@ class Source(Protocol):
 
 
 class DatasetSource:
-    """Batches of a batched `Dataset`, from any position without reading earlier batches."""
+    """Batches of a batched `Dataset`, from any position without reading earlier batches.
+
+    Attributes:
+      dataset: the dataset.
+      arrays: the arrays whose rows form the batches; None if the dataset computes batches from them.
+    """
 
     is_one_shot = False
     seeks = True
@@ -81,6 +87,7 @@ class DatasetSource:
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
+        self.arrays = None if dataset.is_mapped else dataset.arrays
         self.is_exact = not dataset.is_mapped
         self.num_batches = dataset.cardinality
         self.rows = dataset.rows
@@ -249,12 +256,12 @@ class IndexedSource:
                 self._items.on_epoch_begin()
 
     def _indices(self, pass_index: int, start: int) -> Iterator[int]:
-        if not is_finite(self.num_batches):
+        if self.num_batches == math.inf:
             return itertools.count(start)
+        count = int(self.num_batches)
         if self._shuffle:
-            order = np.random.default_rng([self._seed, pass_index]).permutation(self.num_batches)
-            return iter(order[start:].tolist())
-        return iter(range(start, self.num_batches))
+            return iter(np.random.default_rng([self._seed, pass_index]).permutation(count)[start:].tolist())
+        return iter(range(start, count))
 
 
 class WeightedSource:

@@ -30,7 +30,7 @@ class RunLimits:
     """
 
     def __init__(self, max_steps: int | None = None, max_time: float | datetime.timedelta | None = None):
-        arguments.check_count("max_steps", max_steps, optional=True)
+        arguments.check_counts(1, optional=True, max_steps=max_steps)
         if isinstance(max_time, datetime.timedelta):
             max_time = max_time.total_seconds()
         if max_time is not None:

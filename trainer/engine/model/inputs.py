@@ -37,11 +37,8 @@ def training_readers(
     validation_steps: int | None, validation_batch_size: int | None, limit_batches: int | None, may_be_endless: bool,
 ) -> Iterator[tuple[Reader, dict[str, Reader]]]:
     """Yields the reader of the training data, and the readers of the validation sets by name, "" if unnamed."""
-    for name, count, minimum in (("initial_epoch", initial_epoch, 0), ("steps_per_epoch", steps_per_epoch, 1),
-                                 ("validation_steps", validation_steps, 1),
-                                 ("validation_batch_size", validation_batch_size, 1),
-                                 ("limit_batches", limit_batches, 1)):
-        arguments.check_count(name, count, minimum, optional=name != "initial_epoch")
+    arguments.check_counts(1, optional=True, steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
+                           validation_batch_size=validation_batch_size, limit_batches=limit_batches)
     if validation_split:
         if validation_data is not None:
             raise ValueError("`validation_split` and `validation_data` cannot be used together.")
@@ -52,7 +49,8 @@ def training_readers(
                          "validate on, each needs a name of its own; one set of such inputs is `(inputs, targets)`, or "
                          "`(inputs,)` without targets.")
     x = core.strategy.training_data(x)
-    loop.agree_on_data(core, "fit", x=x, **_by_argument("validation_data", sets or {"": None}))
+    named_sets = _by_argument("validation_data", sets)
+    loop.agree_on_data(core, "fit", x=x, **(named_sets or {"validation_data": None}))
     processes = core.strategy.processes
     with contextlib.ExitStack() as readers:
         reader = readers.enter_context(Reader(
@@ -63,7 +61,7 @@ def training_readers(
             name: readers.enter_context(Reader(
                 _adapt_set(argument, data, validation_batch_size or batch_size, validation_steps, processes),
                 validation_steps, limit_batches=limit_batches))
-            for (name, data), argument in zip(sets.items(), _by_argument("validation_data", sets), strict=True)}
+            for name, (argument, data) in zip(sets, named_sets.items(), strict=True)}
 
 
 @contextlib.contextmanager
@@ -79,10 +77,11 @@ def evaluation_readers(
                 core, "evaluate", x, y, sample_weight, batch_size=batch_size, steps=steps))}
             return
         arguments.check_count("steps", steps, 1, optional=True)
-        loop.agree_on_data(core, "evaluate", **_by_argument("x", sets))
+        named_sets = _by_argument("x", sets)
+        loop.agree_on_data(core, "evaluate", **named_sets)
         yield {name: readers.enter_context(Reader(
             _adapt_set(argument, data, batch_size, steps, core.strategy.processes), steps))
-            for (name, data), argument in zip(sets.items(), _by_argument("x", sets), strict=True)}
+            for name, (argument, data) in zip(sets, named_sets.items(), strict=True)}
 
 
 def sets_of(argument: str, data: object) -> dict[str, Any]:

@@ -269,7 +269,7 @@ class Model(StatefulModel):
         """
         given = {name: value for name, value in locals().items() if name != "self"}
         core, timing, limits = self._core.checked("fit"), Timing(), RunLimits(max_steps, max_time)
-        arguments.check_count("epochs", epochs, 0)
+        arguments.check_counts(0, epochs=epochs, initial_epoch=initial_epoch)
         arguments.check_validation_freq(validation_freq)
         with inputs.training_readers(
             core, x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, class_weight=class_weight,
@@ -324,8 +324,7 @@ class Model(StatefulModel):
         Example:
           >>> model.compile_ahead((x, y), batch_size=64)  # doctest: +SKIP
         """
-        arguments.check_count("epochs", epochs, 1, optional=True)
-        arguments.check_count("steps_per_epoch", steps_per_epoch, 1, optional=True)
+        arguments.check_counts(1, optional=True, epochs=epochs, steps_per_epoch=steps_per_epoch)
         kinds = inputs.checked_phases(phases)
         core = self._core.checked("compile_ahead", must_be_compiled=any(kind != "predict" for kind in kinds))
         begin = time.perf_counter()

@@ -127,8 +127,7 @@ class SidecarEvaluator:
             raise errors.wrong_type("checkpoint_dir", checkpoint_dir, "the path of the folder with the checkpoints")
         if not os.fspath(checkpoint_dir):
             raise ValueError("`checkpoint_dir` is empty. Give the folder that the training's `BackupAndRestore` has.")
-        arguments.check_count("steps", steps, 1, optional=True)
-        arguments.check_count("max_evaluations", max_evaluations, 1, optional=True)
+        arguments.check_counts(1, optional=True, steps=steps, max_evaluations=max_evaluations)
         seconds = {"poll_secs": poll_secs} | ({} if timeout_secs is None else {"timeout_secs": timeout_secs})
         arguments.require(seconds, "a number of seconds above 0", lambda secs: secs > 0)
         CallbackList(callbacks)  # rejects invalid callbacks

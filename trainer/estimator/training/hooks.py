@@ -87,8 +87,7 @@ class StopAtStepHook(SessionRunHook):
         if (num_steps is None) == (last_step is None):
             raise ValueError("Exactly one of `num_steps` and `last_step` must be given. Received: "
                              f"num_steps={num_steps}, last_step={last_step}.")
-        arguments.check_count("num_steps", num_steps, optional=True)
-        arguments.check_count("last_step", last_step, optional=True)
+        arguments.check_counts(1, optional=True, num_steps=num_steps, last_step=last_step)
         self._num_steps, self._last_step = num_steps, last_step
 
     def after_create_session(self, session: Any, coord: None) -> None:
