@@ -120,7 +120,7 @@ def test_processes_agree_on_the_least_memory(monkeypatch):
     monkeypatch.setattr(strategy, "memory_bytes", lambda device: 8 * NBYTES)
     small, arrays = mirrored(1), arrays_of(1)
     assert mirrored(1).place_arrays(arrays) is not None
-    monkeypatch.setattr(small, "_process_group", types.SimpleNamespace(
+    monkeypatch.setattr(small, "process_group", types.SimpleNamespace(
         all_gather=lambda text, what: [text, str(8 * NBYTES - 8)]))
     assert small.place_arrays(arrays) is None
 

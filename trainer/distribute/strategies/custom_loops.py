@@ -39,8 +39,8 @@ class CustomLoops:
 
     _runner: ReplicaRunner
     _rows_sharding: NamedSharding
-    _processes: Processes
-    _process_group: ProcessGroup
+    processes: Processes
+    process_group: ProcessGroup
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -122,7 +122,7 @@ class CustomLoops:
             each iteration. Several processes share the batches according to their `AutoShardPolicy`.
         """
         return DistributedDataset(
-            dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, self._process_group)
+            dataset, self.num_replicas_in_sync, self._rows_sharding, self.processes, self.process_group)
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
         """Returns an iterable whose elements have one batch of a dataset for each replica.
@@ -135,9 +135,9 @@ class CustomLoops:
         Raises:
           ValueError: if processes share a replica.
         """
-        dataset = dataset_fn(InputContext(self._processes.count, self._processes.index, self.num_replicas_in_sync))
+        dataset = dataset_fn(InputContext(self.processes.count, self.processes.index, self.num_replicas_in_sync))
         return DistributedDataset(
-            dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, self._process_group,
+            dataset, self.num_replicas_in_sync, self._rows_sharding, self.processes, self.process_group,
             deals_batches=True)
 
     def make_experimental_numpy_dataset(self, numpy_input: ArrayTree) -> Dataset:

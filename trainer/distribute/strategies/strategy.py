@@ -25,10 +25,8 @@ from trainer.core.replica_context import ReplicaContext, get_replica_context, in
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data.resident import ResidentBatches
-from trainer.data.sharding.processes import Processes
 from trainer.data.sources.batches import Group
 from trainer.data.sources.host_arrays import HostArrays
-from trainer.distribute.cluster import ProcessGroup
 from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.device_cache import PlacedArrays
 from trainer.distribute.placement.devices import default_devices, memory_bytes
@@ -71,6 +69,9 @@ class Strategy(CustomLoops):
     Attributes:
       is_asynchronous: whether train steps run on other processes, which do not wait for each other.
       offloads_state: whether large arrays of the state are in host memory between executions.
+      processes: the processes that have the devices of the replicas and read the data together.
+      process_group: these processes, and their means of agreement.
+      spans_processes: whether there are several such processes, which must all make the same calls.
     """
 
     is_asynchronous = False
@@ -87,8 +88,9 @@ class Strategy(CustomLoops):
         self._numbers: dict[int, jax.Array] = {}
         self._placed_arrays = PlacedArrays()
         self._runner = ReplicaRunner(self)
-        self._process_group = group_of(mesh)
-        self._processes = processes_of(mesh, self.num_replicas_in_sync)
+        self.process_group = group_of(mesh)
+        self.processes = processes_of(mesh, self.num_replicas_in_sync)
+        self.spans_processes = self.processes.count > 1
 
     def __repr__(self) -> str:
         devices = ", ".join(f"{device.platform}:{device.id}" for device in self.mesh.devices.flat)
@@ -132,21 +134,6 @@ class Strategy(CustomLoops):
     def is_described(self) -> bool:
         """Whether the devices are only described, so that programs can be compiled for them but nothing placed."""
         return is_described(self.mesh.devices.flat[0])
-
-    @property
-    def spans_processes(self) -> bool:
-        """Whether the replicas are on devices of several processes, which must all make the same calls."""
-        return self._processes.count > 1
-
-    @property
-    def processes(self) -> Processes:
-        """Processes that have the devices of the replicas and read the data together."""
-        return self._processes
-
-    @property
-    def process_group(self) -> ProcessGroup:
-        """Processes that have the devices of the replicas, and their means of agreement."""
-        return self._process_group
 
     @property
     def is_chief(self) -> bool:
@@ -356,7 +343,7 @@ class Strategy(CustomLoops):
         """Memory of the smallest device of the mesh in bytes, equal in all processes."""
         here = [device for device in self.mesh.devices.flat if device.process_index == jax.process_index()]
         least = min(map(memory_bytes, here), default=0)
-        return min(map(int, self._process_group.all_gather(str(int(least)), "memory of the devices")))
+        return min(map(int, self.process_group.all_gather(str(int(least)), "memory of the devices")))
 
     def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
         """Returns a group of batches placed on the devices, with rows split over the replicas.
@@ -368,10 +355,10 @@ class Strategy(CustomLoops):
           group: the batches; with `arrays`, the indices of their rows in these.
           arrays: the result of `place_arrays`.
         """
-        rows = math.ceil(group.rows / self.num_replicas_in_sync) * self.num_replicas_in_sync
-        data = group.data
+        replicas, data = self.mesh.shape[REPLICA_AXIS], group.data
+        rows = math.ceil(group.rows / replicas) * replicas
         if group.counts is not None:
-            data = place_global_batch(group, rows, self._batch_sharding, self._processes)
+            data = place_global_batch(group, rows, self._batch_sharding, self.processes)
         else:
             if rows != group.rows:
                 data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
