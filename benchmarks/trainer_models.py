@@ -45,4 +45,4 @@ def lowered_train_step(
                           why_partitioned=functools.partial(core_of(model).why_partitioned, "train"))
     shapes = model.state_shapes(x)
     phase.prepare(shapes, (x, y))
-    return phase.lowered(shapes, (x, y))
+    return phase.lowered((x, y))

@@ -116,12 +116,11 @@ class CallbackList(Callback):
 
     def wants_batch_hooks(self, phase: str) -> bool:
         """Returns whether any callback must be called for every batch of "train", "test" or "predict"."""
-        return any(_overrides(callback, hook) for callback in self.callbacks for hook in _BATCH_HOOKS[phase])
+        return any(_overrides(callback, *_BATCH_HOOKS[phase]) for callback in self.callbacks)
 
     def may_stop_differently(self, phase: str) -> bool:
         """Returns whether a callback may end "train", "test" or "predict" at another batch than other processes."""
-        listeners = (*_BATCH_HOOKS[phase], "on_execution_end")
-        return any(not callback.stops_consistently and any(_overrides(callback, hook) for hook in listeners)
+        return any(not callback.stops_consistently and _overrides(callback, *_BATCH_HOOKS[phase], "on_execution_end")
                    for callback in self.callbacks)
 
     def next_sync_step(self, phase: Phase, batch: int) -> int | None:
@@ -215,10 +214,14 @@ class CallbackList(Callback):
             warn_of_non_finite_logs(self.model, logs or {})
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        self._call_numbered("on_epoch_begin", epoch, logs, self._called)
+        logs = {} if logs is None else logs
+        for callback in self._called:
+            callback.on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        self._call_numbered("on_epoch_end", epoch, logs, self._flushed(self._called))
+        logs = {} if logs is None else logs
+        for callback in self._flushed(self._called):
+            callback.on_epoch_end(epoch, logs)
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         self._call_batch("on_train_batch_begin", batch, logs)
@@ -299,22 +302,20 @@ class CallbackList(Callback):
         for callback in self._called:
             getattr(callback, hook)(logs)
 
-    def _call_numbered(self, hook: str, number: int, logs: Logs | None, callbacks: Iterable[Callback]) -> None:
-        logs = {} if logs is None else logs
-        for callback in callbacks:
-            getattr(callback, hook)(number, logs)
-
     def _call_batch(self, hook: str, batch: int, logs: Logs | None) -> None:
         logs = {} if logs is None else logs
         for callback in self._called:
             getattr(callback, hook)(batch, logs=logs)
 
 
-def _overrides(callback: Callback, hook: str) -> bool:
-    """Returns whether a callback has its own hook, on the class or on the instance, that this loop has to call."""
-    method = getattr(callback, hook)
-    function = getattr(method, "__func__", method)
-    return function is not getattr(Callback, hook) and not getattr(function, "is_for_other_loops", False)
+def _overrides(callback: Callback, *hooks: str) -> bool:
+    """Returns whether a callback has one of the hooks, on the class or on the instance, and this loop must call it."""
+    for hook in hooks:
+        method = getattr(callback, hook)
+        function = getattr(method, "__func__", method)
+        if function is not getattr(Callback, hook) and not getattr(function, "is_for_other_loops", False):
+            return True
+    return False
 
 
 def _check_place(callback: Callback) -> None:

@@ -186,8 +186,8 @@ def test_a_step_of_24_layers_never_has_more_than_three_of_them_whole(monkeypatch
     x = rng.normal(size=(8, 16, 32)).astype(np.float32)
     expected = strategy.explain(model, batch=(x, x[..., :4])).peak_bytes
     model.build(x[:1])
-    phase = core_of(model).prepared_phase("train", (x, x[..., :4]), 8)
-    compiled = phase.lowered(model.state, (x, x[..., :4])).compile()
+    phase = core_of(model).prepared_phase("train", (x, x[..., :4]))
+    compiled = phase.lowered((x, x[..., :4])).compile()
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(model.state.params))
     gradients, layer = params / 8, params / 24
     activations = 24 * 16 * 256 * 4 * 20  # one row a device: some 20 arrays of 256 features, or as many, in each layer

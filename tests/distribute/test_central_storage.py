@@ -53,7 +53,7 @@ def program(model, steps):
     bounds = [model.strategy.place_number(number) for number in (0, steps)]
     execution = phase.programs.execution
     return execution.function(len(X), steps > 1, None).trace(
-        execution.placed_shapes(model.current_run.state), phase.empty_logs, group.data, *bounds).lower(
+        execution.state_shapes, phase.empty_logs, group.data, *bounds).lower(
             lowering_platforms=("cuda",)).as_text()
 
 

@@ -27,7 +27,7 @@ def test_single_steps_of_a_group_are_queued_unless_several_devices_are_cpus(step
     strategy = types.SimpleNamespace(is_on_cpu=is_on_cpu, mesh=types.SimpleNamespace(size=devices))
     inputs = types.SimpleNamespace(
         core=types.SimpleNamespace(strategy=strategy), in_flight=collections.deque(),
-        timing=types.SimpleNamespace(measure=lambda name: contextlib.nullcontext()))
+        timing=types.SimpleNamespace(device=contextlib.nullcontext()))
     waited = []
     for number in range(20):
         loop._queue(inputs, GROUP, steps, Logs(number, waited))

@@ -349,7 +349,7 @@ def test_rematerialisation_is_in_the_compiled_step():
     barriers = []
     for remat in (False, True):
         model = model_of(remat=remat)
-        lowered = core_of(model).prepared_phase("train", batch).lowered(model.current_run.state, batch)
+        lowered = core_of(model).prepared_phase("train", batch).lowered(batch)
         barriers.append(lowered.as_text().count("optimization_barrier"))
     assert barriers[0] == 1, "the one around the batch"
     assert barriers[1] > 1

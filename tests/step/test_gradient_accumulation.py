@@ -165,7 +165,7 @@ def test_less_memory_is_needed_for_activations():
         model = trainer.Model(Wide(), seed=0)
         model.compile("sgd", logits_loss(), microbatches=microbatches, steps_per_execution=1)
         phase = core_of(model).prepared_phase("train", (x, y))
-        return phase.lowered(model.current_run.state, (x, y)).compile().memory_analysis().temp_size_in_bytes
+        return phase.lowered((x, y)).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes(8) < 0.5 * temporary_bytes(1)
 

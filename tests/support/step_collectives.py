@@ -56,7 +56,7 @@ def step_collectives(name, number, steps_per_execution=1):
         model.compile(optimizer, trainer.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"],
                       steps_per_execution=steps_per_execution)
     batch = np.zeros((2 * number, FEATURES), np.float32), np.zeros(2 * number, np.int32)
-    lowered = core_of(model).prepared_phase("train", batch).lowered(model.current_run.state, batch)
+    lowered = core_of(model).prepared_phase("train", batch).lowered(batch)
     return collectives(lowered.compile().as_text())
 
 

@@ -15,7 +15,7 @@ from flax import linen as nn
 import trainer
 
 ROOT = os.path.dirname(trainer.__file__) + os.sep
-MANY_CALLS = 12
+MANY_CALLS = 8
 
 
 class Call(NamedTuple):

@@ -30,7 +30,6 @@ from trainer.data.sources.batches import (
     as_batch,
     rows_here,
 )
-from trainer.data.sources.buffers import POOL
 from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.sources import DatasetSource, Source
@@ -134,7 +133,7 @@ class Reader:
     def rows(self, numbers: np.ndarray) -> Batch:
         """Returns the rows of `arrays` at given indices; `arrays` must not be None."""
         assert self.arrays is not None, "there are no arrays"
-        return self.arrays.gather(numbers, None, POOL)
+        return self.arrays.gather(numbers)
 
     def read(
         self, epoch: int, start: int = 0, numbers_of: int | None = None, is_urgent: Callable[[], bool] = lambda: False
@@ -170,7 +169,7 @@ class Reader:
         """Returns a copy of the first batch of epoch 0, or of a one-shot source's next batch, without consuming it."""
         if isinstance(self._source, DatasetSource) and self.arrays is not None:
             try:
-                return self.rows(self._source.dataset.index_block(0, 0, 1)[0])
+                return self.arrays.gather(self._source.dataset.index_block(0, 0, 1)[0])
             except DataError as error:
                 raise named(error, 0) from error
         stream, batch = self._look_ahead()
@@ -306,7 +305,7 @@ class Reader:
                     data = np.zeros((capacity, rows), np.int32)
                     data[:count] = index
                 else:
-                    data = dataset.arrays.gather(index, capacity, POOL)
+                    data = dataset.arrays.gather(index, capacity)
                 yield Group(data, count, rows, position - first)
                 position += count
         self._warn_if_short(position - first)

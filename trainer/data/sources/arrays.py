@@ -54,22 +54,6 @@ def map_casting(function: Callable[[np.ndarray], Any], tree: PyTree) -> Any:
     return jax.tree.unflatten(treedef, results)
 
 
-def gather_rows(array: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:
-    """Writes `array[index]`, along the first axis, to `out`.
-
-    Args:
-      array: shape `(length, ...)`.
-      index: integers of any shape, below `length`.
-      out: shape `(*index.shape, ...)`, of any dtype.
-    """
-    # `take` is several times faster for short rows, but first copies an array that is not contiguous.
-    if array.flags.c_contiguous and array.flags.aligned and out.dtype == array.dtype:
-        # Any mode except "raise" writes to `out` directly.
-        array.take(index, axis=0, out=out, mode="clip")
-    else:
-        out[...] = array[index]
-
-
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Returns an uninitialized array whose memory JAX's CPU devices can use without a copy."""
     dtype = np.dtype(dtype)
@@ -118,10 +102,14 @@ def as_arrays(tree: PyTree) -> Any:
     if isinstance(tree, list) and not _is_number_list(tree):
         tree = tuple(tree)
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
-    arrays = [_to_numpy(leaf) for leaf in leaves]
-    for position, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
-        if array.ndim == 0 or not _is_numeric(array.dtype) or np.ma.isMaskedArray(leaf):
-            raise _unusable(leaf_names(tree)[position], array)
+    arrays = []
+    for position, leaf in enumerate(leaves):
+        array = _to_numpy(leaf)
+        # By JAX, because numpy does not treat bfloat16 and similar dtypes as numbers.
+        is_numeric = array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)
+        if not is_numeric or array.ndim == 0 or np.ma.isMaskedArray(leaf):
+            raise _unusable(leaf_names(tree)[position], array, is_numeric)
+        arrays.append(array)
     return jax.tree.unflatten(treedef, arrays)
 
 
@@ -212,11 +200,6 @@ def _is_number_or_row(item: object) -> bool:
     return isinstance(item, (numbers.Number, str, np.bool_))
 
 
-def _is_numeric(dtype: np.dtype) -> bool:
-    # By JAX, because numpy does not treat bfloat16 and similar dtypes as numbers.
-    return dtype == np.bool_ or jnp.issubdtype(dtype, np.number)
-
-
 def _to_numpy(value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return np.asarray(value)
@@ -241,8 +224,8 @@ def _stacked(rows: list[np.ndarray]) -> np.ndarray:
     return np.stack(rows)
 
 
-def _unusable(name: str, array: np.ndarray) -> DataError:
-    if not _is_numeric(array.dtype):
+def _unusable(name: str, array: np.ndarray, is_numeric: bool) -> DataError:
+    if not is_numeric:
         return DataError(f"`{name}` must be of a boolean or numeric dtype. Received: {describe(array)}. Encode text as "
                          "integers, and make rows equally long and sparse matrices dense.")
     if array.ndim:

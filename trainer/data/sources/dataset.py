@@ -19,7 +19,6 @@ from trainer.core.errors import near_hint
 from trainer.core.types import ArrayTree
 from trainer.data.sources.arrays import column_array
 from trainer.data.sources.batches import Batch, as_batch, pack_x_y_sample_weight
-from trainer.data.sources.buffers import POOL
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import Count, Order
 
@@ -264,7 +263,7 @@ class Dataset:
 
     def gather(self, index: np.ndarray) -> Batch:
         """Returns the rows at `index` of every array, before any `map`: leaves of shape `(*index.shape, ...)`."""
-        return self.arrays.gather(index, None, POOL)
+        return self.arrays.gather(index)
 
     def require_batched(self) -> Batching:
         """Returns the batching of rows.

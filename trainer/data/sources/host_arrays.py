@@ -22,11 +22,10 @@ from trainer.data.sources.arrays import (
     canonical_dtype,
     check_integers_fit,
     check_rows,
-    gather_rows,
     is_array_tree,
     map_casting,
 )
-from trainer.data.sources.buffers import BufferPool
+from trainer.data.sources.buffers import POOL
 
 
 class HostArrays:
@@ -61,13 +60,12 @@ class HostArrays:
         check_integers_fit(tree)
         return cls(tree)
 
-    def gather(self, index: np.ndarray, capacity: int | None, pool: BufferPool) -> Any:
+    def gather(self, index: np.ndarray, capacity: int | None = None) -> Any:
         """Returns the rows at `index` of every array: owned copies in their canonical dtypes.
 
         Args:
           index: integers of shape `(count, ...)`.
           capacity: the first dimension of the results; None for `count`.
-          pool: provides their memory.
 
         Returns:
           Arrays of shape `(capacity, *index.shape[1:], ...)`, undefined after `count`.
@@ -77,8 +75,13 @@ class HostArrays:
         """
         def gathered(array: np.ndarray) -> np.ndarray:
             shape = (capacity or len(index), *index.shape[1:], *array.shape[1:])
-            filled = pool.empty(shape, canonical_dtype(array.dtype))
-            gather_rows(array, index, filled[:len(index)])
+            filled = POOL.empty(shape, canonical_dtype(array.dtype))
+            # `take` is several times faster for short rows, but first copies an array that is not contiguous. In any
+            # mode except "raise" it writes to `out` directly.
+            if array.flags.c_contiguous and array.flags.aligned and filled.dtype == array.dtype:
+                array.take(index, axis=0, out=filled[:len(index)], mode="clip")
+            else:
+                filled[:len(index)] = array[index]
             return filled
 
         return map_casting(gathered, self.tree)

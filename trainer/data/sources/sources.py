@@ -88,7 +88,7 @@ class DatasetSource:
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
         self.arrays = None if dataset.is_mapped else dataset.arrays
-        self.is_exact = not dataset.is_mapped
+        self.is_exact = self.arrays is not None
         self.num_batches = dataset.cardinality
         self.rows = dataset.rows
 

@@ -22,8 +22,7 @@ class Interrupts:
       ...         pass
     """
 
-    def __init__(self) -> None:
-        self.deferred = _Deferred()
+    deferred: _Deferred
 
     def __enter__(self) -> Interrupts:
         # A new object each time: a callback may have kept the last handler, to call it from its own.

@@ -66,7 +66,7 @@ def fit(
       limits: ends the run early.
     """
     limits = limits or RunLimits()
-    validations = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs))
+    validations = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs)) if validation else 0
     for name, each in validation.items():
         if each.is_single_pass and validations > 1:
             argument = f"`validation_data[{name!r}]`" if name else "`validation_data`"
@@ -82,7 +82,7 @@ def fit(
             with _naming_validation_data(name):
                 tests.append(start_phase(core, "test", each, passes=validations, name=name))
         validation_names = _distinct([f"val_{name}" for test in tests for name in test.log_names])
-        _assert_consistent(core, "training", lambda: describe_run(
+        core.assert_consistent("training", lambda: describe_run(
             reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
             logs=", ".join(train.phase.log_names), validation_freq=validation_freq, **limits.describe()))
         callbacks.check_monitors([*train.log_names, *validation_names])
@@ -137,7 +137,7 @@ def evaluate(core: ModelCore, readers: Mapping[str, Reader], callbacks: Callback
     with core.run.timed():
         tests = [start_phase(core, "test", reader, passes=1, name=name) for name, reader in readers.items()]
         _distinct([name for test in tests for name in test.log_names])
-        _assert_consistent(core, "data for `evaluate`", lambda: describe_sets(readers))
+        core.assert_consistent("data for `evaluate`", lambda: describe_sets(readers))
         return _evaluate(tests, callbacks)
 
 
@@ -164,7 +164,7 @@ def _evaluate_set(inputs: PhaseInput, callbacks: CallbackList, reached: Reached 
 def _store_metrics(inputs: PhaseInput, running: Running, logs: Mapping[str, Any]) -> None:
     """Gives metric objects their results over an epoch, which Keras's metrics have after a run."""
     inputs.phase.store_metrics(running)
-    if (loss := inputs.log_name("loss")) in logs:
+    if (loss := f"{inputs.prefix}loss") in logs:
         inputs.core.note_loss(logs[loss])
 
 
@@ -195,18 +195,17 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
     core.set_stops("predict", False)
     with core.run.timed() as timing:
         inputs = start_phase(core, "predict", reader, passes=1)
-        _assert_consistent(core, "data for `predict`", lambda: describe_data(reader))
+        core.assert_consistent("data for `predict`", lambda: describe_data(reader))
         with timing.callbacks:
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
         agrees = core.strategy.spans_processes and callbacks.may_stop_differently("predict")
         with inputs.groups(epoch=0) as groups:
             for group in _agreed_on(inputs, _awaited(inputs, groups)):
-                programs = inputs.phase.num_programs
-                executable = inputs.phase.executable(
-                    core.state.state_or_shapes, group=group, guard=inputs.guard, timing=timing)
+                programs = len(inputs.phase.programs)
+                executable = inputs.phase.executable(group=group, guard=inputs.guard, timing=timing)
                 outputs = executable(core.state.current)
-                if group.first == 0 and inputs.phase.num_programs > programs:
+                if group.first == 0 and len(inputs.phase.programs) > programs:
                     _precompile(inputs, inputs.reader.group_size)
                 timing.begin_steps(group.count)
                 with timing.callbacks:
@@ -269,8 +268,7 @@ def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_
             buffer.begin(reader.peek(), 0)
             programs = ((group, 1) for group in inputs.stacks([inputs.phase.place_group(buffer.take())]))
         for group, steps in programs:
-            inputs.phase.executable(
-                core.state.state_or_shapes, *running, group=group, guard=inputs.guard, timing=timing, stop=steps)
+            inputs.phase.executable(*running, group=group, guard=inputs.guard, timing=timing, stop=steps)
         if running:
             inputs.phase.fetch_results(inputs.phase.empty_logs)
 
@@ -296,8 +294,7 @@ def _precompile(inputs: PhaseInput, steps: int) -> None:
     if phase.precompiles_in_background and reader.arrays is not None and reader.num_batches is not None:
         running = () if inputs.kind == "predict" else (phase.empty_logs,)
         for group, count in _programs_of_arrays(inputs, steps):
-            phase.precompile(inputs.core.state.state_or_shapes, *running, group=group, guard=inputs.guard,
-                                 timing=inputs.timing, steps=count)
+            phase.precompile(*running, group=group, guard=inputs.guard, timing=inputs.timing, steps=count)
 
 
 def _run_epoch(
@@ -317,11 +314,11 @@ def _run_epoch(
             if per_batch:
                 with timing.callbacks:
                     getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
-            programs, is_first = inputs.phase.num_programs, batch == begun
+            programs, is_first = len(inputs.phase.programs), batch == begun
             running = _execute(inputs, group, start, stop, running)
-            if is_first and inputs.phase.num_programs > programs:
+            if is_first and len(inputs.phase.programs) > programs:
                 _precompile(inputs, 1 if one_by_one else inputs.reader.group_size)
-                if next_phase is not None and next_phase.phase.num_programs == 0:  # else compiled by an earlier run
+                if next_phase is not None and len(next_phase.phase.programs) == 0:  # else compiled by an earlier run
                     _precompile(next_phase, next_phase.reader.group_size)
             _queue(inputs, group, stop - start, running)
             with timing.callbacks:
@@ -387,15 +384,16 @@ def _awaited(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[Plac
 def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
     held, timing = inputs.core.state, inputs.timing
     executable = inputs.phase.executable(
-        held.state_or_shapes, running, group=group, guard=inputs.guard, timing=timing, start=start, stop=stop)
-    present = held.current  # its weights may have been pending during the compilation
+        running, group=group, guard=inputs.guard, timing=timing, start=start, stop=stop)
+    # Waits for weights that were pending during the compilation.
+    state = held.current if inputs.kind == "test" else held.take_for_donation()
     timing.begin_steps(stop - start)
     if inputs.kind == "test":
-        return executable(present, running)
+        return executable(state, running)
     # A train step donates the old state: Ctrl-C before the new state is stored would leave the model without a state.
     # An asynchronous step donates nothing, and may take long.
     with contextlib.nullcontext() if inputs.phase.is_asynchronous else inputs.interrupts.deferred:
-        state, running = executable(held.take_for_donation(), running)
+        state, running = executable(state, running)
         held.set(state)
     timing.rows += group.rows * (stop - start)
     return running
@@ -435,12 +433,6 @@ def _batch_on_host(group: PlacedGroup, outputs: PyTree, index: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
 
 
-def _assert_consistent(core: ModelCore, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
-    if core.strategy.spans_processes:
-        with core.run.timing.device:  # or for other processes; a watchdog treats both alike
-            core.strategy.process_group.assert_consistent(what, describe)
-
-
 def agree_on_data(core: ModelCore, call: str, **data: Any) -> None:
     """Raises ClusterError in all processes unless all make the same call with data that they share in the same way.
 
@@ -448,7 +440,7 @@ def agree_on_data(core: ModelCore, call: str, **data: Any) -> None:
     """
     if core.strategy.spans_processes:
         with core.run.timed():
-            _assert_consistent(core, f"data for `{call}`", lambda: {
+            core.assert_consistent(f"data for `{call}`", lambda: {
                 f"auto_shard_policy of `{name}`": policy_of(value).value for name, value in data.items()})
 
 

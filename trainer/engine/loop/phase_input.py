@@ -45,7 +45,7 @@ class PhaseInput:
       labels_are_checked: whether all labels of the arrays on the devices are valid classes of the model.
       guard: watches the compilations of the run.
       timing: the clock of the run.
-      name: the name of the validation set, if there are several; the prefix of its logs.
+      prefix: the first part of the names of its logs, such as "clean_" for one of several validation sets.
       interrupts: defers Ctrl-C.
       in_flight: an array of each execution that may be unfinished, the oldest first.
       begun: the first group on the devices and the other groups, by epoch; see `look_ahead`.
@@ -60,7 +60,7 @@ class PhaseInput:
     labels_are_checked: bool
     guard: CompileGuard
     timing: Timing
-    name: str = ""
+    prefix: str = ""
     interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
     in_flight: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)
     begun: dict[int, tuple[PlacedGroup, Iterator[Group]]] = dataclasses.field(default_factory=dict)
@@ -136,11 +136,7 @@ class PhaseInput:
     @property
     def log_names(self) -> list[str]:
         """The names of the logs."""
-        return list(map(self.log_name, self.phase.log_names))
-
-    def log_name(self, name: str) -> str:
-        """Returns the log name for a name in the step's logs."""
-        return f"{self.name}_{name}" if self.name else name
+        return [self.prefix + name for name in self.phase.log_names]
 
     def lazy_logs(self, running: RunningLogs) -> LazyLogs:
         """Returns logs that are fetched when read."""
@@ -161,7 +157,7 @@ class _Results:
     def begin(self) -> dict[str, jax.Array]:
         if self._begun is None:
             begun = self._inputs.phase.begin_results(self._running)
-            self._begun = {self._inputs.log_name(name): value for name, value in begun.items()}
+            self._begun = {self._inputs.prefix + name: value for name, value in begun.items()}
         return self._begun
 
     def fetch(self) -> dict[str, Any]:
@@ -182,7 +178,7 @@ def start_phase(
     with timing.data:
         batch = reader.peek()
     with timing.compile:
-        phase = core.prepared_phase(kind, batch, reader.batch_rows)
+        phase = core.prepared_phase(kind, batch)
     reader.group_size = phase.steps_per_execution
     with timing.data:
         arrays = core.place_arrays(kind, reader, passes, data_on_device)
@@ -192,7 +188,7 @@ def start_phase(
             reader.group_size, jax.tree.leaves(batch))
     return PhaseInput(
         core, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing,
-        name)
+        f"{name}_" if name else "")
 
 
 def _batches_at_once(steps_per_execution: int, batch: list[np.ndarray]) -> int:

@@ -51,6 +51,7 @@ class CompiledPhase:
     Attributes:
       steps_per_execution: see above; for "auto", the last decision of `prepare`.
       empty_logs: the running logs of an epoch without steps.
+      constants: the values that the step has read from other models.
       programs: the compiled programs.
       is_asynchronous: whether the batches of an execution are trained concurrently, so that per-batch hooks are called
         for whole executions.
@@ -66,6 +67,7 @@ class CompiledPhase:
         self._requested = 1 if eager else steps_per_execution
         self._compile_guard = compile_guard
         self._execution = Execution(kind, user_step, strategy, eager, why_partitioned)
+        self.constants = self._execution.constants
         self.programs = Programs(kind, self._execution, strategy, strategy.compiler_options(deterministic))
         self._first_batch: Any = None  # its shapes
         self._affordable: dict[Any, int] = {}  # number of steps to fuse, by the shapes of a batch
@@ -78,7 +80,7 @@ class CompiledPhase:
 
     # --- a step, before it is compiled -----------------------------------------------------------------------------
 
-    def prepare(self, state: TrainState, batch: PyTree, batch_rows: int = 0) -> None:
+    def prepare(self, state: TrainState, batch: PyTree) -> None:
         """Traces a step on the shapes of a host batch, so that invalid data are rejected before it compiles.
 
         It sets `steps_per_execution`, and the first time `empty_logs` and `log_names`. The number of steps that "auto"
@@ -88,18 +90,17 @@ class CompiledPhase:
         Args:
           state: the state, or its shapes.
           batch: the first batch of a run.
-          batch_rows: the usual number of rows of its batches; the number in `batch`, if it is larger.
         """
-        rows = steps.rows_of(batch)
-        self._execution.prepare(state)
-        spec = max(batch_rows, rows), shapes_key(batch)
+        spec = shapes_key(batch)
         if spec not in self._affordable:
+            self._execution.prepare(state)
+            rows = steps.rows_of(batch)
             stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
             placed = self.place_group(Group(stack, count=1, rows=rows, first=0)).data
             if self._eager:
                 shapes, cost = self._execution.one_step(rows, state, placed), None
             else:
-                traced = self._execution.traced_step(rows, state, placed)
+                traced = self._execution.traced_step(rows, placed)
                 shapes, cost = traced.out_info, functools.cache(lambda: self._cost_of_replica(traced.jaxpr, batch))
                 self._text = self._text or (lambda: traced.lower().as_text())
             if self._first_batch is None:
@@ -115,11 +116,6 @@ class CompiledPhase:
     def partitioned_because(self) -> str | None:
         """The reason why the step on a first batch is partitioned; None if it is replicated."""
         return self._execution.why_partitioned(self._first_batch)
-
-    @property
-    def has_stale_constants(self) -> bool:
-        """Whether the step has read weights of another model that have changed since."""
-        return self._execution.constants.are_stale
 
     @property
     def step_cost(self) -> Cost | None:
@@ -184,17 +180,12 @@ class CompiledPhase:
         return CompileGuard(self._compile_guard, f"{self._kind} step")
 
     @property
-    def num_programs(self) -> int:
-        """Number of programs that were compiled, or are being compiled."""
-        return len(self.programs)
-
-    @property
     def precompiles_in_background(self) -> bool:
         """Whether to compile later programs while others run: not on CPUs, whose cores are busy compiling."""
         return self.programs.specializes_on_step_count and not self._eager and not self.is_asynchronous
 
     def executable(
-        self, state: TrainState, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
+        self, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
         stop: int | None = None,
     ) -> Callable[..., Any]:
         """Returns a function `(state, *running)` that runs the batches of `group` from `start` to `stop`.
@@ -204,7 +195,6 @@ class CompiledPhase:
         afterwards.
 
         Args:
-          state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s.
           *running: the running logs; none for "predict".
           group: the group to run.
           start: the index of the first batch in `group`.
@@ -218,21 +208,20 @@ class CompiledPhase:
         if self._eager:
             execute = self._execution.function(group.rows, stack_length(group.data) > 1, None)
         else:
-            execute = self.programs.get(state, running, group, stop - start, guard, timing)
+            execute = self.programs.get(running, group, stop - start, guard, timing)
         place = self._strategy.place_number
         return functools.partial(self._run, execute, (group.data, place(start), place(stop)), group.first + start)
 
     def precompile(
-        self, state: TrainState, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, steps: int = 1
+        self, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, steps: int = 1
     ) -> None:
         """Starts to compile, in a thread, the result of `executable` for some steps of groups like `group`."""
-        self.programs.begin(state, running, group, steps, guard, timing)
+        self.programs.begin(running, group, steps, guard, timing)
 
-    def lowered(self, state: TrainState, batch: PyTree, steps: int | None = None) -> Any:
+    def lowered(self, batch: PyTree, steps: int | None = None) -> Any:
         """Returns an execution, lowered for compilation: a `jax.stages.Lowered`.
 
         Args:
-          state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s; nothing is allocated for it.
           batch: a host batch that was passed to `prepare`.
           steps: number of steps. By default a single step, with capacity for a second if steps are fused.
         """
@@ -241,7 +230,7 @@ class CompiledPhase:
         group = self.place_group(Group(stack, steps or 1, jax.tree.leaves(batch)[0].shape[0], first=0))
         running = () if self._kind == "predict" else (self.empty_logs,)
         is_constant = self.programs.specializes_on_step_count and not self._eager and capacity > 1
-        return self.programs.lowered(state, running, group, steps if is_constant else None)
+        return self.programs.lowered(running, group, steps if is_constant else None)
 
     def text(self) -> str | None:
         """Returns the XLA text of the first compiled program; None without programs."""
@@ -249,7 +238,7 @@ class CompiledPhase:
 
     def _run(self, execute: Callable[..., Any], rest: tuple[Any, ...], first: int, state: TrainState,
              *running: Any) -> Any:
-        if self.has_stale_constants:
+        if self.constants.are_stale:
             raise RuntimeError(
                 f"The {self._kind} step reads the weights of another model, which have changed since the run began, "
                 "and are constants of the compiled step. Change them between runs, where the step is compiled again, "

@@ -23,7 +23,7 @@ from trainer.core.compile.traces.passed_through import first_passed_through
 from trainer.core.compile.traces.row_bits import UnlikeDraws, with_bits_of_rows
 from trainer.core.compile.traces.undivided import with_undivided_axes
 from trainer.core.replica_context import ReplicaContext, single_context
-from trainer.core.train_state import TrainState, shapes_of
+from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import REPLICA_AXIS
@@ -49,6 +49,7 @@ class Execution:
 
     Attributes:
       constants: the values that the step has read from other models.
+      state_shapes: the shapes of the state, with its shardings, after `prepare`.
     """
 
     def __init__(self, kind: str, user_step: steps.Step, strategy: Strategy, eager: bool,
@@ -65,38 +66,35 @@ class Execution:
         self._of_replica = self._shared(
             functools.partial(one_batch, self._replica_context),
             functools.partial(with_bits_of_rows, axis_name=REPLICA_AXIS), *[with_late_gathers] * strategy.gathers_late)
-        self._state_shapes: Any = None
+        self.state_shapes: Any = None
         self._state_shardings: Any = None
         self._unchanged_leaves: list[bool] | None = None  # leaves of an offloaded state that need not be sent back
         self._functions: dict[tuple[int, bool, int | None], Any] = {}
 
     def prepare(self, state: TrainState) -> None:
         """Records the shapes of the state, from the state or its shapes."""
-        if self._state_shardings is None:
-            self._state_shapes, self._state_shardings = shapes_of(state), self._strategy.state_shardings(state)
-
-    def placed_shapes(self, state: TrainState) -> Any:
-        """Returns the shapes of the state with its shardings."""
         def placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
             weak_type = getattr(leaf, "weak_type", False)  # random keys have no weak type
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak_type)
 
-        return jax.tree.map(placed, state, self._state_shardings)
+        if self.state_shapes is None:
+            self._state_shardings = self._strategy.state_shardings(state)
+            self.state_shapes = jax.tree.map(placed, state, self._state_shardings)
 
     def why_partitioned(self, batch: PyTree) -> str | None:
         """Returns the reason why a step on a batch of such shapes is partitioned; None if it is replicated."""
-        return self._lowerings.why_partitioned(self._state_shapes, batch)
+        return self._lowerings.why_partitioned(self.state_shapes, batch)
 
     def one_step(self, rows: int, state: TrainState, stack: PyTree) -> Any:
         """Returns the results of an eager step on the first batch of a stack."""
         return self._one_batch(rows, self._on_devices(state), jax.tree.map(lambda leaf: leaf[0], stack))
 
-    def traced_step(self, rows: int, state: TrainState, stack: PyTree) -> Any:
+    def traced_step(self, rows: int, stack: PyTree) -> Any:
         """Returns the same step as a `jax.stages.Traced`."""
         # The same shapes as in `function`, so that it is not traced again.
-        traced = compiled(functools.partial(self.one_step, rows)).trace(self.placed_shapes(state), stack)
+        traced = compiled(functools.partial(self.one_step, rows)).trace(self.state_shapes, stack)
         if self._strategy.offloads_state and self._kind == "train" and self._unchanged_leaves is None:
-            self._unchanged_leaves = first_passed_through(traced.jaxpr, len(jax.tree.leaves(state)))
+            self._unchanged_leaves = first_passed_through(traced.jaxpr, len(jax.tree.leaves(self.state_shapes)))
         return traced
 
     def function(self, rows: int, fused: bool, count: int | None) -> Any:

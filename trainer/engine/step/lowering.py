@@ -121,7 +121,7 @@ class Lowerings:
                 LOGGER.info("The %s step is partitioned: %s.", self._kind, self._reasons[key])
             elif self._proof is None:
                 self._reasons[key] = "nothing is known of it"
-            elif (because := self._proof(state_shapes, shapes_of(batch))) is not None:
+            elif (because := self._proof(shapes_of(state_shapes), shapes_of(batch))) is not None:
                 self.partition(batch, because)
             else:
                 self._reasons[key] = None
@@ -140,5 +140,5 @@ class Lowerings:
 
 def shapes_key(batch: PyTree) -> tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]:
     """Returns a key of the structure, shapes and dtypes of a batch."""
-    leaves, structure = jax.tree.flatten(shapes_of(batch))
+    leaves, structure = jax.tree.flatten(batch)
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

@@ -12,7 +12,6 @@ from trainer.core.compile.compiler_options import CompilerOptions
 from trainer.core.compile.jit import begin_compiling, compile_lowered
 from trainer.core.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
-from trainer.core.train_state import TrainState
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import PlacedGroup
@@ -45,12 +44,11 @@ class Programs:
     def __len__(self) -> int:
         return len(self.compiled)
 
-    def get(self, state: TrainState, running: tuple[RunningLogs, ...], group: PlacedGroup, steps: int,
+    def get(self, running: tuple[RunningLogs, ...], group: PlacedGroup, steps: int,
             guard: CompileGuard, timing: Timing) -> Callable[..., Any]:
         """Returns the program that runs some steps of groups like `group`, and compiles it if needed.
 
         Args:
-          state: the state, or its shapes.
           running: the running logs, as a tuple; empty for "predict".
           steps: number of steps.
           guard: counts the compilation.
@@ -62,29 +60,28 @@ class Programs:
         key = self._key(group, steps)
         program = self.compiled.get(key)
         if program is None:
-            lowered = self._lowered(key, state, running, group, guard, timing)
+            lowered = self._lowered(key, running, group, guard, timing)
             with timing.compile:
                 program = self.compiled[key] = compile_lowered(lowered, self._options)
-                self._log_gathered(program, state, group)
+                self._log_gathered(program, group)
         elif isinstance(program, concurrent.futures.Future):
             with timing.compile:
                 program = self.compiled[key] = program.result()
         return program
 
-    def begin(self, state: TrainState, running: tuple[RunningLogs, ...], group: PlacedGroup, steps: int,
-              guard: CompileGuard, timing: Timing) -> None:
+    def begin(self, running: tuple[RunningLogs, ...], group: PlacedGroup, steps: int, guard: CompileGuard,
+              timing: Timing) -> None:
         """Starts to compile the result of `get` for the same arguments in a thread."""
         key = self._key(group, steps)
         if key not in self.compiled:
-            lowered = self._lowered(key, state, running, group, guard, timing)
+            lowered = self._lowered(key, running, group, guard, timing)
             self.compiled[key] = begin_compiling(lowered, self._options)
 
-    def lowered(self, state: TrainState, running: tuple[RunningLogs, ...], group: PlacedGroup,
-                count: int | None) -> Any:
+    def lowered(self, running: tuple[RunningLogs, ...], group: PlacedGroup, count: int | None) -> Any:
         """Returns the program of a group as a `jax.stages.Lowered`; of `count` steps, if the count is constant."""
         bounds = map(self._strategy.place_number, (0, group.count))
         return self.execution.function(group.rows, stack_length(group.data) > 1, count).lower(
-            self.execution.placed_shapes(state), *running, group.data, *bounds)
+            self.execution.state_shapes, *running, group.data, *bounds)
 
     def text(self) -> str | None:
         """Returns the XLA text of the first program; None without programs."""
@@ -95,23 +92,24 @@ class Programs:
 
     def _key(self, group: PlacedGroup, steps: int) -> tuple[Any, int | None]:
         """Returns the key of a program, with the step count if the program is specialized on it."""
-        if steps == 1 or stack_length(group.data) == 1 or not self.specializes_on_step_count:
+        if not self.specializes_on_step_count or steps == 1 or stack_length(group.data) == 1:
             return group.spec, None  # a loop of a single iteration would be removed, and rounds differently
         # While the consumer waits, a pipeline yields groups of any length.
         known = [count for spec, count in self.compiled if spec == group.spec and count is not None]
         return group.spec, steps if steps in known or len(known) < KNOWN_COUNTS else None
 
-    def _lowered(self, key: tuple[Any, int | None], state: TrainState, running: tuple[RunningLogs, ...],
-                 group: PlacedGroup, guard: CompileGuard, timing: Timing) -> Any:
+    def _lowered(self, key: tuple[Any, int | None], running: tuple[RunningLogs, ...], group: PlacedGroup,
+                 guard: CompileGuard, timing: Timing) -> Any:
         batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
         guard.check(jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
         with timing.compile:
-            return self.lowered(state, running, group, key[1])
+            return self.lowered(running, group, key[1])
 
-    def _log_gathered(self, program: Any, state: TrainState, group: PlacedGroup) -> None:
+    def _log_gathered(self, program: Any, group: PlacedGroup) -> None:
         replicas = self._strategy.num_replicas_in_sync
         if not self._has_logged_gathers and replicas > 1 and group.rows % replicas == 0 and (
                 self.execution.why_partitioned(jax.eval_shape(lambda: batch_at(group.data, 0))) is not None):
             self._has_logged_gathers = True
-            log_gathered(self._kind, gathered_bytes(program.as_text(), {leaf.shape for leaf in jax.tree.leaves(state)}))
+            shapes = {leaf.shape for leaf in jax.tree.leaves(self.execution.state_shapes)}
+            log_gathered(self._kind, gathered_bytes(program.as_text(), shapes))

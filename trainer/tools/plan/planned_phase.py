@@ -91,7 +91,7 @@ def planned_phase(model: Model, strategy: Strategy, kind: str, batch: Batch, **c
                           why_partitioned=functools.partial(core.why_partitioned, kind))
     phase.prepare(state, batch)
     compiler_options = strategy.compiler_options(options.deterministic)
-    compiled = _compiled(phase.lowered(state, batch, phase.steps_per_execution),
+    compiled = _compiled(phase.lowered(batch, phase.steps_per_execution),
                          {**compiler_options, **COMPILER_OPTIONS} if strategy.is_described else compiler_options)
     return PlannedPhase(phase, state, compiled, Program(compiled.as_text()))
 

@@ -150,13 +150,16 @@ class ModelCore:
         """Sets `stops` at the beginning of a phase, or after a request of another process."""
         setattr(self._model, _FLAGS[kind], stops)
 
-    def prepared_phase(self, kind: str, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
+    def assert_consistent(self, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
+        """Raises ClusterError in all processes unless all have the same description of a part of the run, `what`."""
+        if self.strategy.spans_processes:
+            with self.run.timing.device:  # or for other processes; a watchdog treats both alike
+                self.strategy.process_group.assert_consistent(what, describe)
+
+    def prepared_phase(self, kind: str, batch: Batch) -> CompiledPhase:
         """Returns the compiled step of a phase, checked and traced on a first batch before anything compiles.
 
         Builds the model if needed.
-
-        Args:
-          batch_rows: the usual number of rows of a batch; 0 if unknown.
 
         Raises:
           ValueError: for data that the model, the loss or the metrics cannot take.
@@ -167,7 +170,7 @@ class ModelCore:
         if is_jit_disabled() and not eager:
             raise ValueError("JAX's `disable_jit` is on, but steps are to be compiled. Use `compile(run_eagerly=True)` "
                              "to see what a step computes, with `disable_jit` or without.")
-        if kind in phases and phases[kind].has_stale_constants:
+        if kind in phases and phases[kind].constants.are_stale:
             warnings.warn(f"The {kind} step is compiled again: it reads the weights of another model, which have "
                           "changed, and are constants in it. If they change often, make both models one: "
                           "`Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.", stacklevel=2)
@@ -185,9 +188,10 @@ class ModelCore:
         shapes = (contextlib.nullcontext(state.state_or_shapes) if state.is_built
                   else state.building(sample_inputs(first_rows(batch))))
         with shapes as state_or_shapes:
-            phase = self._traced_phase(kind, state_or_shapes, batch, batch_rows)
+            phase = self._traced_phase(kind, state_or_shapes, batch)
         if is_new and not is_trained:  # after training, different kinds of processors may have rounded differently
-            self._assert_consistent(kind, lambda: describe_step(state.current, phase.program()))
+            self.assert_consistent(
+                f"model for `{_METHODS[kind]}`", lambda: describe_step(state.current, phase.program()))
         if kind != "predict":
             self.check_labels(batch)
             self._check_outputs(batch)
@@ -278,14 +282,15 @@ class ModelCore:
         """Raises ValueError for labels that the loss cannot take. Leaves may have a leading axis of batches."""
         output_checks.check_labels(self.configuration.loss, unpack_x_y_sample_weight(batch)[1])
 
-    def _traced_phase(self, kind: str, state: TrainState, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
+    def _traced_phase(self, kind: str, state: TrainState, batch: Batch) -> CompiledPhase:
         phases, options, model = self.configuration.phases, self.configuration.options, self._model
         is_new = kind not in phases
         if is_new:
             settings = {name: getattr(options, name) for name in ("steps_per_execution", "eager", "remat")}
             settings["strategy"] = type(self.strategy).__name__
             settings["compiler options"] = self.strategy.compiler_options(options.deterministic)
-            self._assert_consistent(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
+            self.assert_consistent(f"model for `{_METHODS[kind]}`",
+                                   lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
             if options.matmul_precision is not None:
                 step = _with_matmul_precision(step, options.matmul_precision)
@@ -297,7 +302,7 @@ class ModelCore:
                 warnings.warn(f"`freeze={list(options.freeze)!r}` matches every parameter of the model, so that none "
                               "is trained. Freeze fewer, such as all but the last layer.", stacklevel=user_stacklevel())
         try:
-            phases[kind].prepare(state, batch, batch_rows)
+            phases[kind].prepare(state, batch)
         except Exception as error:
             output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
             raise
@@ -358,17 +363,12 @@ class ModelCore:
         of_loss = () if kind == "predict" else ("compute_loss", "compute_penalties", "compute_metrics")
         return [name for name in (f"{kind}_step", *of_loss, "apply", "make_rng") if self.overrides(name)]
 
-    def _assert_consistent(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
-        if self.strategy.spans_processes:
-            with self.run.timing.device:  # or for other processes; a watchdog treats both alike
-                self.strategy.process_group.assert_consistent(f"model for `{_METHODS[kind]}`", describe)
-
     def _check_outputs(self, batch: Batch) -> None:
         configuration = self.configuration
-        x, y, _ = unpack_x_y_sample_weight(first_rows(batch))
         # Only the user's own step knows which of several named modules gives the outputs.
         if configuration.outputs_are_checked or self.module.names:
             return
+        x, y, _ = unpack_x_y_sample_weight(first_rows(batch))
 
         def apply(state: TrainState) -> Any:
             state = self.strategy.on_devices(state)

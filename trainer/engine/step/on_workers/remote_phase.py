@@ -74,11 +74,11 @@ class RemotePhase(CompiledPhase):
         self._add: Any = None
         self._has_warned = False
 
-    def prepare(self, state: TrainState, batch: PyTree, batch_rows: int = 0) -> None:
+    def prepare(self, state: TrainState, batch: PyTree) -> None:
         if self._logs is None:
             self._spec = BatchSpec.of(batch)
             self._logs = self._remote_step(self._user_step, shapes_of(state)).shapes_of_logs(batch)
-        super().prepare(state, batch, batch_rows)
+        super().prepare(state, batch)
 
     def _remote_step(self, step: Any, shapes: TrainState) -> RemoteStep:
         tables = self._served.partition_of(shapes.params).tables
@@ -98,7 +98,7 @@ class RemotePhase(CompiledPhase):
         return PlacedGroup(data, group.count, group.rows, group.first, group.resume_token)
 
     def executable(
-        self, state: TrainState, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
+        self, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
         stop: int | None = None,
     ) -> Callable[..., Any]:
         stop = group.count if stop is None else stop

@@ -14,7 +14,6 @@ from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import BatchSpec, as_batch
-from trainer.data.sources.buffers import POOL
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.parameter_server.per_worker import WorkerIterator
 from trainer.distribute.parameter_server.push_context import PushContext
@@ -98,5 +97,5 @@ def train_on_batch(
     if isinstance(arrays, WorkerIterator):
         batch = step.read(arrays)
     elif arrays is not None:
-        batch = jax.tree.map(lambda leaf: leaf[0], arrays.gather(batch[None], None, POOL))
+        batch = jax.tree.map(lambda leaf: leaf[0], arrays.gather(batch[None]))
     return step(client, number, batch)
