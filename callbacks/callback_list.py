@@ -214,9 +214,7 @@ class CallbackList(Callback):
             warn_of_non_finite_logs(self.model, logs or {})
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        logs = {} if logs is None else logs
-        for callback in self._called:
-            callback.on_epoch_begin(epoch, logs)
+        self._call("on_epoch_begin", logs, epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         logs = {} if logs is None else logs
@@ -297,10 +295,10 @@ class CallbackList(Callback):
     # Positional and keyword arguments are as in Keras, because a user's lambda may choose the names of positional
     # arguments.
 
-    def _call(self, hook: str, logs: Logs | None) -> None:
+    def _call(self, hook: str, logs: Logs | None, *numbers: int) -> None:
         logs = {} if logs is None else logs
         for callback in self._called:
-            getattr(callback, hook)(logs)
+            getattr(callback, hook)(*numbers, logs)
 
     def _call_batch(self, hook: str, batch: int, logs: Logs | None) -> None:
         logs = {} if logs is None else logs

@@ -55,7 +55,8 @@ def traced() -> list[Call]:
     def observe(frame, event, _):
         if event != "call" or stack:
             return
-        if ours(frame):
+        # Finalizers run whenever the devices let go of memory.
+        if ours(frame) and all(each.f_code.co_name != "__del__" for each in (frame, *above(frame))):
             file = frame.f_code.co_filename.removeprefix(ROOT).replace(os.sep, "/")
             calls.append((Call(len(list(above(frame))), frame.f_code.co_qualname, file), frame))
         elif frame.f_code.co_qualname.endswith("Compiled.__call__") and any(

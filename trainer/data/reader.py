@@ -30,7 +30,6 @@ from trainer.data.sources.batches import (
     as_batch,
     rows_here,
 )
-from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.sources import DatasetSource, Source
 from trainer.data.stream import END, Stream, named
@@ -157,7 +156,7 @@ class Reader:
             epoch.
         """
         if isinstance(self._source, DatasetSource) and self.arrays is not None:
-            return self._read_arrays(self._source.dataset, epoch, start, numbers_of)
+            return self._read_arrays(self._source, epoch, start, numbers_of)
         return self._read_stream(epoch, start, is_urgent)
 
     def prepare(self, epoch: int) -> None:
@@ -283,9 +282,9 @@ class Reader:
         self._source.close()
 
     def _read_arrays(
-        self, dataset: Dataset, epoch: int, start: int, numbers_of: int | None
+        self, source: DatasetSource, epoch: int, start: int, numbers_of: int | None
     ) -> Generator[Group, None, None]:
-        (pass_index, first), stop = self._place(epoch, 0), dataset.cardinality
+        (pass_index, first), dataset, stop = self._place(epoch, 0), source.dataset, source.num_batches
         if self._steps is not None:
             stop = min(first + self._steps, stop)
         position, group_size = first + start, numbers_of or self.group_size
