@@ -11,7 +11,7 @@ from flax import linen as nn
 import trainer
 from trainer import distribute
 from trainer.core.compile.compiler_options import compiler_options, options_of_one_run
-from trainer.distribute.strategies import strategy as strategy_module
+from trainer.distribute.replica import replicated_state
 from trainer.engine.step import programs
 
 GPUS = [SimpleNamespace(platform="gpu")] * 2
@@ -56,7 +56,7 @@ def test_collectives_of_several_gpus_are_scheduled_beside_other_work_unless_that
 def test_a_strategy_gives_the_compiler_its_communication_options(monkeypatch, make):
     strategy = make(distribute.CommunicationOptions(bytes_per_pack=2**20, overlap=False))
     assert strategy.compiler_options() == {}  # on CPUs
-    monkeypatch.setattr(strategy_module, "compiler_options", lambda devices, **given: given)
+    monkeypatch.setattr(replicated_state, "compiler_options", lambda devices, **given: given)
     expected = {"deterministic": False, "overlap": False, "bytes_per_pack": 2**20}
     assert strategy.compiler_options().items() >= expected.items()
 

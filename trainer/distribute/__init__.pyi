@@ -37,8 +37,10 @@ from trainer.distribute.replica.distributed_dataset import (
     InputContext as InputContext,
 )
 from trainer.distribute.replica.on_each_replica import on_each_replica as on_each_replica
-from trainer.distribute.replica.per_replica import PerReplica as PerReplica
-from trainer.distribute.strategies.custom_loops import ValueContext as ValueContext
+from trainer.distribute.replica.per_replica import (
+    PerReplica as PerReplica,
+    ValueContext as ValueContext,
+)
 from trainer.distribute.strategies.fully_sharded import (
     CentralStorageStrategy as CentralStorageStrategy,
     FullyShardedStrategy as FullyShardedStrategy,
@@ -46,15 +48,15 @@ from trainer.distribute.strategies.fully_sharded import (
 from trainer.distribute.strategies.layout_map import LayoutMap as LayoutMap
 from trainer.distribute.strategies.mirrored import (
     MirroredStrategy as MirroredStrategy,
+    MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
     OneDeviceStrategy as OneDeviceStrategy,
+    TPUStrategy as TPUStrategy,
 )
 from trainer.distribute.strategies.model_parallel import ModelParallelStrategy as ModelParallelStrategy
-from trainer.distribute.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from trainer.distribute.strategies.strategy import (
     Strategy as Strategy,
     get_strategy as get_strategy,
     has_strategy as has_strategy,
     in_cross_replica_context as in_cross_replica_context,
 )
-from trainer.distribute.strategies.tpu import TPUStrategy as TPUStrategy
 from trainer.engine.model.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator

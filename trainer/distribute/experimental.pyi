@@ -6,5 +6,7 @@ from trainer.distribute.replica.communication_options import (
     CommunicationOptions as CommunicationOptions,
 )
 from trainer.distribute.strategies.fully_sharded import CentralStorageStrategy as CentralStorageStrategy
-from trainer.distribute.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
-from trainer.distribute.strategies.tpu import TPUStrategy as TPUStrategy
+from trainer.distribute.strategies.mirrored import (
+    MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+    TPUStrategy as TPUStrategy,
+)

@@ -7,8 +7,9 @@ mirrored too. `nnx_objects.py` handles NNX objects within a replica.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ from trainer.distribute.placement.placement import REPLICA_AXIS, free_to_move
 from trainer.distribute.replica.gradient_scale import refuse_wrong_scale
 from trainer.distribute.replica.per_replica import PerReplica, is_per_replica, rows_of
 from trainer.distribute.replica.replicated_state import (
-    StateStrategy,
+    Replicas,
     is_state,
     leave_replica,
     map_states,
@@ -77,7 +78,7 @@ class _Program:
 class ReplicaRunner:
     """Runs functions on all replicas of a strategy, compiled once per function and argument shapes."""
 
-    def __init__(self, strategy: StateStrategy):
+    def __init__(self, strategy: Replicas):
         self._strategy = strategy
         self._programs: dict[Any, _Program] = {}
         self._scale_is_known: set[Any] = set()  # functions whose gradient scale is checked
@@ -86,59 +87,56 @@ class ReplicaRunner:
         """Returns the results of `function(*args, **kwargs)` on each replica; see `Strategy.run`."""
         if not isinstance(args, (tuple, list)):
             raise errors.wrong_type("args", args, "a tuple of the function's arguments, such as `args=(x,)`")
-        leaves, treedef = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_argument)
-        objects = {index: leaf for index, leaf in enumerate(leaves) if is_nnx_object(leaf)}
+        call, dynamic, objects = self._divided(function, args, kwargs)
+        called = _identity(function), call.structure, call.object_structure, tuple(call.constants.items())
+        program = self._program((*called, _spec(dynamic)), call, objects)
+        with _explained(_name(function)):
+            self._check_scale(program, (*called, jax.tree.structure(dynamic[0])), dynamic)
+            state_outputs, split_outputs, object_values, differing = retried(program.execute, *dynamic)
+        if not program.is_checked:  # only the first time, because it waits for the values
+            refuse_differences({path: bool(value) for path, value in jax.device_get(_addressable(differing)).items()})
+            program.is_checked = True
+        if call.object_structure is not None:
+            call.object_structure.write(objects, object_values)
+        merged, states = iter(split_outputs), iter(state_outputs)
+        origins, structure = program.outputs
+        return jax.tree.unflatten(structure, [next(merged) if origin is None else next(states) for origin in origins])
+
+    def _divided(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[_Call, tuple[Any, Any, Any], list[Any]]:
+        """Returns a call, its mirrored and split arguments and the values of its NNX objects, and these objects."""
+        leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_argument)
         mesh = self._strategy.mesh
-        object_structure, object_values = _split(objects.values())
-        object_values = free_to_move(object_values, mesh)
-        split = {index: leaf for index, leaf in enumerate(leaves) if is_per_replica(leaf)}
         constants: dict[int, Any] = {}
         mirrored: dict[int, Any] = {}
+        split: dict[int, PerReplica] = {}
+        objects: list[Any] = []
         for index, leaf in enumerate(leaves):
-            if index in split or index in objects:
-                continue
-            is_data = isinstance(leaf, (TrainState, jax.Array, np.ndarray, np.generic))
-            (mirrored if is_data else constants)[index] = free_to_move(leaf, mesh) if is_data else leaf
-        dynamic = (mirrored, split, object_values)
-        called = (_identity(function), treedef, object_structure, tuple(constants.items()))
-        key = (*called, _spec(dynamic))
+            if is_nnx_object(leaf):
+                objects.append(leaf)
+            elif is_per_replica(leaf):
+                split[index] = leaf
+            elif isinstance(leaf, (TrainState, jax.Array, np.ndarray, np.generic)):
+                mirrored[index] = free_to_move(leaf, mesh)
+            else:
+                constants[index] = leaf
+        object_structure, object_values = _split(objects)
+        call = _Call(function, structure, object_structure, constants)
+        return call, (mirrored, split, free_to_move(object_values, mesh)), objects
+
+    def _program(self, key: Any, call: _Call, objects: Collection[Any]) -> _Program:
         try:
             program = self._programs.get(key)
         except TypeError:
-            unhashable = next(value for value in constants.values() if not _is_hashable(value))
+            unhashable = next(value for value in call.constants.values() if not _is_hashable(value))
             received = type(unhashable).__name__
             raise TypeError("Arguments of a function that runs on replicas are arrays, PerReplica values, state "
                             f"objects, or hashable constants. Received: a value of type {received}.") from None
         if program is None:
-            _check_captured(function, objects.values())
-            program = self._programs[key] = self._make_program(
-                _Call(function, treedef, object_structure, constants))
-        try:
-            self._check_scale(program, (*called, jax.tree.structure(mirrored)), dynamic)
-            state_outputs, split_outputs, new_object_values, differing = retried(program.execute, *dynamic)
-        except nnx_errors.TraceContextError as error:
-            raise TypeError(f"`{_name(function)}` changes an NNX object that it was not given. Pass it as an argument: "
-                            "only NNX objects among the arguments are updated.") from error
-        except jax.errors.UnexpectedTracerError as error:
-            raise TypeError(f"`{_name(function)}` keeps a traced value in an object outside of it, or uses one that a "
-                            "function kept there before. A function that runs on replicas is compiled: it runs once, "
-                            "to be traced, and what it keeps is no value. Return the value instead, and keep what "
-                            "`run` returns; give the object a value again, a metric by `reset_state()`. JAX says: "
-                            f"{error}") from error
-        except jax.errors.JAXTypeError as error:
-            raise TypeError(f"`{_name(function)}` turns a traced array into a Python value, with float(), int(), "
-                            "bool(), `if` or numpy. A function that runs on replicas is compiled: use jax.numpy, "
-                            "jnp.where or jax.lax.cond in it, and convert what it returns. JAX says: "
-                            f"{error}") from error
-        if not program.is_checked:  # only the first time, because it waits for the values
-            refuse_differences({path: bool(value) for path, value in jax.device_get(_addressable(differing)).items()})
-            program.is_checked = True
-        if object_structure is not None:
-            object_structure.write(objects.values(), new_object_values)
-        merged = iter(split_outputs)
-        states = iter(state_outputs)
-        origins, structure = program.outputs
-        return jax.tree.unflatten(structure, [next(merged) if origin is None else next(states) for origin in origins])
+            _check_captured(call.function, objects)
+            program = self._programs[key] = self._make_program(call)
+        return program
 
     def _check_scale(self, program: _Program, key: Any, dynamic: tuple[Any, Any, Any]) -> None:
         """Raises ValueError if the gradients of a function, checked once, are scaled for another reduction."""
@@ -195,6 +193,25 @@ class ReplicaRunner:
 
         program.execute = compiled(all_replicas, compiler_options=strategy.compiler_options())
         return program
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Explains errors of JAX in a block that traces or runs the user's function of this name."""
+    try:
+        yield
+    except nnx_errors.TraceContextError as error:
+        raise TypeError(f"`{name}` changes an NNX object that it was not given. Pass it as an argument: only NNX "
+                        "objects among the arguments are updated.") from error
+    except jax.errors.UnexpectedTracerError as error:
+        raise TypeError(f"`{name}` keeps a traced value in an object outside of it, or uses one that a function kept "
+                        "there before. A function that runs on replicas is compiled: it runs once, to be traced, and "
+                        "what it keeps is no value. Return the value instead, and keep what `run` returns; give the "
+                        f"object a value again, a metric by `reset_state()`. JAX says: {error}") from error
+    except jax.errors.JAXTypeError as error:
+        raise TypeError(f"`{name}` turns a traced array into a Python value, with float(), int(), bool(), `if` or "
+                        "numpy. A function that runs on replicas is compiled: use jax.numpy, jnp.where or jax.lax.cond "
+                        f"in it, and convert what it returns. JAX says: {error}") from error
 
 
 def _differ(new: PyTree, old: PyTree) -> bool:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from trainer.core.ambient import state as ambient
 from trainer.core.compile.constraints import constraints_by, ignore
 from trainer.core.compile.jit import compile_lowered, compiled
 from trainer.core.errors import see
@@ -25,7 +26,7 @@ from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import REPLICA_AXIS, to_host
 from trainer.distribute.replica.partitioned import PartitionedContext
 from trainer.distribute.replica.per_replica import PerReplica, rows_of
-from trainer.distribute.replica.replicated_state import StateStrategy, map_states, run_on_replicas
+from trainer.distribute.replica.replicated_state import Replicas, map_states, run_on_replicas
 from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
 
@@ -57,7 +58,7 @@ class _Recorder(UpdateRule):
 
 
 def refuse_wrong_scale(
-    strategy: StateStrategy, name: str, call: Call, mirrored: Mapping[int, Any], split: Mapping[int, PerReplica],
+    strategy: Replicas, name: str, call: Call, mirrored: Mapping[int, Any], split: Mapping[int, PerReplica],
     object_values: Any,
 ) -> bool:
     """Raises ValueError if all gradients of a call are 1/N or N times the gradients of the whole batch on one replica.
@@ -95,7 +96,7 @@ def refuse_wrong_scale(
 
 
 def _compare(
-    strategy: StateStrategy, call: Call, real_rows: Mapping[int, Any], mirrored: Mapping[int, Any],
+    strategy: Replicas, call: Call, real_rows: Mapping[int, Any], mirrored: Mapping[int, Any],
     split: Mapping[int, PerReplica], object_values: Any,
 ) -> list[tuple[str | None, Any]]:
     """Returns, by module, whether gradients are 1/N, and whether N times, the gradients of the whole batch."""
@@ -120,7 +121,7 @@ def _compare(
             return []
         whole = {index: _joined(value.stacked, real_rows[index]) for index, value in split.items()}
         context = PartitionedContext(strategy, len(next(iter(whole.values()))))
-        with strategy.scope(), constraints_by(ignore):
+        with ambient.replaced(strategy=strategy), constraints_by(ignore):
             applied = _applied(call, context, mirrored, whole, object_values)
         if [each.module for each in applied] != modules:
             return []

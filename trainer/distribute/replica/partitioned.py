@@ -17,7 +17,7 @@ from trainer.core.compile.traces.row_mixing import certain_mixing
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import REPLICA_AXIS
-from trainer.distribute.replica.replicated_state import StateStrategy
+from trainer.distribute.replica.replicated_state import Replicas
 
 
 class PartitionedContext(ReplicaContext):
@@ -25,7 +25,7 @@ class PartitionedContext(ReplicaContext):
 
     has_whole_batch = True
 
-    def __init__(self, strategy: StateStrategy, rows: int):
+    def __init__(self, strategy: Replicas, rows: int):
         super().__init__(rows)
         self._strategy = strategy
         replicas = strategy.mesh.shape[REPLICA_AXIS]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,18 @@ class PerReplica:
         # Not a product: results of padding rows may be infinite.
         total = jnp.where(mask > 0, self.stacked, 0).sum(axes)
         return total if op is ReduceOp.SUM else total / self.row_mask.sum()
+
+
+class ValueContext(NamedTuple):
+    """Input of a function that makes the value of a replica, as in `tf.distribute`.
+
+    Attributes:
+      replica_id_in_sync_group: the index of the replica.
+      num_replicas_in_sync: number of replicas.
+    """
+
+    replica_id_in_sync_group: int
+    num_replicas_in_sync: int
 
 
 def _real_rows(stacked: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, ...]:

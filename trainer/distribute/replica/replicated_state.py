@@ -1,7 +1,7 @@
 """State of training in a step over replicas: the contract between a strategy and the steps that it runs.
 
-An execution of `fit` or `strategy.run` takes a state through these calls. A strategy implements each of them, and with
-whole copies on each device all are trivial:
+An execution of `fit` or `strategy.run` takes a state through these methods of `Replicas`. Strategies override them if
+they split the state:
 
     on_devices -> to_replica -> [gather_params -> the step -> scatter_updates] -> from_replicas
     `- once an execution -'     `- on each replica: `ReplicaContext` ---------'
@@ -12,66 +12,161 @@ have changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.core.compile.compiler_options import CompilerOptions
+from trainer.core.ambient import state as ambient
+from trainer.core.compile.compiler_options import CompilerOptions, compiler_options
+from trainer.core.compile.constraints import constrained, constraints_by, ignore, on_mesh, over_axes
+from trainer.core.compile.jit import on_each_device
 from trainer.core.precision import where_finite
-from trainer.core.replica_context import ReplicaContext
+from trainer.core.replica_context import ReplicaContext, get_replica_context
 from trainer.core.train_state import TrainState, check_same_structure
 from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
+from trainer.distribute.placement.placement import REPLICA_AXIS, to_devices
+from trainer.distribute.replica.collectives import CrossDeviceOps, MeshReplicaContext, NcclAllReduce
 from trainer.distribute.replica.state_reduction import SumOverReplicas, over_replicas
 from trainer.distribute.replica.zero import specs_of
 
 Tree = TypeVar("Tree")
 
 
-class StateStrategy(Protocol):
-    """Operations of a strategy on the state of training and on its replicas."""
+class Replicas:
+    """The replicas of a mesh, and the state of training on them: here a copy on each device. Base of `Strategy`.
 
-    mesh: Mesh
+    Args:
+      mesh: the devices, with an axis `REPLICA_AXIS`; or a list of devices, one replica each.
+      cross_device_ops: the reduction of gradients; `NcclAllReduce()` by default.
+    """
+
+    def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
+        self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))
+        self._cross_device_ops = cross_device_ops or NcclAllReduce()
+        self._cross_device_ops.check_replicas(self.num_replicas_in_sync)
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._rows_sharding = NamedSharding(mesh, self.rows_spec)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas in each step; 1 inside the code of a step that has the whole batch."""
+        return 1 if get_replica_context().has_whole_batch else self.mesh.shape[REPLICA_AXIS]
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the devices are CPUs, which share their cores with the host's own work."""
+        return self.mesh.devices.flat[0].platform == "cpu"
 
     @property
     def rows_spec(self) -> PartitionSpec:
         """Partition spec of arrays whose first axis is rows or replicas."""
+        return PartitionSpec(REPLICA_AXIS)
 
-    def compiler_options(self) -> CompilerOptions:
-        """Returns the XLA options of a program of all replicas."""
+    def compiler_options(self, deterministic: bool = False) -> CompilerOptions:
+        """Returns XLA's options for a program of all replicas; see `core/compile/compiler_options.py`."""
+        options = self._cross_device_ops.options
+        return compiler_options(list(self.mesh.devices.flat), deterministic=deterministic, overlap=options.overlap,
+                                bytes_per_pack=options.bytes_per_pack)
 
     def state_shardings(self, state: TrainState) -> TrainState:
-        """Returns the sharding of each leaf of a state between executions."""
+        """Returns the sharding of each leaf of a state between steps, from a state of arrays or shapes."""
+        return jax.tree.map(lambda leaf: self._whole, state)
 
     def on_devices(self, state: TrainState) -> TrainState:
         """Returns a state in device memory; part of a compiled execution, before its first step."""
+        return state
 
     def to_replica(self, state: TrainState) -> tuple[TrainState, Any]:
         """Returns the state that each replica of a step receives, and its partition specs over the replicas."""
+        return state, jax.tree.map(lambda leaf: PartitionSpec(), state)
 
     def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
-        """Returns the state after a step, from the state before it and the result of `scatter_updates`."""
+        """Returns the state after a step, from the state before it and the state scattered by the replicas."""
+        return scattered
+
+    def map_over_replicas(
+        self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any] = specs_of,
+        divides_replicas: bool = True,
+    ) -> Any:
+        """Returns a function that runs `function` once on each replica, to be called in a compiled function.
+
+        Args:
+          function: the computation of a replica, on its part of the arguments.
+          in_specs: partition specs of the arguments over the replicas, a prefix of their trees.
+          out_specs: returns the partition specs of the outputs from the tree of a replica's outputs. By default outputs
+            are equal on all replicas, except those marked as split.
+          divides_replicas: whether the compiler divides the computation of a replica over its devices; if False, each
+            device computes all of it.
+        """
+        axes = [axis for axis in self.mesh.axis_names if axis != REPLICA_AXIS]
+        manual = [REPLICA_AXIS] if divides_replicas else self.mesh.axis_names
+        mapped = on_each_device(function, self.mesh, manual, in_specs, out_specs)
+        constrain = ignore if self.mesh.size == 1 or not divides_replicas else over_axes(axes)
+
+        def call(*args: Any) -> Any:
+            with ambient.replaced(strategy=self), constraints_by(constrain):  # for `get_strategy` on replicas
+                return mapped(*args)
+
+        return call
+
+    @contextlib.contextmanager
+    def tracing_whole_batch(self) -> Iterator[None]:
+        """Makes this strategy and its mesh current in a block that traces code for a whole batch."""
+        constrain = on_mesh(self.mesh) if self.mesh.size > 1 else ignore
+        with ambient.replaced(strategy=self), constraints_by(constrain):
+            yield
 
     def with_rows_in_place(self, tree: PyTree) -> Any:
-        """Returns arrays of rows of the whole batch, placed for the computation; part of a compiled execution."""
+        """Returns arrays whose first axis is rows, split over the replicas; part of a compiled execution.
+
+        If the replicas do not divide the rows, each device gets all rows. XLA could split them unevenly, but then it
+        ends the process for the gradient of a sort over rows, and gave other numbers for shards in tests (jax 0.10 and
+        0.12).
+        """
+        replicas = self.mesh.shape[REPLICA_AXIS]
+        return tree if replicas == 1 else constrained(tree, jax.tree.map(
+            lambda leaf: self._whole if leaf.shape[0] % replicas else self._rows_sharding, tree))
+
+    def with_state_in_place(self, state: TrainState) -> TrainState:
+        """Returns a state split as between steps, in device memory; part of a compiled execution."""
+        return state if self.mesh.size == 1 else constrained(state, self._device_shardings(state))
 
     def with_gradients_in_place(self, grads: PyTree) -> Any:
         """Returns gradients of the whole batch, split as the update needs them; part of a compiled execution."""
+        return grads
 
-    def map_over_replicas(
-        self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any],
-        divides_replicas: bool = True,
-    ) -> Any:
-        """Returns a function that runs `function` once on each replica."""
-
-    def scope(self) -> AbstractContextManager[Any]:
-        """Makes this the current strategy of the code in the block."""
+    def _device_shardings(self, state: TrainState) -> TrainState:
+        return self.state_shardings(state)
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
-        """Returns the context of the replica being traced."""
+        """Returns the context of the traced replica in a function given to `map_over_replicas`.
+
+        Args:
+          rows: number of rows of the replica, including padding; None for a function without rows.
+          row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without padding.
+        """
+        return MeshReplicaContext(*self._context_arguments(rows, row_mask))
+
+    def _context_arguments(self, rows: int | None, row_mask: jax.Array | None) -> tuple[Any, ...]:
+        # Packing would gather arrays that are split over other axes.
+        replicas = self.mesh.shape[REPLICA_AXIS]
+        packs = self.is_on_cpu and self.mesh.devices.size == replicas
+        return REPLICA_AXIS, replicas, packs, rows, row_mask, self._cross_device_ops
+
+    def place_state(self, state: TrainState) -> TrainState:
+        """Returns a state of host or device arrays placed by this strategy; JAX arrays may share buffers."""
+        # On CPU, JAX would share the memory of a numpy array and see later writes by its owner.
+        owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), state)
+        return to_devices(owned, self.state_shardings(owned))
+
+    def gradient_shardings(self, state: TrainState) -> Any:
+        """Returns the shardings of the reduced gradients of a state's trained parameters."""
+        return jax.tree.map(lambda leaf: self._whole, state.trainable(state.params))
 
 
 def is_state(value: object) -> bool:
@@ -85,7 +180,7 @@ def map_states(function: Callable[[TrainState], TrainState], tree: Tree) -> Tree
 
 
 def run_on_replicas(
-    strategy: StateStrategy, one_replica: Callable[..., Any], mirrored: Any, args: Sequence[Any],
+    strategy: Replicas, one_replica: Callable[..., Any], mirrored: Any, args: Sequence[Any],
     arg_specs: Sequence[Any], out_specs: Sequence[Any],
 ) -> tuple[list[TrainState], tuple[Any, ...]]:
     """Runs a function once on each replica; part of a compiled execution.

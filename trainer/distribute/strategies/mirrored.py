@@ -1,4 +1,4 @@
-"""Single-process strategies that keep a whole copy of the state on each device."""
+"""Strategies that keep a whole copy of the state on each device: on a device, a machine, several processes or a TPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from typing import Any
 import jax
 
 from trainer.core import errors
-from trainer.distribute.placement.devices import find_device, find_devices
-from trainer.distribute.replica.collectives import CrossDeviceOps
+from trainer.distribute.cluster import join_cluster
+from trainer.distribute.placement.devices import default_devices, find_device, find_devices
+from trainer.distribute.replica.collectives import CrossDeviceOps, NcclAllReduce, RingAllReduce
+from trainer.distribute.replica.communication_options import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    checked_options,
+)
 from trainer.distribute.strategies.strategy import Strategy
 
 
@@ -61,3 +67,67 @@ class MirroredStrategy(Strategy):
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise errors.wrong_type("cross_device_ops", cross_device_ops, "a reduction such as NcclAllReduce()")
         super().__init__(find_devices(devices), cross_device_ops)
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Synchronous training on all devices of several processes, each with a copy of the state.
+
+    Every process runs the same script with the same data and takes the rows of its own replicas. Weights, losses,
+    metrics and predictions are the same as on one device, in all processes.
+
+    TF_CONFIG, Open MPI or SLURM names the processes, or JAX finds them (Kubernetes, TPU). Without a cluster there is
+    one process, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
+
+    Args:
+      communication_options: `implementation`, `bytes_per_pack` and `overlap` control the reduction of gradients.
+        `timeout_seconds` is the time to wait for the other processes, at the start and while training, 300 by default.
+        It must exceed the longest execution, callback and wait for data.
+
+    Raises:
+      ClusterError: if the description of the cluster is wrong, or the processes were started with different clusters,
+        jobs or versions.
+      ClusterTimeout: if not all processes arrive in time; it names the missing processes.
+      RuntimeError: if JAX has already used its devices.
+      TypeError: if `communication_options` has another type.
+
+    Source: `tf.distribute.MultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(self, communication_options: CommunicationOptions | None = None):
+        options = checked_options(communication_options) or CommunicationOptions()
+        join_cluster(options.timeout_seconds)
+        devices = jax.devices() if jax.process_count() > 1 else default_devices()
+        super().__init__(devices, _reduction(options))
+
+
+class TPUStrategy(Strategy):
+    """Synchronous training on the chips of a TPU slice, each with a copy of the state.
+
+    Args:
+      tpu_cluster_resolver: not used, because JAX finds the slice; here for scripts written for `tf.distribute`.
+      devices: the devices to use, as in `MirroredStrategy`; by default all chips of the slice.
+
+    Raises:
+      RuntimeError: if no devices are given and there is no TPU.
+      ValueError: if a device cannot be used.
+
+    Source: `tf.distribute.TPUStrategy`.
+    """
+
+    def __init__(self, tpu_cluster_resolver: Any = None, devices: Sequence[Any] | None = None):
+        super().__init__(_tpu_devices() if devices is None else find_devices(devices))
+
+
+def _reduction(options: CommunicationOptions) -> CrossDeviceOps:
+    ring = options.implementation is CommunicationImplementation.RING
+    return RingAllReduce(options=options) if ring else NcclAllReduce(options=options)
+
+
+def _tpu_devices() -> list[jax.Device]:
+    try:
+        return list(jax.devices("tpu"))
+    except RuntimeError as error:
+        found = ", ".join(sorted({device.platform for device in jax.devices()}))
+        raise RuntimeError(f"There is no TPU here: JAX finds {found} devices only. On a TPU machine, install "
+                           "`jax[tpu]` and check that no other process holds the chips; elsewhere use "
+                           "`MirroredStrategy`.") from error

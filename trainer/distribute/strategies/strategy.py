@@ -9,21 +9,19 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.core.ambient import state as ambient
-from trainer.core.compile.compiler_options import CompilerOptions, compiler_options
-from trainer.core.compile.constraints import constrained, constraints_by, ignore, on_mesh, over_axes
 from trainer.core.compile.entry_points import entry_point
-from trainer.core.compile.jit import on_each_device
-from trainer.core.replica_context import ReplicaContext, get_replica_context, in_replica_context
-from trainer.core.train_state import TrainState
-from trainer.core.types import PyTree
+from trainer.core.replica_context import ReduceOp, in_replica_context
+from trainer.core.types import ArrayTree, Data, PyTree
+from trainer.data import Dataset
 from trainer.data.resident import ResidentBatches
 from trainer.data.sources.batches import Group
 from trainer.data.sources.host_arrays import HostArrays
@@ -40,24 +38,21 @@ from trainer.distribute.placement.placement import (
     pad_stack,
     place_arrays,
     replicas_here,
+    replicas_to_devices,
     stacked,
     to_devices,
 )
-from trainer.distribute.replica.collectives import (
-    CrossDeviceOps,
-    MeshReplicaContext,
-    NcclAllReduce,
-    exchange_rows,
-)
+from trainer.distribute.replica.collectives import CrossDeviceOps, NcclAllReduce, exchange_rows
 from trainer.distribute.replica.custom_loops import ReplicaRunner
-from trainer.distribute.replica.zero import specs_of
-from trainer.distribute.strategies.custom_loops import CustomLoops
+from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext
+from trainer.distribute.replica.per_replica import PerReplica, ValueContext, is_per_replica, map_values
+from trainer.distribute.replica.replicated_state import Replicas
 
 if TYPE_CHECKING:
     from trainer.tools.plan import Plan, StateReport
 
 
-class Strategy(CustomLoops):
+class Strategy(Replicas):
     """Runs each step on a group of replicas, one per device, that stay in sync.
 
     A strategy with a single device is a mesh of size 1 and takes the same code path as any other.
@@ -78,33 +73,19 @@ class Strategy(CustomLoops):
     offloads_state = False
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
-        self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))
-        self._cross_device_ops = cross_device_ops or NcclAllReduce()
-        self._cross_device_ops.check_replicas(self.num_replicas_in_sync)
-        self._whole = NamedSharding(mesh, PartitionSpec())
+        super().__init__(mesh, cross_device_ops)
         # Of groups of batches, whose leaves are `(batches, rows, ...)`: rows are split over the replicas.
-        self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, REPLICA_AXIS))
-        self._rows_sharding = NamedSharding(mesh, self.rows_spec)
+        self._batch_sharding = NamedSharding(self.mesh, PartitionSpec(None, REPLICA_AXIS))
         self._numbers: dict[int, jax.Array] = {}
         self._placed_arrays = PlacedArrays()
         self._runner = ReplicaRunner(self)
-        self.process_group = group_of(mesh)
-        self.processes = processes_of(mesh, self.num_replicas_in_sync)
+        self.process_group = group_of(self.mesh)
+        self.processes = processes_of(self.mesh, self.num_replicas_in_sync)
         self.spans_processes = self.processes.count > 1
 
     def __repr__(self) -> str:
         devices = ", ".join(f"{device.platform}:{device.id}" for device in self.mesh.devices.flat)
         return f"{type(self).__name__}({devices})"
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Number of replicas in each step; 1 inside the code of a step that has the whole batch."""
-        return 1 if get_replica_context().has_whole_batch else self.mesh.shape[REPLICA_AXIS]
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether the devices are CPUs, which share their cores with the host's own work."""
-        return self.mesh.devices.flat[0].platform == "cpu"
 
     @property
     def cross_device_ops_are_xla(self) -> bool:
@@ -123,12 +104,6 @@ class Strategy(CustomLoops):
     def gathers_late(self) -> bool:
         """Whether a step gathers parameters again for each use; see `core/compile/traces/late_gathers.py`."""
         return False
-
-    def compiler_options(self, deterministic: bool = False) -> CompilerOptions:
-        """Returns XLA's options for a program of all replicas; see `core/compile/compiler_options.py`."""
-        options = self._cross_device_ops.options
-        return compiler_options(list(self.mesh.devices.flat), deterministic=deterministic, overlap=options.overlap,
-                                bytes_per_pack=options.bytes_per_pack)
 
     @property
     def is_described(self) -> bool:
@@ -156,11 +131,6 @@ class Strategy(CustomLoops):
         hosts = {device.process_index for device in self.mesh.devices.flat}
         return self._batch_sharding if len(hosts) == 1 else self._whole
 
-    @property
-    def rows_spec(self) -> PartitionSpec:
-        """Partition spec of arrays whose first axis is rows or replicas."""
-        return PartitionSpec(REPLICA_AXIS)
-
     def over(self, devices: Sequence[jax.Device]) -> Strategy:
         """Returns a strategy of the same kind and options over other devices.
 
@@ -176,103 +146,6 @@ class Strategy(CustomLoops):
 
     def _mesh_over(self, devices: Sequence[jax.Device]) -> Mesh | Sequence[jax.Device]:
         return devices
-
-    # --- the state, here a copy on each device; `replica/replicated_state.py` gives the order of the calls -----------
-
-    def state_shardings(self, state: TrainState) -> TrainState:
-        """Returns the sharding of each leaf of a state between steps, from a state of arrays or shapes."""
-        return jax.tree.map(lambda leaf: self._whole, state)
-
-    def on_devices(self, state: TrainState) -> TrainState:
-        """Returns a state in device memory; part of a compiled execution, before its first step."""
-        return state
-
-    def to_replica(self, state: TrainState) -> tuple[TrainState, Any]:
-        """Returns the state that each replica of a step receives, and its partition specs over the replicas."""
-        return state, jax.tree.map(lambda leaf: PartitionSpec(), state)
-
-    def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
-        """Returns the state after a step, from the state before it and the state scattered by the replicas."""
-        return scattered
-
-    def map_over_replicas(
-        self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any] = specs_of,
-        divides_replicas: bool = True,
-    ) -> Any:
-        """Returns a function that runs `function` once on each replica, to be called in a compiled function.
-
-        Args:
-          function: the computation of a replica, on its part of the arguments.
-          in_specs: partition specs of the arguments over the replicas, a prefix of their trees.
-          out_specs: returns the partition specs of the outputs from the tree of a replica's outputs. By default outputs
-            are equal on all replicas, except those marked as split.
-          divides_replicas: whether the compiler divides the computation of a replica over its devices; if False, each
-            device computes all of it.
-        """
-        axes = [axis for axis in self.mesh.axis_names if axis != REPLICA_AXIS]
-        manual = [REPLICA_AXIS] if divides_replicas else self.mesh.axis_names
-        mapped = on_each_device(function, self.mesh, manual, in_specs, out_specs)
-        constrain = ignore if self.mesh.size == 1 or not divides_replicas else over_axes(axes)
-
-        def call(*args: Any) -> Any:
-            with ambient.replaced(strategy=self), constraints_by(constrain):  # for `get_strategy` on replicas
-                return mapped(*args)
-
-        return call
-
-    @contextlib.contextmanager
-    def tracing_whole_batch(self) -> Iterator[None]:
-        """Makes this strategy and its mesh current in a block that traces code for a whole batch."""
-        constrain = on_mesh(self.mesh) if self.mesh.size > 1 else ignore
-        with ambient.replaced(strategy=self), constraints_by(constrain):
-            yield
-
-    def with_rows_in_place(self, tree: PyTree) -> Any:
-        """Returns arrays whose first axis is rows, split over the replicas; part of a compiled execution.
-
-        If the replicas do not divide the rows, each device gets all rows. XLA could split them unevenly, but then it
-        ends the process for the gradient of a sort over rows, and gave other numbers for shards in tests (jax 0.10 and
-        0.12).
-        """
-        replicas = self.mesh.shape[REPLICA_AXIS]
-        return tree if replicas == 1 else constrained(tree, jax.tree.map(
-            lambda leaf: self._whole if leaf.shape[0] % replicas else self._rows_sharding, tree))
-
-    def with_state_in_place(self, state: TrainState) -> TrainState:
-        """Returns a state split as between steps, in device memory; part of a compiled execution."""
-        return state if self.mesh.size == 1 else constrained(state, self._device_shardings(state))
-
-    def with_gradients_in_place(self, grads: PyTree) -> Any:
-        """Returns gradients of the whole batch, split as the update needs them; part of a compiled execution."""
-        return grads
-
-    def _device_shardings(self, state: TrainState) -> TrainState:
-        return self.state_shardings(state)
-
-    def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
-        """Returns the context of the traced replica in a function given to `map_over_replicas`.
-
-        Args:
-          rows: number of rows of the replica, including padding; None for a function without rows.
-          row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without padding.
-        """
-        return MeshReplicaContext(*self._context_arguments(rows, row_mask))
-
-    def _context_arguments(self, rows: int | None, row_mask: jax.Array | None) -> tuple[Any, ...]:
-        # Packing would gather arrays that are split over other axes.
-        replicas = self.mesh.shape[REPLICA_AXIS]
-        packs = self.is_on_cpu and self.mesh.devices.size == replicas
-        return REPLICA_AXIS, replicas, packs, rows, row_mask, self._cross_device_ops
-
-    def place_state(self, state: TrainState) -> TrainState:
-        """Returns a state of host or device arrays placed by this strategy; JAX arrays may share buffers."""
-        # On CPU, JAX would share the memory of a numpy array and see later writes by its owner.
-        owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), state)
-        return to_devices(owned, self.state_shardings(owned))
-
-    def gradient_shardings(self, state: TrainState) -> Any:
-        """Returns the shardings of the reduced gradients of a state's trained parameters."""
-        return jax.tree.map(lambda leaf: self._whole, state.trainable(state.params))
 
     @entry_point
     def explain(self, model: Any, sample: Any = None, *, batch: Any = None) -> StateReport:
@@ -309,6 +182,120 @@ class Strategy(CustomLoops):
         return plan(
             model, sample, topology, strategy=self, batch_size=batch_size, alternatives=alternatives,
             memory_fraction=memory_fraction, verbose=verbose)
+
+    # --- custom training loops, as in `tf.distribute` ---------------------------------------------------------------
+
+    @entry_point
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Runs a function on every replica, each with its own rows.
+
+        The function is compiled once per function and shapes. Each replica receives its part of the batches of a
+        distributed dataset and of other `PerReplica` values. All other values are mirrored. NNX modules and optimizers
+        are updated in place. Nothing is donated.
+
+        Args:
+          fn: a pure function of arrays; inside it, `get_replica_context()` reduces over the replicas.
+          args: positional arguments of `fn`.
+          kwargs: keyword arguments of `fn`.
+
+        Returns:
+          The outputs of `fn`: a TrainState is mirrored, and every other array is a `PerReplica`.
+
+        Raises:
+          TypeError: if an argument or a result is not an array or a state object (arguments may also be hashable
+            constants), or if `fn` turns traced values into Python values.
+          ValueError: if `fn` changes a state by padding rows, or if `apply_gradients`, without `reduce`, would average
+            gradients that are scaled for a sum or are already summed.
+
+        Source: `tf.distribute.Strategy.run`.
+        """
+        return self._runner.run(fn, args, kwargs or {})
+
+    @entry_point
+    def reduce(self, reduce_op: ReduceOp | str, value: PyTree, axis: int | None = None) -> Any:
+        """Returns the sum or the mean of per-replica values over the replicas.
+
+        Args:
+          reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
+          value: a result of `run`, a single value or a tree. A value that is not per-replica counts once per replica.
+          axis: an axis of each replica's value to reduce as well, such as 0 for the rows; each real row counts once.
+
+        Raises:
+          ValueError: if the values have no such axis.
+        """
+        op = ReduceOp.of(reduce_op)
+
+        def reduced(leaf: Any) -> Any:
+            if not is_per_replica(leaf):
+                leaf = PerReplica(jnp.stack([jnp.asarray(leaf)] * self.num_replicas_in_sync))
+            return leaf.reduced(op, axis)
+
+        return map_values(reduced, value)
+
+    @entry_point
+    def gather(self, value: PyTree, axis: int = 0) -> Any:
+        """Returns per-replica values concatenated along an axis, on the host and without padding rows.
+
+        With several processes, all of them must call this, and all get the values of all replicas.
+        """
+        def gathered(leaf: Any) -> np.ndarray:
+            values = leaf.values if is_per_replica(leaf) else (leaf,) * self.num_replicas_in_sync
+            return np.concatenate(values, axis)
+
+        return map_values(gathered, value)
+
+    @entry_point
+    def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:
+        """Returns the values of the replicas of this process as a tuple, on the host and without padding rows."""
+        leaves, structure = jax.tree.flatten(value, is_leaf=is_per_replica)
+        count = len(replicas_here(self.num_replicas_in_sync, self._rows_sharding))
+        locals_ = [leaf.local_values if is_per_replica(leaf) else (leaf,) * count for leaf in leaves]
+        return tuple(jax.tree.unflatten(structure, [values[index] for values in locals_]) for index in range(count))
+
+    def experimental_distribute_dataset(self, dataset: Data) -> DistributedDataset:
+        """Returns an iterable over the batches of a dataset, each split by rows over the replicas.
+
+        Args:
+          dataset: batches, in any form that `fit` accepts. A `trainer.data.Dataset` that shuffles uses a new order in
+            each iteration. Several processes share the batches according to their `AutoShardPolicy`.
+        """
+        return DistributedDataset(
+            dataset, self.num_replicas_in_sync, self._rows_sharding, self.processes, self.process_group)
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
+        """Returns an iterable whose elements have one batch of a dataset for each replica.
+
+        Args:
+          dataset_fn: returns a dataset from an `InputContext`. Each of its batches has the rows of a single replica.
+            Each process calls the function and gives the batches to its own replicas; the batches are not sharded
+            further.
+
+        Raises:
+          ValueError: if processes share a replica.
+        """
+        dataset = dataset_fn(InputContext(self.processes.count, self.processes.index, self.num_replicas_in_sync))
+        return DistributedDataset(
+            dataset, self.num_replicas_in_sync, self._rows_sharding, self.processes, self.process_group,
+            deals_batches=True)
+
+    def make_experimental_numpy_dataset(self, numpy_input: ArrayTree) -> Dataset:
+        """Returns a `Dataset` of arrays, to be batched and distributed."""
+        return Dataset.from_arrays(numpy_input)
+
+    experimental_make_numpy_dataset = make_experimental_numpy_dataset
+
+    @entry_point
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Returns per-replica values, a tree of `PerReplica`.
+
+        Args:
+          value_fn: returns the value of a replica from a `ValueContext`. It is called for the replicas of this process
+            and must return the same structure and shapes for each.
+        """
+        replicas = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(index, replicas)) for index in replicas_here(replicas, self._rows_sharding)]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *values)
+        return jax.tree.map(PerReplica, replicas_to_devices(stacked, replicas, self._rows_sharding))
 
     # --- data ------------------------------------------------------------------------------------------------------
 
