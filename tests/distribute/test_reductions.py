@@ -352,7 +352,7 @@ def test_shards_are_taken_gathered_and_reduced_as_numpy_does(number, packs):
         context = AXIS, number
         same = jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS)[0], tree)
         taken = collectives.take_shards(same, AXES, *context)
-        gathered = collectives.gather_shards(taken, AXES, AXIS, packs)
+        gathered = collectives.gather_shards(taken, AXES, AXIS)
         reduced = [collectives.reduce_to_shards(op, tree, AXES, *context, packs) for op in ("sum", "mean")]
         return taken, gathered, *reduced
 
@@ -373,7 +373,7 @@ def test_axes_may_be_a_list_and_dtypes_may_be_mixed(packs):
 
     def run(tree):
         parts = collectives.reduce_to_shards("sum", tree, axes, AXIS, 2, packs)
-        return parts, collectives.gather_shards(parts, axes, AXIS, packs)
+        return parts, collectives.gather_shards(parts, axes, AXIS)
 
     parts, gathered = on_replicas(run, 2)(tree)
     assert [leaf.dtype for leaf in gathered] == [leaf.dtype for leaf in tree]
@@ -381,13 +381,12 @@ def test_axes_may_be_a_list_and_dtypes_may_be_mixed(packs):
     assert_equal_on_replicas(gathered, [leaf.astype(np.float32).sum(0) for leaf in tree])
 
 
-@pytest.mark.parametrize("packs", [False, True])
-def test_the_gradient_of_gathered_shards_is_their_part_of_the_sum_of_gradients(packs):
+def test_the_gradient_of_gathered_shards_is_their_part_of_the_sum_of_gradients():
     shards, weights = [values(4, (2, 3)), values(4, (1,))], [values(4, (8, 3), seed=1), values(4, (1,), seed=2)]
 
     def differentiate(shards, weights):
         def weighed(shards):
-            whole = collectives.gather_shards(shards, [0, -1], AXIS, packs)
+            whole = collectives.gather_shards(shards, [0, -1], AXIS)
             return sum((weight * leaf).sum() for weight, leaf in zip(weights, whole, strict=True))
 
         return jax.grad(weighed)(shards)

@@ -93,15 +93,3 @@ def split_in_front(array: jax.Array, axis: int, parts: int) -> jax.Array:
     """
     before, size, after = array.shape[:axis], array.shape[axis], array.shape[axis + 1:]
     return jnp.moveaxis(array.reshape(*before, parts, size // parts, *after), axis, 0)
-
-
-def joined_along(stacked: jax.Array, axis: int) -> jax.Array:
-    """Returns stacked parts as one array, the inverse of `split_in_front`.
-
-    Example:
-      >>> joined_along(jnp.zeros((3, 5, 2, 7)), axis=1).shape
-      (5, 6, 7)
-    """
-    parts, *shape = stacked.shape
-    shape[axis] *= parts
-    return jnp.moveaxis(stacked, 0, axis).reshape(shape)

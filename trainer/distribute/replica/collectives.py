@@ -21,7 +21,6 @@ from trainer.core.types import PyTree
 from trainer.data.resident import take_rows
 from trainer.distribute.replica.bucketing import (
     BYTES_PER_PACK,
-    joined_along,
     over_packs,
     over_packs_elementwise,
     padded_to_multiple,
@@ -243,7 +242,7 @@ class RingAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.R
         return sums.reshape(-1)[:vector.size]
 
 
-def gather_shards(tree: PyTree, axes: Any, axis_name: str, packs: bool = False) -> Any:
+def gather_shards(tree: PyTree, axes: Any, axis_name: str) -> Any:
     """Returns whole arrays, gathered from the shards of all replicas.
 
     The gradient of a shard is its share of the sum of all replicas' gradients.
@@ -252,26 +251,17 @@ def gather_shards(tree: PyTree, axes: Any, axis_name: str, packs: bool = False) 
       tree: arrays; some are this replica's shard of a larger array.
       axes: the split axis of each array, a list or tree with as many leaves; -1 for an array that is already whole.
       axis_name: the mesh axis of the replicas.
-      packs: whether shards are packed before they are gathered.
 
     Raises:
       ValueError: if the numbers of axes and arrays differ.
     """
     leaves, treedef, along = _matched(tree, axes)
-    split = [index for index, axis in enumerate(along) if axis >= 0 and leaves[index].size]
-    gather = functools.partial(lax.all_gather, axis_name=axis_name)  # (...) to (replicas, ...)
-    if packs:
-        stacks = over_packs(gather, [leaves[index].ravel() for index in split], BYTES_PER_PACK)
-        wholes = [joined_along(stack.reshape(-1, *leaves[index].shape), along[index])
-                  for index, stack in zip(split, stacks, strict=True)]
-    else:
-        wholes = [gather(leaves[index], axis=along[index], tiled=True) for index in split]
-    # Empty arrays also have a size along their axis, but collectives do not accept them.
-    gathered = [leaf if leaf.size or axis < 0 else joined_along(jnp.stack([leaf] * lax.axis_size(axis_name)), axis)
-                for leaf, axis in zip(leaves, along, strict=True)]
-    for index, whole in zip(split, wholes, strict=True):
-        gathered[index] = whole
-    return jax.tree.unflatten(treedef, gathered)
+    for index, axis in enumerate(along):
+        if axis >= 0 and leaves[index].size:
+            leaves[index] = lax.all_gather(leaves[index], axis_name, axis=axis, tiled=True)
+        elif axis >= 0:  # collectives do not accept empty arrays, which also have a size along their axis
+            leaves[index] = jnp.concatenate([leaves[index]] * lax.axis_size(axis_name), axis)
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def take_shards(tree: PyTree, axes: Any, axis_name: str, num_replicas: int) -> Any:

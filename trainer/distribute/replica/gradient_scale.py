@@ -88,10 +88,8 @@ def refuse_wrong_scale(
         except Exception:  # any error of a function that is written for a replica's rows, or needs too much memory
             return True
     for module, (is_part, is_multiple) in found:
-        if is_part:
-            raise _is_part(name, module, replicas)
-        if is_multiple:
-            raise _is_multiple(name, module, replicas)
+        if is_part or is_multiple:
+            raise _wrong_scale(name, module, replicas, is_part)
     return True
 
 
@@ -173,24 +171,17 @@ def _norm(arrays: list[jax.Array]) -> jax.Array:
     return jnp.sqrt(sum((jnp.square(array).sum() for array in arrays), jnp.float32(0)))
 
 
-def _is_part(name: str, module: str | None, replicas: int) -> ValueError:
-    given = "grads" if module is None else f"{module}=grads"
+def _wrong_scale(name: str, module: str | None, replicas: int, is_part: bool) -> ValueError:
+    described, given = ("gradients", "grads") if module is None else (f"gradients of {module!r}", f"{module}=grads")
+    if is_part:
+        return ValueError(
+            f"`{name}` applies {described} that are 1/{replicas} of those of the whole batch on one device, because "
+            "`apply_gradients` takes the mean over the replicas. If the loss is divided by the rows of the whole batch, "
+            f"or by the number of replicas, write `state.apply_gradients({given}, reduce=\"sum\")`. If it is divided by "
+            "a fixed number of rows that each replica has, the mean is right: write `reduce=\"mean\"`. "
+            f"{see('gradient-scale')}")
     return ValueError(
-        f"`{name}` applies {_described(module)} that are 1/{replicas} of those of the whole batch on one device: its "
-        "loss is a sum over the replica's rows, or divided by the number of replicas, and `apply_gradients` takes the "
-        f"mean over the {replicas} replicas unless it is told otherwise. If the loss is divided by the rows of the "
-        f"whole batch, or by the number of replicas, write `state.apply_gradients({given}, reduce=\"sum\")`. If it is "
-        "divided by a fixed number of rows that each replica has, the mean is right: write `reduce=\"mean\"`. "
+        f"`{name}` applies {described} that are {replicas} times those of the whole batch on one device: they are "
+        "summed over the replicas, or multiplied by their number, before `apply_gradients` takes the mean. Leave that "
+        "out. If such a sum is divided by a fixed number of replicas, it is right: write `reduce=\"mean\"`. "
         f"{see('gradient-scale')}")
-
-
-def _is_multiple(name: str, module: str | None, replicas: int) -> ValueError:
-    return ValueError(
-        f"`{name}` applies {_described(module)} that are {replicas} times those of the whole batch on one device: "
-        "`apply_gradients` takes the mean over the replicas unless it is told otherwise, and they are summed over the "
-        "replicas before, or multiplied by their number. Leave that out. If such a sum is divided by a fixed number of "
-        f"replicas, they are right: write `reduce=\"mean\"`. {see('gradient-scale')}")
-
-
-def _described(module: str | None) -> str:
-    return "gradients" if module is None else f"gradients of {module!r}"

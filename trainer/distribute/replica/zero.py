@@ -106,25 +106,18 @@ class ShardedReplicaContext(MeshReplicaContext):
         return state.replace(params=self._gathered(state.params))
 
     def _gathered(self, tree: PyTree) -> Any:
-        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_shard)
-        axes = [leaf.axis if is_shard(leaf) else WHOLE for leaf in leaves]
-        values = [leaf.value if is_shard(leaf) else leaf for leaf in leaves]
-        return jax.tree.unflatten(treedef, collectives.gather_shards(values, axes, self.axis_name))
+        return collectives.gather_shards(unmarked(tree), _axes_of(tree), self.axis_name)
 
     def _taken(self, tree: PyTree) -> Any:
-        leaves, treedef = jax.tree.flatten(tree)
-        axes = [self._rule.axis(leaf) for leaf in leaves]
-        parts = collectives.take_shards(leaves, axes, self.axis_name, self.num_replicas_in_sync)
-        return jax.tree.unflatten(treedef, [_marked(leaf, axis) for leaf, axis in zip(parts, axes, strict=True)])
+        axes = self._rule.axes(tree)
+        return marked(collectives.take_shards(tree, axes, self.axis_name, self.num_replicas_in_sync), axes)
 
     def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
         if reduce_op is None:
             return self._taken(grads)
-        leaves, treedef = jax.tree.flatten(grads)
-        axes = [self._rule.axis(leaf) for leaf in leaves]
-        parts = collectives.reduce_to_shards(
-            ReduceOp.of(reduce_op), leaves, axes, self.axis_name, self.num_replicas_in_sync, self.packs)
-        return jax.tree.unflatten(treedef, [_marked(leaf, axis) for leaf, axis in zip(parts, axes, strict=True)])
+        axes = self._rule.axes(grads)
+        return marked(collectives.reduce_to_shards(
+            reduce_op, grads, axes, self.axis_name, self.num_replicas_in_sync, self.packs), axes)
 
     def update(
         self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
@@ -165,11 +158,7 @@ def part(state: TrainState, name: str | None) -> tuple[Any, Any]:
 
 def marked(tree: PyTree, axes: Any) -> Any:
     """Returns a tree in which each split leaf is a `Shard`."""
-    return jax.tree.map(_marked, tree, axes)
-
-
-def _marked(leaf: jax.Array, axis: int) -> Any:
-    return leaf if axis == WHOLE else Shard(leaf, axis)
+    return jax.tree.map(lambda leaf, axis: leaf if axis == WHOLE else Shard(leaf, axis), tree, axes)
 
 
 def unmarked(tree: PyTree) -> Any:
@@ -179,8 +168,11 @@ def unmarked(tree: PyTree) -> Any:
 
 def specs_of(tree: PyTree) -> Any:
     """Returns the partition spec of each leaf, for a tree in which split leaves are `Shard`s."""
-    return jax.tree.map(lambda leaf: spec_of(leaf.axis if is_shard(leaf) else WHOLE),
-                        tree, is_leaf=is_shard)
+    return jax.tree.map(spec_of, _axes_of(tree))
+
+
+def _axes_of(tree: PyTree) -> Any:
+    return jax.tree.map(lambda leaf: leaf.axis if is_shard(leaf) else WHOLE, tree, is_leaf=is_shard)
 
 
 def is_shard(leaf: object) -> bool:
