@@ -176,10 +176,10 @@ def _wrong_scale(name: str, module: str | None, replicas: int, is_part: bool) ->
     if is_part:
         return ValueError(
             f"`{name}` applies {described} that are 1/{replicas} of those of the whole batch on one device, because "
-            "`apply_gradients` takes the mean over the replicas. If the loss is divided by the rows of the whole batch, "
-            f"or by the number of replicas, write `state.apply_gradients({given}, reduce=\"sum\")`. If it is divided by "
-            "a fixed number of rows that each replica has, the mean is right: write `reduce=\"mean\"`. "
-            f"{see('gradient-scale')}")
+            "`apply_gradients` takes the mean over the replicas. If the loss is divided by the rows of the whole "
+            "batch, or by the number of replicas, write "
+            f"`state.apply_gradients({given}, reduce=\"sum\")`. If it is divided by a fixed number of rows that each "
+            f"replica has, the mean is right: write `reduce=\"mean\"`. {see('gradient-scale')}")
     return ValueError(
         f"`{name}` applies {described} that are {replicas} times those of the whole batch on one device: they are "
         "summed over the replicas, or multiplied by their number, before `apply_gradients` takes the mean. Leave that "

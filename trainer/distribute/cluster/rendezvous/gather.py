@@ -14,7 +14,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from trainer.core.errors import see
-from trainer.distribute.cluster.description.cluster_description import ClusterError, ClusterTimeout, is_loopback
+from trainer.distribute.cluster.description.cluster_description import (
+    ClusterDescription,
+    ClusterError,
+    ClusterTimeout,
+    is_loopback,
+)
 from trainer.distribute.cluster.rendezvous.connection import MAX_TEXT, Connection, NotOurs, ready
 from trainer.distribute.cluster.rendezvous.gloo_addresses import Place, why_not_connected
 from trainer.distribute.cluster.rendezvous.hello import MAX_SHOWN, Hello, first_of
@@ -28,11 +33,14 @@ HELLO_SECS = 10.0  # a connection that has not said by then whose it is, is drop
 MAX_UNKNOWN = 64  # of one host at a time; the oldest are dropped, as a process of the job says at once whose it is
 
 
-def gather(hello: Hello, wait: Wait, listeners: Sequence[socket.socket] = ()) -> Star:
+def gather(
+    hello: Hello, cluster: ClusterDescription, wait: Wait, listeners: Sequence[socket.socket] = ()
+) -> Star:
     """Returns connections to the other processes after all have sent the same as `hello` and received the outcome.
 
     Args:
       hello: description of this process.
+      cluster: all processes.
       wait: deadline.
       listeners: sockets that listen for the others; by default, on the port of this process's address.
 
@@ -42,9 +50,9 @@ def gather(hello: Hello, wait: Wait, listeners: Sequence[socket.socket] = ()) ->
     """
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        listeners = listeners or listen(wait.cluster)
+        listeners = listeners or listen(cluster)
         stack.callback(close_all, listeners)
-        gathering = _Gathering(hello, wait, selector, listeners)
+        gathering = _Gathering(hello, cluster, wait, selector, listeners)
         stack.callback(gathering.close)
         star = gathering.run()
         stack.pop_all()
@@ -72,10 +80,11 @@ def _overdue(unknown: Iterable[_Peer], now: float) -> list[_Peer]:
 
 
 class _Gathering:
-    def __init__(self, hello: Hello, wait: Wait, selector: selectors.BaseSelector, listeners: Sequence[socket.socket]):
+    def __init__(self, hello: Hello, cluster: ClusterDescription, wait: Wait, selector: selectors.BaseSelector,
+                 listeners: Sequence[socket.socket]):
         self._hello = hello
+        self._cluster = cluster
         self._wait = wait
-        self._cluster = wait.cluster
         self._selector = selector
         self._listeners = listeners
         self._peers: list[_Peer] = []

@@ -8,7 +8,12 @@ import socket
 import time
 from typing import Any
 
-from trainer.distribute.cluster.description.cluster_description import ClusterError, ClusterTimeout, split_address
+from trainer.distribute.cluster.description.cluster_description import (
+    ClusterDescription,
+    ClusterError,
+    ClusterTimeout,
+    split_address,
+)
 from trainer.distribute.cluster.rendezvous.connection import Connection, NotOurs, close_at_once, ready, shortened
 from trainer.distribute.cluster.rendezvous.hello import Hello
 from trainer.distribute.cluster.rendezvous.star import Star
@@ -21,14 +26,14 @@ SILENCE_SECS = 10.0  # process 0 gives a sign of life each second
 LAST_WORDS_SECS = 1.0  # for process 0 to say who is missing, when this process gives up
 
 
-def join(hello: Hello, wait: Wait) -> Star:
+def join(hello: Hello, cluster: ClusterDescription, wait: Wait) -> Star:
     """Returns the connection to process 0 after it has confirmed that all processes are present and agree.
 
     Raises:
       ClusterError: if process 0 reports that processes differ.
       ClusterTimeout: if processes are missing at the deadline.
     """
-    return _Joining(hello, wait).run()
+    return _Joining(hello, cluster, wait).run()
 
 
 class _Lost(Exception):
@@ -36,12 +41,12 @@ class _Lost(Exception):
 
 
 class _Joining:
-    def __init__(self, hello: Hello, wait: Wait):
+    def __init__(self, hello: Hello, cluster: ClusterDescription, wait: Wait):
         self._hello = hello
+        self._cluster = cluster
         self._wait = wait
-        self._cluster = wait.cluster
-        self._me = wait.cluster.name(hello.process_id)
-        self._coordinator = wait.cluster.member(0)
+        self._me = cluster.name(hello.process_id)
+        self._coordinator = cluster.member(0)
         self._reason = "no attempt has ended yet"  # why there is no agreement, as of now
         self._unconnected = ""
 

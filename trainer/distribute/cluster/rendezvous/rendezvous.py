@@ -91,7 +91,7 @@ def agree(
         nonce=secrets.token_hex(8),
         gloo_address=own_gloo_address(),
     )
-    wait = Wait(description, timeout_secs, say, say_every_secs)
+    wait = Wait(timeout_secs, say, say_every_secs)
     if description.process_id == 0:
-        return gather.gather(hello, wait, listeners)
-    return join.join(hello, wait)
+        return gather.gather(hello, description, wait, listeners)
+    return join.join(hello, description, wait)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from trainer.distribute.cluster.description.cluster_description import ClusterDescription
-
 POLL_SECS = 0.1  # how late a deadline or a line may be
 
 
@@ -14,16 +12,12 @@ class Wait:
     """A deadline, with periodic messages until then.
 
     Args:
-      cluster: cluster whose processes are awaited.
       timeout_secs: seconds from now to the deadline.
       say: function that is called with each line.
       say_every_secs: seconds between lines.
     """
 
-    def __init__(
-        self, cluster: ClusterDescription, timeout_secs: float, say: Callable[[str], None], say_every_secs: float
-    ):
-        self.cluster = cluster
+    def __init__(self, timeout_secs: float, say: Callable[[str], None], say_every_secs: float):
         self.timeout_secs = timeout_secs
         self._say = say
         self._say_every_secs = say_every_secs

@@ -21,7 +21,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.distribute.cluster import ClusterError, ClusterTimeout, split_address
+from trainer.distribute.cluster import (
+    ClusterError,
+    ClusterTimeout,
+    Wait,
+    connect,
+    split_address,
+    why_unreachable,
+)
 from trainer.distribute.parameter_server.processes.failures import EXIT_CODE
 
 LOGGER = logging.getLogger(__name__)
@@ -65,21 +72,16 @@ def _end_node(node: subprocess.Popen[bytes]) -> None:
     node.wait()
 
 
-class _Patience:
-    """Waits for others, reports this periodically, and raises when they do not come."""
+def _patience() -> Wait:
+    return Wait(_PATIENCE, lambda line: print(line, file=sys.stderr, flush=True), _SAY)
 
-    def __init__(self) -> None:
-        self._begin = self._said = time.monotonic()
 
-    def for_more(self, says: str, ends: str) -> None:
-        """Waits a moment, prints `says` periodically, and raises `ClusterTimeout(ends)` after too long."""
-        now = time.monotonic()
-        if now - self._begin > _PATIENCE:
-            raise ClusterTimeout(ends)
-        if now - self._said > _SAY:
-            print(says, file=sys.stderr, flush=True)
-            self._said = now
-        time.sleep(0.2)
+def _pause(wait: Wait, line: str, error: str) -> None:
+    """Waits a moment, and says `line` periodically; raises `ClusterTimeout(error)` after too long."""
+    if wait.remaining_secs < 0:
+        raise ClusterTimeout(error)
+    wait.say_if_due(lambda: line)
+    time.sleep(0.2)
 
 
 class Chief:
@@ -117,12 +119,12 @@ class Chief:
         Raises:
           ClusterTimeout: if nodes are missing after the timeout. It names them.
         """
-        wait = _Patience()
+        wait = _patience()
         while missing := [task for task in self._tasks if resource_of(task) not in resources()]:
             names = ", ".join(missing)
-            wait.for_more(f"The chief waits for {names}.",
-                          f"{names} did not come within {_PATIENCE:g} s. Start the same script with the TF_CONFIG of "
-                          f"that task, and see whether its machine reaches {self.address}.")
+            _pause(wait, f"The chief waits for {names}.",
+                   f"{names} did not come within {_PATIENCE:g} s. Start the same script with the TF_CONFIG of that "
+                   f"task, and see whether its machine reaches {self.address}.")
 
     def close(self, code: int) -> None:
         """Sends the exit code to all tasks, and ends Ray's head."""
@@ -158,15 +160,14 @@ def serve(chief: str, name: str) -> int:
       ClusterTimeout: if the chief cannot be reached in time.
     """
     with _connected(chief, name) as connection:
-        lines = _Lines(connection)
-        told = lines.next()
+        told = _message(connection)
         if told is None:
             return EXIT_CODE
         own_host = connection.getsockname()[0]
         node = _start_node(f"--address={told['ray']}", f"--node-ip-address={own_host}",
                            "--resources=" + json.dumps({resource_of(name): 1}))
         try:
-            told = lines.next(while_true=lambda: node.poll() is None)
+            told = _message(connection, while_true=lambda: node.poll() is None)
             if told is None and node.poll() is not None:
                 LOGGER.error("%s ends: Ray has ended on this machine, or could not be started. See above.", name)
         finally:
@@ -175,39 +176,28 @@ def serve(chief: str, name: str) -> int:
 
 
 def _connected(chief: str, name: str) -> socket.socket:
-    wait = _Patience()
+    wait = _patience()
     while True:
         try:
-            connection = socket.create_connection(split_address(chief), timeout=5)
+            connection = connect(chief, 5.0)
         except OSError as error:
-            wait.for_more(f"{name} waits for the chief at {chief}.",
-                          f"{name} has not reached the chief at {chief} within {_PATIENCE:g} s: {error}. Start the "
-                          "same script with the chief's TF_CONFIG there.")
+            _pause(wait, f"{name} waits for the chief at {chief}.",
+                   f"{name} has not reached the chief at {chief} within {_PATIENCE:g} s: "
+                   f"{why_unreachable(error, chief)}. Start the same script with the chief's TF_CONFIG there.")
         else:
             connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may vanish silently
             return connection
 
 
-class _Lines:
-    """Messages of the chief."""
-
-    def __init__(self, connection: socket.socket):
-        self._connection, self._received = connection, b""
-
-    def next(self, while_true: Callable[[], bool] = lambda: True) -> dict[str, Any] | None:
-        """Returns the next message; None if the chief is gone, or when `while_true` returns False."""
-        while b"\n" not in self._received:
-            if not select.select([self._connection], [], [], 0.5)[0]:
-                if while_true():
-                    continue
-                return None
-            try:
-                more = self._connection.recv(4096)
-            except OSError:
-                more = b""
-            if not more:
-                return None
-            self._received += more
-        line, _, self._received = self._received.partition(b"\n")
-        return json.loads(line)
+def _message(connection: socket.socket, while_true: Callable[[], bool] = lambda: True) -> dict[str, Any] | None:
+    """Returns the chief's next message; None if the chief is gone, or when `while_true` returns False."""
+    while not select.select([connection], [], [], 0.5)[0]:
+        if not while_true():
+            return None
+    try:
+        with connection.makefile("rb", buffering=0) as lines:  # a buffer would take the next message, too
+            line = lines.readline()
+    except OSError:
+        return None
+    return json.loads(line) if line.endswith(b"\n") else None
