@@ -7,9 +7,8 @@ import threading
 import weakref
 
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
-from trainer.distribute.parameter_server.processes.engine import Handle
+from trainer.distribute.parameter_server.processes.engine import Handle, Host
 from trainer.distribute.parameter_server.processes.failures import ProcessLostError
-from trainer.distribute.parameter_server.processes.host import Host
 from trainer.distribute.parameter_server.processes.wire import Packed, pack
 from trainer.distribute.parameter_server.worker import Worker
 

@@ -18,7 +18,7 @@ from trainer.core.tree_paths import named_leaves
 from trainer.distribute.parameter_server.partition import Leaves, Partition, rows_of
 from trainer.distribute.parameter_server.processes.engine import Handle
 from trainer.distribute.parameter_server.rows.spread import padded_length
-from trainer.distribute.parameter_server.rows.table_part import SomeRows
+from trainer.distribute.parameter_server.rows.table_shard import SomeRows
 from trainer.distribute.parameter_server.server_calls import call_each
 
 

@@ -20,7 +20,7 @@ from trainer.core.tree_paths import named_leaves, with_leaves
 from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.partition import part_of, update
 from trainer.distribute.parameter_server.rows import stored_rows
-from trainer.distribute.parameter_server.rows.table_part import RowsWithState, SomeRows, TablePart
+from trainer.distribute.parameter_server.rows.table_shard import RowsWithState, SomeRows, TableShard
 
 
 class Version(NamedTuple):
@@ -77,11 +77,11 @@ class _Held(NamedTuple):
     model_state: dict[str, np.ndarray] | None
 
 
-class _ServedPart:
+class _ModelShard:
     """The part of a model on this server."""
 
     def __init__(self, generation: int, update: Callable[..., Any] | None, params: PyTree, opt_state: PyTree,
-                 model_state: PyTree, scales_by_staleness: bool, tables: dict[str, TablePart]):
+                 model_state: PyTree, scales_by_staleness: bool, tables: dict[str, TableShard]):
         self.lock = threading.Lock()
         params, self.opt_state = jax.tree.map(jnp.asarray, (params, opt_state))
         self.now = _Held(Version(generation, 0), params, model_state)
@@ -91,7 +91,7 @@ class _ServedPart:
         self.tables = tables
 
     def close(self) -> None:
-        """Makes the part ignore further pushes."""
+        """Makes the shard ignore further pushes."""
         with self.lock:
             self.now = self.now._replace(version=Version(-1, 0))
 
@@ -171,7 +171,7 @@ class ParameterServer:
 
     def __init__(self, scales_by_staleness: bool):
         self._scales = scales_by_staleness
-        self._parts: dict[str, _ServedPart] = {}
+        self._models: dict[str, _ModelShard] = {}
         self._updates: dict[str, Callable[..., Any]] = {}
 
     def load(
@@ -190,47 +190,47 @@ class ParameterServer:
         """
         if optimizer is not None:
             self._updates[key] = compiled(functools.partial(_update, optimizer))
-        tables: dict[str, TablePart] = {}
-        if key in self._parts:
-            self._parts[key].close()  # tables stay, without further gradients of the previous state
-            tables = self._parts[key].tables
-        self._parts[key] = _ServedPart(
+        tables: dict[str, TableShard] = {}
+        if key in self._models:
+            self._models[key].close()  # tables stay, without further gradients of the previous state
+            tables = self._models[key].tables
+        self._models[key] = _ModelShard(
             generation, self._updates.get(key), params, opt_state, model_state, self._scales, tables)
 
     def pull(self, key: str, known: Version | None) -> Pulled:
         """Returns the parameters, unless the worker already has their version, `known`."""
-        return self._parts[key].pull(known)
+        return self._models[key].pull(known)
 
     def push(self, key: str, pushed: Push) -> int | None:
         """Updates the parameters; returns the staleness, or None for a repeated or outdated push."""
-        return self._parts[key].push(pushed)
+        return self._models[key].push(pushed)
 
     def snapshot(self, key: str) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray], Any]:
         """Returns the number of updates, the parameters, the optimizer's state and the model state, each by path."""
-        part = self._parts[key]
-        with part.lock:
-            version, params, model_state = part.now
-            return version.updates, _on_host(params), _on_host(part.opt_state), model_state
+        model = self._models[key]
+        with model.lock:
+            version, params, model_state = model.now
+            return version.updates, _on_host(params), _on_host(model.opt_state), model_state
 
     def load_table(self, key: str, path: str, table: RowsWithState) -> None:
         """Takes its rows of a model's table, the parameter at `path`."""
-        self._parts[key].tables[path] = TablePart(path, table, self._updates.get(key))
+        self._models[key].tables[path] = TableShard(path, table, self._updates.get(key))
 
     def replace_rows(self, key: str, path: str, rows: SomeRows) -> None:
         """Replaces some rows of a model's table, and keeps its other rows."""
-        self._parts[key].tables[path].replace(rows)
+        self._models[key].tables[path].replace(rows)
 
     def pull_rows(self, key: str, places: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns rows of a model's tables by path, at their places in this part."""
-        return {path: self._parts[key].tables[path].lookup(some) for path, some in places.items()}
+        """Returns rows of a model's tables by path, at their places in this shard."""
+        return {path: self._models[key].tables[path].lookup(some) for path, some in places.items()}
 
     def changed_places(self, key: str, path: str) -> np.ndarray:
         """Returns the places of the rows that changed since `changed_rows`, or since the chief sent them."""
-        return self._parts[key].tables[path].changed_places()
+        return self._models[key].tables[path].changed_places()
 
     def changed_rows(self, key: str, path: str) -> SomeRows:
         """Returns the rows of a model's table that changed since the last call."""
-        return self._parts[key].tables[path].changed()
+        return self._models[key].tables[path].changed()
 
     def make_table(self, key: str, optimizer: Any, *arguments: Any) -> None:
         """Makes this server's rows of a standalone table; see `initial_rows` for the arguments."""
@@ -239,7 +239,7 @@ class ParameterServer:
 
     def save_table(self, key: str, *place: Any) -> None:
         """Writes its rows of a standalone table; see `stored_rows.save` for the arguments."""
-        stored_rows.save(self._parts[key].tables[stored_rows.PATH], *place)
+        stored_rows.save(self._models[key].tables[stored_rows.PATH], *place)
 
     def remove_other_tables(self, *place: Any) -> None:
         """Removes older files of a standalone table; see `stored_rows.remove_others` for the arguments."""
@@ -247,7 +247,7 @@ class ParameterServer:
 
     def restore_table(self, key: str, *place: Any) -> None:
         """Reads its rows of a standalone table; see `stored_rows.restore` for the arguments."""
-        stored_rows.restore(self._parts[key].tables[stored_rows.PATH], *place)
+        stored_rows.restore(self._models[key].tables[stored_rows.PATH], *place)
 
     def ready(self) -> bool:
         """Returns True once the process answers."""

@@ -1,4 +1,7 @@
-"""Interface of an engine that starts the processes of a cluster: local processes, or Ray."""
+"""Interface of an engine that starts the processes of a cluster, local processes or Ray, and both ends of a call.
+
+A call arrives as bytes at the `Host` of a process, and its result or exception leaves as bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from trainer.distribute.parameter_server.processes.failures import RemoteFailure
-from trainer.distribute.parameter_server.processes.host import RAISED
 from trainer.distribute.parameter_server.processes.wire import Packed, pack, unpack
+
+RETURNED, RAISED = "returned", "raised"
 
 
 class Handle(abc.ABC):
@@ -45,6 +49,22 @@ class Handle(abc.ABC):
     @abc.abstractmethod
     def kill(self) -> None:
         """Ends the process at once."""
+
+
+class Host:
+    """Holds a `Worker` or a `ParameterServer`, made by a packed function, and calls it."""
+
+    def __init__(self, make: Packed):
+        self._served: Any = unpack(make)()
+
+    def answer(self, method: str, arguments: Packed) -> tuple[str, Packed]:
+        """Returns `RETURNED` and the result of a method with packed arguments, or `RAISED` and its `RemoteFailure`."""
+        # BaseException, because a function that exits must not end the process, as if it had crashed.
+        try:
+            returned = getattr(self._served, method)(*unpack(arguments, getattr(self._served, "resource", None)))
+            return RETURNED, pack(returned)[0]
+        except BaseException as error:
+            return RAISED, pack(RemoteFailure.of(error))[0]
 
 
 class Engine(Protocol):

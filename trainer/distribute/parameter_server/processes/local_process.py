@@ -11,8 +11,8 @@ import socket
 import sys
 import threading
 
+from trainer.distribute.parameter_server.processes.engine import Host
 from trainer.distribute.parameter_server.processes.frames import receive, send
-from trainer.distribute.parameter_server.processes.host import Host
 from trainer.distribute.parameter_server.processes.wire import Packed
 
 

@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.distribute.parameter_server.processes.engine import Handle
+from trainer.distribute.parameter_server.processes.engine import Handle, Host
 from trainer.distribute.parameter_server.processes.failures import ProcessLostError
-from trainer.distribute.parameter_server.processes.host import Host
 from trainer.distribute.parameter_server.processes.local_processes import environment_of
 from trainer.distribute.parameter_server.processes.tf_config_cluster import Chief, resource_of
 from trainer.distribute.parameter_server.processes.wire import Packed, pack

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core.compile.jit import compiled
-from trainer.distribute.parameter_server.rows.table_part import RowsWithState, TablePart
+from trainer.distribute.parameter_server.rows.table_shard import RowsWithState, TableShard
 
 PATH = "rows"  # of the single parameter of such a table
 _SHAPE = "shape"  # of the whole table, in each file
@@ -38,11 +38,11 @@ def initial_rows(
     return {PATH: rows}, jax.tree.map(lambda leaf: np.broadcast_to(leaf, rows.shape) if leaf.ndim else leaf, one)
 
 
-def save(part: TablePart, folder: str, name: str, shape: tuple[int, int], index: int, servers: int) -> None:
+def save(shard: TableShard, folder: str, name: str, shape: tuple[int, int], index: int, servers: int) -> None:
     """Writes the rows of a server in place of an older file; no update may be in progress."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"{name}-{index}-of-{servers}")
-    arrays: dict[str, Any] = {_SHAPE: np.array(shape), **part.arrays()}
+    arrays: dict[str, Any] = {_SHAPE: np.array(shape), **shard.arrays()}
     with open(f"{path}.new", "wb") as file:
         np.savez(file, **arrays)
         file.flush()
@@ -58,13 +58,13 @@ def remove_others(folder: str, name: str, servers: int) -> None:
             os.remove(os.path.join(folder, file))
 
 
-def restore(part: TablePart, folder: str, name: str, shape: tuple[int, int], index: int, servers: int) -> None:
+def restore(shard: TableShard, folder: str, name: str, shape: tuple[int, int], index: int, servers: int) -> None:
     """Reads the rows of a server from the files of all servers that wrote."""
     files = os.listdir(folder) if os.path.isdir(folder) else []
     found = [int(match[1]) for file in files if (match := re.fullmatch(rf"{name}-0-of-(\d+)\.npz", file))]
     if len(found) != 1:
         raise ValueError(f"{folder!r} must have one {name!r}. Found: {len(found)}.")
-    numbers, own = np.arange(index, shape[0], servers), part.arrays()
+    numbers, own = np.arange(index, shape[0], servers), shard.arrays()
     for writer in range(found[0]):
         path = os.path.join(folder, f"{name}-{writer}-of-{found[0]}.npz")
         with np.load(path, allow_pickle=False) as saved:

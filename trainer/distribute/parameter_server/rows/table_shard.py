@@ -1,4 +1,4 @@
-"""A server's part of a table: some of its rows, with their optimizer state.
+"""A server's shard of a table: some of its rows, with their optimizer state.
 
 A row and its state change only when the row has a gradient ("lazy" updates, as TensorFlow's for sparse gradients).
 """
@@ -21,13 +21,13 @@ RowsWithState = tuple[PyTree, PyTree]
 
 
 class SomeRows(NamedTuple):
-    """Some rows of a part, with their places in the part."""
+    """Some rows of a shard, with their places in the shard."""
 
     places: np.ndarray
     table: RowsWithState
 
 
-class TablePart:
+class TableShard:
     """The rows of a table on a server.
 
     Args:
@@ -86,7 +86,7 @@ class TablePart:
         return {"rows": self._leaves[0], **named_leaves({"optimizer": opt_state})}
 
     def _at(self, places: np.ndarray) -> RowsWithState:
-        """Returns the rows at some places; zeros for a part without rows, whose shared scalars still change."""
+        """Returns the rows at some places; zeros for a shard without rows, whose shared scalars still change."""
         def rows(leaf: np.ndarray) -> np.ndarray:
             if leaf.ndim == 0:
                 return leaf.copy()
