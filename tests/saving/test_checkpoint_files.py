@@ -13,7 +13,14 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from trainer.engine.saving.checkpoint import CheckpointError, CheckpointWriter, disk, open_checkpoint, parts, writer
+from trainer.engine.saving.checkpoint import (
+    CheckpointError,
+    CheckpointWriter,
+    array_shards,
+    disk,
+    open_checkpoint,
+    writer,
+)
 
 DTYPES = ["bool", "int4", "uint2", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16",
           "bfloat16", "float32", "complex64", "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
@@ -133,15 +140,15 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(path, devices):
 
 
 def test_save_returns_before_anything_is_fetched_and_later_steps_do_not_reach_what_is_saved(path, devices):
-    go_on, write_parts = threading.Event(), parts.write_parts
+    go_on, write_shards = threading.Event(), array_shards.write_shards
 
     def write_later(*arguments):
         go_on.wait(10)
-        return write_parts(*arguments)
+        return write_shards(*arguments)
 
     step = jax.jit(lambda array: array * 2 + 1, donate_argnums=0)
     array = jax.device_put(jnp.arange(64.0), NamedSharding(Mesh(np.array(devices), ("d",)), P("d")))
-    with mock.patch.object(parts, "write_parts", write_later), CheckpointWriter() as checkpoints:
+    with mock.patch.object(array_shards, "write_shards", write_later), CheckpointWriter() as checkpoints:
         checkpoints.save(path, {"x": array}, None)
         for _ in range(3):
             array = jax.block_until_ready(step(array))
@@ -151,11 +158,11 @@ def test_save_returns_before_anything_is_fetched_and_later_steps_do_not_reach_wh
 
 
 def test_arrays_of_devices_without_room_are_on_the_host_before_save_returns(path, devices):
-    kinds, write_parts = [], parts.write_parts
+    kinds, write_shards = [], array_shards.write_shards
 
     def note(folder, process, arrays):
         kinds.extend(array.sharding.memory_kind for array in arrays.values())
-        return write_parts(folder, process, arrays)
+        return write_shards(folder, process, arrays)
 
     class Device:
         def __init__(self, **stats):
@@ -163,7 +170,8 @@ def test_arrays_of_devices_without_room_are_on_the_host_before_save_returns(path
 
     step = jax.jit(lambda array: array * 0, donate_argnums=0)
     array = jax.device_put(jnp.arange(64.0), NamedSharding(Mesh(np.array(devices), ("d",)), P("d")))
-    with mock.patch.object(writer, "_is_on_host", return_value=False), mock.patch.object(parts, "write_parts", note):
+    with (mock.patch.object(writer, "_is_on_host", return_value=False),
+          mock.patch.object(array_shards, "write_shards", note)):
         with mock.patch.object(writer, "_free_bytes", return_value=31), CheckpointWriter() as checkpoints:  # of 32
             checkpoints.save(path, {"x": array}, None)
             jax.block_until_ready(step(array))

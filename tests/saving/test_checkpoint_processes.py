@@ -103,9 +103,9 @@ with CheckpointWriter() as checkpoints:
     with warnings.catch_warnings(record=True):
         print("newest", os.path.basename(folder.newest_whole()))
     def save_half():
-        from trainer.engine.saving.checkpoint import parts
+        from trainer.engine.saving.checkpoint import array_shards
         if index == 1:
-            parts.write_parts = lambda *_: os.stat("/none/of/it")
+            array_shards.write_shards = lambda *_: os.stat("/none/of/it")
         checkpoints.save(folder.path_of(5), arrays, None)
         checkpoints.wait()
     for save in (lambda: checkpoints.save(folder.path_of(2), arrays, None),

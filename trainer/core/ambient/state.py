@@ -43,7 +43,7 @@ class Ambient:
         (`metrics/variable.py`).
       metric_values_are_closed: whether stored values of metric variables must not be used.
       step_metrics: the `StepMetrics` of the step being traced (`metrics/base.py`).
-      loss_parts: list to which losses append their sums (`engine/step/loss_parts.py`).
+      loss_terms: list to which losses append their sums (`engine/step/loss_terms.py`).
     """
 
     strategy: Any = None
@@ -60,7 +60,7 @@ class Ambient:
     metric_values: dict[int, Any] | None = None
     metric_values_are_closed: bool = False
     step_metrics: Any = None
-    loss_parts: list[Any] | None = None
+    loss_terms: list[Any] | None = None
 
     def outside_of_traces(self) -> Ambient:
         """Returns the user's context alone."""

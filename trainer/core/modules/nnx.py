@@ -53,8 +53,8 @@ class _Variant(NamedTuple):
     frozen: frozenset[Path] = frozenset()
 
 
-class _Suspicion(NamedTuple):
-    """Possible faults of a call, to be checked: layers in the wrong phase, and writes to parameters."""
+class _PendingChecks(NamedTuple):
+    """Possible faults of a call that remain to be checked: layers in the wrong phase, and writes to parameters."""
 
     is_in_other_mode: bool
     writes_params: bool
@@ -142,13 +142,13 @@ class NNXFunctional(FunctionalModule):
         variant = _Variant(training, batch_norm, compute_dtype, self._frozen(is_frozen) if training else frozenset())
         check = ModeCheck(training) if self._call_kwargs.of(training) is None else None
         linen_calls = LinenCalls(training, batch_norm, compute_dtype, self._is_frozen_in_linen(is_frozen), check)
-        returned, suspicion = self._apply(
+        returned, pending = self._apply(
             params, model_state, inputs, variant, make_key, linen_calls, remat and training)
-        if training and suspicion.writes_params:
+        if training and pending.writes_params:
             self._refuse_writes(params, model_state, inputs, variant, make_key)
         if check is not None:
-            if suspicion.is_in_other_mode:
-                jax.eval_shape(lambda: self._look(params, model_state, inputs, variant, make_key, check))
+            if pending.is_in_other_mode:
+                jax.eval_shape(lambda: self._retrace_to_check(params, model_state, inputs, variant, make_key, check))
             check.raise_found(self.module)
         return returned
 
@@ -163,7 +163,7 @@ class NNXFunctional(FunctionalModule):
                 "are constants, pass a function that calls the module: `lambda x: module(x)`.")
 
     def _apply(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant, make_key: MakeKey,
-               linen_calls: LinenCalls | None = None, remat: bool = False) -> tuple[tuple[Any, dict], _Suspicion]:
+               linen_calls: LinenCalls | None = None, remat: bool = False) -> tuple[tuple[Any, dict], _PendingChecks]:
         """Returns the result of `apply`, and possible faults of the call."""
         linen_calls, is_suspect, writes = linen_calls or LinenCalls(variant.training), remat, False
 
@@ -189,7 +189,7 @@ class NNXFunctional(FunctionalModule):
 
         returned = (self._rematerialisation.run(outputs_and_state, make_key, inputs) if remat
                     else outputs_and_state(make_key))
-        return returned, _Suspicion(is_suspect, writes)
+        return returned, _PendingChecks(is_suspect, writes)
 
     def _refuse_writes(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant,
                        make_key: MakeKey) -> None:
@@ -227,8 +227,8 @@ class NNXFunctional(FunctionalModule):
         return {path: value.get_value() for path, value in nnx.to_flat_state(nnx.state(module))
                 if path in means or isinstance(value, nnx.RngCount)}
 
-    def _look(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant, make_key: MakeKey,
-              check: ModeCheck) -> None:
+    def _retrace_to_check(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant,
+                          make_key: MakeKey, check: ModeCheck) -> None:
         """Calls the module once more, so that `check` sees each of its layers."""
         batch_norms = set(map(_names, self._params_of_batch_norms))
 

@@ -20,7 +20,7 @@ from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch
 from trainer.engine.model.core.model_core import ModelCore
-from trainer.engine.step import loss_parts, step_metrics
+from trainer.engine.step import loss_terms, step_metrics
 from trainer.engine.step.gradient_accumulation import accumulated
 
 
@@ -170,12 +170,12 @@ def logs_without_update(model: OverridableSteps, state: TrainState, batch: Batch
     """Returns the logs for a batch, computed with the module's `training` argument."""
     x, y, sample_weight = unpack_x_y_sample_weight(batch)
     y_pred, model_state = model.apply(state.params, state, x, training=training)
-    with loss_parts.recorded() as parts:
+    with loss_terms.recorded() as terms:
         loss = model.compute_loss(x, y, y_pred, sample_weight)
     loss = _with_penalties(model, loss, state.params, model_state)
-    with loss_parts.recorded() as parts_of_outputs:
+    with loss_terms.recorded() as terms_of_outputs:
         logs = {"loss": loss, **model.compute_metrics(x, y, y_pred, sample_weight)}
-    return {**loss_parts.exact_over_batches(logs, parts, parts_of_outputs), **step_metrics.results()}
+    return {**loss_terms.exact_over_batches(logs, terms, terms_of_outputs), **step_metrics.results()}
 
 
 def _with_penalties(model: OverridableSteps, loss: jax.Array, params: PyTree, model_state: PyTree) -> jax.Array:

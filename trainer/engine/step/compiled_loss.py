@@ -15,7 +15,7 @@ from trainer.core import arguments, errors
 from trainer.core.replica_context import ReplicaContext, get_replica_context
 from trainer.core.train_state import shapes_of
 from trainer.core.types import PyTree
-from trainer.engine.step.loss_parts import LossPart, record
+from trainer.engine.step.loss_terms import WeightedLossTerm, record
 from trainer.engine.step.output_matching import match_arrays, match_choices, output_names, without_rows
 from trainer.losses.base import BuiltinLoss, loss_of_batch, sum_of_real_rows, values_per_row
 
@@ -223,5 +223,5 @@ def _loss_of_output(
     if divisor is None:
         return context.share_of_sum(total)
     if kept is not None or (sample_weight is not None and loss.reduction == "mean_with_sample_weight"):
-        record(LossPart(entry.name, 1.0 if entry.factor is None else entry.factor, total, jnp.asarray(divisor)))
+        record(WeightedLossTerm(entry.name, 1.0 if entry.factor is None else entry.factor, total, jnp.asarray(divisor)))
     return context.share_of_mean(total, divisor)

@@ -1,6 +1,6 @@
 """Base classes of feature columns.
 
-On the host, `HostPart`s convert raw features to arrays of numbers. On the device, columns convert these arrays to
+On the host, `HostFeature`s convert raw features to arrays of numbers. On the device, columns convert these arrays to
 float32 rows or to row ids of a table. Strings never reach a device.
 """
 
@@ -20,7 +20,7 @@ from trainer.estimator.feature_columns.values.raw_features import RawFeatures
 MISSING_ID = -1
 
 Features: TypeAlias = Mapping[str, jax.Array]
-"""Arrays from `HostTransform`, by the keys of host parts."""
+"""Arrays from `HostTransform`, by the keys of `HostFeature`s."""
 
 Initializer: TypeAlias = Callable[..., jax.Array]
 """A function of a random key, a shape and a dtype, as in `flax.linen.initializers`."""
@@ -61,12 +61,12 @@ class Table:
 Tables: TypeAlias = Mapping[Table, jax.Array]
 
 
-class HostPart(abc.ABC):
-    """An array that the host computes, under a key. Parts compare by value, and equal parts are computed once."""
+class HostFeature(abc.ABC):
+    """An array that the host computes, under a key. Equal objects are computed once."""
 
     @property
     @abc.abstractmethod
-    def part_key(self) -> str:
+    def output_key(self) -> str:
         """Key of the array among the device's features."""
 
     @abc.abstractmethod
@@ -84,7 +84,7 @@ class FeatureColumn(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def host_parts(self) -> tuple[HostPart, ...]:
+    def host_features(self) -> tuple[HostFeature, ...]:
         """Arrays of the column that the host computes."""
 
     @property
@@ -141,29 +141,29 @@ class DenseOfCategorical(DenseColumn):
     categorical_column: CategoricalColumn
 
     @property
-    def host_parts(self) -> tuple[HostPart, ...]:
-        return self.categorical_column.host_parts
+    def host_features(self) -> tuple[HostFeature, ...]:
+        return self.categorical_column.host_features
 
     @property
     def lengths_key(self) -> str | None:
         return self.categorical_column.lengths_key
 
 
-class LookedUpColumn(CategoricalColumn, HostPart):
+class LookedUpColumn(CategoricalColumn, HostFeature):
     """A categorical column with ids that the host computes."""
 
     @property
     @abc.abstractmethod
     def kind(self) -> str:
-        """Short name of the lookup method, which is part of `part_key`."""
+        """Short name of the lookup method, which is part of `output_key`."""
 
     @property
-    def part_key(self) -> str:
+    def output_key(self) -> str:
         """Key with the kind and the number of ids, because several columns may read the same feature."""
         return f"{self.name}/{self.kind}_{self.num_buckets}"
 
     @property
-    def host_parts(self) -> tuple[HostPart, ...]:
+    def host_features(self) -> tuple[HostFeature, ...]:
         return (self,)
 
     def read(self, raw: RawFeatures) -> np.ndarray:
@@ -185,7 +185,7 @@ class LookedUpColumn(CategoricalColumn, HostPart):
         """Computes the ids of `host_ids`, without caching."""
 
     def ids_and_weights(self, features: Features) -> IdsAndWeights:
-        return IdsAndWeights(read_feature(features, self.part_key, self.name))
+        return IdsAndWeights(read_feature(features, self.output_key, self.name))
 
 
 def read_feature(features: Features, key: str, column: str) -> jax.Array:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.estimator.feature_columns.base import FeatureColumn, HostPart, listed_columns
+from trainer.estimator.feature_columns.base import FeatureColumn, HostFeature, listed_columns
 from trainer.estimator.feature_columns.sequence import Lengths
 from trainer.estimator.feature_columns.values.raw_features import RawFeatures
 
@@ -38,13 +38,14 @@ class HostTransform:
 
     def __init__(self, columns: FeatureColumn | Iterable[FeatureColumn]):
         self.columns = listed_columns(columns)
-        self._parts: dict[str, HostPart] = {}
+        self._features: dict[str, HostFeature] = {}
         for column in self.columns:
-            for part in column.host_parts:
-                known = self._parts.setdefault(part.part_key, part)
-                if known != part:
+            for feature in column.host_features:
+                known = self._features.setdefault(feature.output_key, feature)
+                if known != feature:
                     raise ValueError(f"Column {column.name!r} and another would both give the device an array "
-                                     f"{part.part_key!r}: {known} and {part}. Give the feature under another key too.")
+                                     f"{feature.output_key!r}: {known} and {feature}. Give the feature "
+                                     "under another key too.")
 
     def __call__(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Returns the arrays of numbers by key, rows first.
@@ -58,7 +59,7 @@ class HostTransform:
             differ in length.
         """
         raw = RawFeatures(features)
-        arrays = {key: part.read(raw) for key, part in self._parts.items()}
+        arrays = {key: feature.read(raw) for key, feature in self._features.items()}
         self._check_lengths(arrays)
         return arrays
 
@@ -66,7 +67,7 @@ class HostTransform:
         return f"HostTransform({[column.name for column in self.columns]})"
 
     def _check_lengths(self, arrays: Mapping[str, np.ndarray]) -> None:
-        keys = [key for key, part in self._parts.items() if isinstance(part, Lengths)]
+        keys = [key for key, feature in self._features.items() if isinstance(feature, Lengths)]
         for key in keys[1:]:
             rows = np.flatnonzero(arrays[keys[0]] != arrays[key])
             if rows.size:

@@ -19,7 +19,7 @@ from trainer.estimator.feature_columns.base import (
     CategoricalColumn,
     DenseColumn,
     Features,
-    HostPart,
+    HostFeature,
     IdsAndWeights,
     Tables,
     read_feature,
@@ -29,7 +29,7 @@ from trainer.estimator.feature_columns.values.raw_features import RawFeatures
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbers(HostPart):
+class Numbers(HostFeature):
     """A numeric feature as float32 of shape `(rows, *shape)`."""
 
     key: str
@@ -37,7 +37,7 @@ class Numbers(HostPart):
     default_value: float | tuple[float, ...] | None = None
 
     @property
-    def part_key(self) -> str:
+    def output_key(self) -> str:
         """Key of the feature."""
         return self.key
 
@@ -73,7 +73,7 @@ class NumericColumn(DenseColumn):
         return self.key
 
     @property
-    def host_parts(self) -> tuple[HostPart, ...]:
+    def host_features(self) -> tuple[HostFeature, ...]:
         return (Numbers(self.key, self.shape, self.default_value),)
 
     @property
@@ -101,8 +101,8 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
         return f"{self.source_column.name}_bucketized"
 
     @property
-    def host_parts(self) -> tuple[HostPart, ...]:
-        return self.source_column.host_parts
+    def host_features(self) -> tuple[HostFeature, ...]:
+        return self.source_column.host_features
 
     @property
     def buckets_of_one(self) -> int:
@@ -139,8 +139,8 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
         return buckets.astype(jnp.int32)
 
     def _host_buckets(self, raw: RawFeatures) -> np.ndarray:
-        (part,) = self.host_parts
-        numbers = np.asarray(normalize(self.source_column.normalizer_fn, part.read(raw)), np.float32)
+        (feature,) = self.host_features
+        numbers = np.asarray(normalize(self.source_column.normalizer_fn, feature.read(raw)), np.float32)
         numbers = numbers.reshape(-1, self.source_column.width)
         return np.searchsorted(self._edges(), numbers, side="right").astype(np.int64)
 

@@ -16,7 +16,14 @@ from jax.typing import DTypeLike
 
 from trainer.core import arguments
 from trainer.core.errors import describe
-from trainer.estimator.feature_columns.base import DenseColumn, Features, HostPart, LookedUpColumn, Tables, read_feature
+from trainer.estimator.feature_columns.base import (
+    DenseColumn,
+    Features,
+    HostFeature,
+    LookedUpColumn,
+    Tables,
+    read_feature,
+)
 from trainer.estimator.feature_columns.hashed import categorical_column_with_hash_bucket
 from trainer.estimator.feature_columns.identity import categorical_column_with_identity
 from trainer.estimator.feature_columns.numeric import normalize
@@ -29,7 +36,7 @@ from trainer.estimator.feature_columns.vocabulary import (
 )
 
 
-class Lengths(HostPart):
+class Lengths(HostFeature):
     """Number of time steps of each row, up to the last value; int32 of shape `(rows,)`."""
 
     def read(self, raw: RawFeatures) -> np.ndarray:
@@ -49,8 +56,8 @@ class IdLengths(Lengths):
     column: LookedUpColumn
 
     @property
-    def part_key(self) -> str:
-        return f"{self.column.part_key}/lengths"
+    def output_key(self) -> str:
+        return f"{self.column.output_key}/lengths"
 
     def steps_present(self, raw: RawFeatures) -> np.ndarray:
         """Returns a mask of the time steps that have a value; unknown words count as values."""
@@ -79,12 +86,12 @@ class SequenceCategoricalColumn(LookedUpColumn):
         return self.categorical_column.num_buckets
 
     @property
-    def host_parts(self) -> tuple[HostPart, ...]:
+    def host_features(self) -> tuple[HostFeature, ...]:
         return (self, IdLengths(self))
 
     @property
     def lengths_key(self) -> str | None:
-        return IdLengths(self).part_key
+        return IdLengths(self).output_key
 
     def read(self, raw: RawFeatures) -> np.ndarray:
         """Returns int32 of shape `(rows, time, values)`."""
@@ -99,14 +106,14 @@ class SequenceCategoricalColumn(LookedUpColumn):
 
 
 @dataclasses.dataclass(frozen=True)
-class SequenceNumbers(HostPart):
+class SequenceNumbers(HostFeature):
     """Sequences of numbers, float32 of shape `(rows, time, *shape)`, with 0 for missing numbers."""
 
     key: str
     shape: tuple[int, ...]
 
     @property
-    def part_key(self) -> str:
+    def output_key(self) -> str:
         return f"{self.key}/sequence"
 
     def read(self, raw: RawFeatures) -> np.ndarray:
@@ -135,8 +142,8 @@ class NumberLengths(Lengths):
     numbers: SequenceNumbers
 
     @property
-    def part_key(self) -> str:
-        return f"{self.numbers.part_key}/lengths"
+    def output_key(self) -> str:
+        return f"{self.numbers.output_key}/lengths"
 
     def steps_present(self, raw: RawFeatures) -> np.ndarray:
         steps = self.numbers.steps(raw)
@@ -159,12 +166,12 @@ class SequenceNumericColumn(DenseColumn):
         return self.key
 
     @property
-    def host_parts(self) -> tuple[HostPart, ...]:
+    def host_features(self) -> tuple[HostFeature, ...]:
         return (self._numbers, NumberLengths(self._numbers))
 
     @property
     def lengths_key(self) -> str | None:
-        return NumberLengths(self._numbers).part_key
+        return NumberLengths(self._numbers).output_key
 
     @property
     def width(self) -> int:
@@ -172,8 +179,8 @@ class SequenceNumericColumn(DenseColumn):
 
     def dense(self, features: Features, tables: Tables) -> jax.Array:
         """Returns the normalized steps; steps after the end are `default_value`, without normalization."""
-        numbers = read_feature(features, self._numbers.part_key, self.name)
-        lengths = read_feature(features, NumberLengths(self._numbers).part_key, self.name)
+        numbers = read_feature(features, self._numbers.output_key, self.name)
+        lengths = read_feature(features, NumberLengths(self._numbers).output_key, self.name)
         is_step = jnp.arange(numbers.shape[1]) < lengths[:, None]
         steps = normalize(self.normalizer_fn, numbers).reshape(*numbers.shape[:2], self.width)
         return jnp.where(is_step[..., None], steps, self.default_value)

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from trainer.estimator.feature_columns.base import (
     CategoricalColumn,
     Features,
-    HostPart,
+    HostFeature,
     IdsAndWeights,
     as_categorical,
     read_feature,
@@ -21,14 +21,14 @@ from trainer.estimator.feature_columns.values.raw_features import RawFeatures
 
 
 @dataclasses.dataclass(frozen=True)
-class Weights(HostPart):
+class Weights(HostFeature):
     """Weights of a column's values, float32 of the shape of its ids."""
 
     column: CategoricalColumn
     weight_feature_key: str
 
     @property
-    def part_key(self) -> str:
+    def output_key(self) -> str:
         return f"{self.column.name}_weighted_by_{self.weight_feature_key}/weights"
 
     def read(self, raw: RawFeatures) -> np.ndarray:
@@ -59,8 +59,8 @@ class WeightedCategoricalColumn(CategoricalColumn):
         return f"{self.categorical_column.name}_weighted_by_{self.weight_feature_key}"
 
     @property
-    def host_parts(self) -> tuple[HostPart, ...]:
-        return (*self.categorical_column.host_parts, self._weights)
+    def host_features(self) -> tuple[HostFeature, ...]:
+        return (*self.categorical_column.host_features, self._weights)
 
     @property
     def num_buckets(self) -> int:
@@ -68,7 +68,7 @@ class WeightedCategoricalColumn(CategoricalColumn):
 
     def ids_and_weights(self, features: Features) -> IdsAndWeights:
         ids, _ = self.categorical_column.ids_and_weights(features)
-        return IdsAndWeights(ids, read_feature(features, self._weights.part_key, self.name))
+        return IdsAndWeights(ids, read_feature(features, self._weights.output_key, self.name))
 
     def host_ids(self, raw: RawFeatures) -> np.ndarray:
         return self.categorical_column.host_ids(raw)

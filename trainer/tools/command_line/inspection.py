@@ -249,7 +249,7 @@ def _of_stablehlo(path: str) -> Inspection:
 
 def _of_checkpoint(path: str) -> Inspection:
     from trainer.engine.saving import checkpoint as checkpoints
-    from trainer.engine.saving.checkpoint import layout, parts
+    from trainer.engine.saving.checkpoint import array_shards, layout
 
     try:
         damages = checkpoints.damaged_files(path)
@@ -270,7 +270,7 @@ def _of_checkpoint(path: str) -> Inspection:
     index: Mapping[str, list[Any]] = {}
     state_folder = os.path.join(path, layout.STATE)
     try:
-        index = parts.read_index(state_folder, checkpoint.processes)
+        index = array_shards.read_index(state_folder, checkpoint.processes)
     except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
         problems += [] if problems else [f"The index of {state_folder!r} cannot be read: {error}."]
     broken = {os.path.join(path, name) for name in damages}
@@ -297,7 +297,7 @@ def _step(checkpoint: Any, index: Mapping[str, list[Any]], rows: list[ArrayRow])
     """Returns the number of updates of a checkpoint's state; None where it is damaged."""
     import jax
 
-    from trainer.engine.saving.checkpoint import parts
+    from trainer.engine.saving.checkpoint import array_shards
 
     whole = [row.name for row in rows if row.state == VERIFIED and row.shape == ()]
     name = next((name for name in ("step", "state/step") if name in whole and name in index), None)
@@ -305,7 +305,7 @@ def _step(checkpoint: Any, index: Mapping[str, list[Any]], rows: list[ArrayRow])
         return None
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shape, dtype = checkpoint.specs[name]
-    return int(parts.read_array(index[name], jax.ShapeDtypeStruct(shape, dtype, sharding=here)))
+    return int(array_shards.read_array(index[name], jax.ShapeDtypeStruct(shape, dtype, sharding=here)))
 
 
 def _row(name: str, spec: tuple[tuple[int, ...], Any], state: str) -> ArrayRow:

@@ -17,7 +17,7 @@ import numpy as np
 
 from trainer.core import errors
 from trainer.engine.saving.arrays import safetensors_file
-from trainer.engine.saving.checkpoint import layout, parts, plain, processes
+from trainer.engine.saving.checkpoint import array_shards, layout, plain, processes
 from trainer.engine.saving.checkpoint.manifest import CheckpointError, check_manifest
 
 
@@ -43,7 +43,7 @@ class Checkpoint:
         return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=here) for name, (shape, dtype) in self.specs.items()}
 
     def restore(self, targets: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Returns the arrays with the placement of their targets. All processes call it, and each reads its parts.
+        """Returns the arrays with the placement of their targets. All processes call it, and each reads its shards.
 
         Besides the arrays themselves, host memory holds one array at a time.
 
@@ -54,7 +54,7 @@ class Checkpoint:
         Raises:
           TypeError: if a target has no sharding.
           CheckpointError: unless names, shapes and dtypes equal the checkpoint's. The message lists them. Also if
-            another process could not read its parts.
+            another process could not read its shards.
           ValueError: if the files are inconsistent, which `open_checkpoint` does not check.
         """
         structs = {name: _struct_of(name, target) for name, target in targets.items()}
@@ -63,9 +63,9 @@ class Checkpoint:
         failure: Exception | None = None
         try:
             with errors.naming_file(self.path):
-                index = parts.read_index(os.path.join(self.path, layout.STATE), self.processes)
+                index = array_shards.read_index(os.path.join(self.path, layout.STATE), self.processes)
                 for name, struct in structs.items():
-                    restored[name] = parts.read_array(index[name], struct)
+                    restored[name] = array_shards.read_array(index[name], struct)
         except Exception as error:
             failure = error
         processes.raise_together(failure)  # otherwise a process could go on and delete files that another still reads

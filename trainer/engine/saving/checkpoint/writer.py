@@ -25,7 +25,7 @@ from trainer.core import errors
 from trainer.core.compile import jit
 from trainer.distribute.cluster import ProcessGroup
 from trainer.engine.saving.arrays import file_locks, safetensors_file
-from trainer.engine.saving.checkpoint import disk, layout, parts, plain, processes
+from trainer.engine.saving.checkpoint import array_shards, disk, layout, plain, processes
 from trainer.engine.saving.checkpoint.manifest import CheckpointError, is_checkpoint, write_manifest
 
 LOGGER = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ def _write_together(folder: str, arrays: dict[str, jax.Array], group: ProcessGro
     error: Exception | None = None
     files: dict[str, dict[str, Any]] = {}
     try:
-        files = parts.write_parts(folder, jax.process_index(), arrays)
+        files = array_shards.write_shards(folder, jax.process_index(), arrays)
     except Exception as failure:
         error = failure
     written = [json.loads(text) for text in group.all_gather(json.dumps(None if error else files), "checkpoint")]

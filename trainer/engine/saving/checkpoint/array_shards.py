@@ -1,7 +1,7 @@
 """Arrays as raw bytes in the files of a folder: each process writes its shards, and reads the shards it needs.
 
-Owns two files per process: `0.bytes`, the parts of arrays one after the other, and `0.json`, the position of each part
-in the file and in its array. Knows nothing of the order of saving, or of the meaning of arrays.
+Owns two files per process: `0.bytes`, the shards of arrays one after the other, and `0.json`, the position of each
+shard in the file and in its array. Knows nothing of the order of saving, or of the meaning of arrays.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Window = tuple[slice, ...]  # start and stop in each dimension
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """Location of a part of an array.
+class ArrayShard:
+    """Location of a shard of an array in a file.
 
     Attributes:
-      path: file of the part.
-      offset: start of the part in the file, in bytes.
-      window: position of the part in the array.
+      path: file of the shard.
+      offset: start of the shard in the file, in bytes.
+      window: position of the shard in the array.
     """
 
     path: str
@@ -41,12 +41,12 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the part."""
+        """Shape of the shard."""
         return _shape_of(self.window)
 
 
-def write_parts(folder: str, process: int, arrays: MutableMapping[str, jax.Array]) -> dict[str, dict[str, Any]]:
-    """Writes the array parts that this process is the first to hold; its files are on the disk on return.
+def write_shards(folder: str, process: int, arrays: MutableMapping[str, jax.Array]) -> dict[str, dict[str, Any]]:
+    """Writes the shards of arrays that this process is the first to hold; its files are on the disk on return.
 
     Args:
       folder: existing folder.
@@ -81,24 +81,24 @@ def write_parts(folder: str, process: int, arrays: MutableMapping[str, jax.Array
     return {os.path.basename(each.path): each.summary for each in (file, described)}
 
 
-def read_index(folder: str, processes: int) -> dict[str, list[Part]]:
-    """Returns the locations of the parts of each array by name, from the files of that many processes."""
-    found: dict[str, list[Part]] = {}
+def read_index(folder: str, processes: int) -> dict[str, list[ArrayShard]]:
+    """Returns the locations of the shards of each array by name, from the files of that many processes."""
+    found: dict[str, list[ArrayShard]] = {}
     for process in range(processes):
         with open(os.path.join(folder, f"{process}.json"), encoding="ascii") as file:
             index = json.load(file)
-        for name, parts in index.items():
+        for name, shards in index.items():
             found.setdefault(name, []).extend(
-                Part(os.path.join(folder, f"{process}.bytes"), part["offset"],
-                     tuple(slice(*bounds) for bounds in part["window"])) for part in parts)
+                ArrayShard(os.path.join(folder, f"{process}.bytes"), shard["offset"],
+                           tuple(slice(*bounds) for bounds in shard["window"])) for shard in shards)
     return found
 
 
-def read_array(parts: Sequence[Part], target: jax.ShapeDtypeStruct) -> jax.Array:
+def read_array(shards: Sequence[ArrayShard], target: jax.ShapeDtypeStruct) -> jax.Array:
     """Returns an array with the sharding of `target`; this process reads the data of its own devices.
 
     Raises:
-      ValueError: if a file is truncated, or the parts do not cover the array.
+      ValueError: if a file is truncated, or the shards do not cover the array.
     """
     windows: dict[Any, np.ndarray] = {}
 
@@ -106,7 +106,7 @@ def read_array(parts: Sequence[Part], target: jax.ShapeDtypeStruct) -> jax.Array
         window = tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, target.shape, strict=True))
         key = tuple((part.start, part.stop) for part in window)
         if key not in windows:
-            windows[key] = _read_window(parts, window, np.dtype(target.dtype))
+            windows[key] = _read_window(shards, window, np.dtype(target.dtype))
         return windows[key]
 
     # Arrays are placed individually: a single array at a time is in host memory twice.
@@ -140,32 +140,32 @@ class _HashedFile:
                 os.fsync(self._file.fileno())
 
 
-def _read_window(parts: Sequence[Part], window: Window, dtype: np.dtype) -> np.ndarray:
+def _read_window(shards: Sequence[ArrayShard], window: Window, dtype: np.dtype) -> np.ndarray:
     values = np.empty(_shape_of(window), dtype)
     count = 0
-    for part in parts:
+    for shard in shards:
         common = tuple(slice(max(wanted.start, there.start), min(wanted.stop, there.stop))
-                       for wanted, there in zip(window, part.window, strict=True))
+                       for wanted, there in zip(window, shard.window, strict=True))
         if all(each.start < each.stop for each in common):
             place: Any = (*_relative(common, window), ...)  # also of a scalar it is a view
-            count += _read_into(values[place], part, _relative(common, part.window))
+            count += _read_into(values[place], shard, _relative(common, shard.window))
     if count != values.size:
         raise ValueError(f"Only {count} of {values.size} values of an array are there.")
     return values
 
 
-def _read_into(target: np.ndarray, part: Part, inside: Window) -> int:
-    """Reads a window of a part; returns its number of values."""
-    shape, size = part.shape, target.dtype.itemsize
-    with open(part.path, "rb", buffering=0) as file:
+def _read_into(target: np.ndarray, shard: ArrayShard, inside: Window) -> int:
+    """Reads a window of a shard; returns its number of values."""
+    shape, size = shard.shape, target.dtype.itemsize
+    with open(shard.path, "rb", buffering=0) as file:
         if target.shape[1:] == shape[1:] and target.flags.c_contiguous:
             first = inside[0].start * math.prod(shape[1:]) if shape else 0
-            _fill(target, file, part.offset + first * size)
+            _fill(target, file, shard.offset + first * size)
             return target.size
         rows = max(1, _READ_BYTES // (size * math.prod(shape[1:])))
         for start in range(inside[0].start, inside[0].stop, rows):
             block = np.empty((min(rows, inside[0].stop - start), *shape[1:]), target.dtype)
-            _fill(block, file, part.offset + start * math.prod(shape[1:]) * size)
+            _fill(block, file, shard.offset + start * math.prod(shape[1:]) * size)
             target[start - inside[0].start:][:len(block)] = block[(slice(None), *inside[1:])]
     return target.size
 

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from trainer.engine.saving.checkpoint import parts
+from trainer.engine.saving.checkpoint import array_shards
 
 VALUES = np.arange(16 * 8, dtype=np.int16).reshape(16, 8)
 
@@ -27,19 +27,19 @@ def target(array):
 @pytest.mark.parametrize("names", [(), ("a",), (None, "b"), ("a", "b"), ("b", "a"), (("a", "b"),)])
 @pytest.mark.parametrize("block", [1, 48, 10**6])
 def test_any_part_is_read_from_any_others(tmp_path, devices, monkeypatch, names, block):
-    monkeypatch.setattr(parts, "_READ_BYTES", block)
+    monkeypatch.setattr(array_shards, "_READ_BYTES", block)
     layouts = [(), ("a",), (None, "a"), ("a", "b"), (("b", "a"),)]
-    parts.write_parts(str(tmp_path), 0, {str(saved): placed(devices, *saved) for saved in layouts})
-    index = parts.read_index(str(tmp_path), 1)
+    array_shards.write_shards(str(tmp_path), 0, {str(saved): placed(devices, *saved) for saved in layouts})
+    index = array_shards.read_index(str(tmp_path), 1)
     wanted = placed(devices, *names)
     for saved in layouts:
-        found = parts.read_array(index[str(saved)], target(wanted))
+        found = array_shards.read_array(index[str(saved)], target(wanted))
         assert np.array_equal(found, VALUES) and found.sharding == wanted.sharding
 
 
 def test_of_replicas_one_is_written_and_arrays_are_let_go(tmp_path, devices):
     arrays = {"all": placed(devices), "rows": placed(devices, "a"), "none": jnp.zeros((0, 3))}
-    summary = parts.write_parts(str(tmp_path), 3, arrays)
+    summary = array_shards.write_shards(str(tmp_path), 3, arrays)
     assert arrays == {} and summary["3.bytes"]["size"] == os.path.getsize(tmp_path / "3.bytes") == 2 * VALUES.nbytes
     index = json.loads((tmp_path / "3.json").read_text())
     assert index["none"] == [] and index["all"] == [{"offset": 0, "window": [[0, 16], [0, 8]]}]
@@ -47,10 +47,10 @@ def test_of_replicas_one_is_written_and_arrays_are_let_go(tmp_path, devices):
 
 
 def test_files_that_hold_less_than_an_array_are_an_error(tmp_path, devices):
-    parts.write_parts(str(tmp_path), 0, {"x": placed(devices, "a")})
-    found, wanted = parts.read_index(str(tmp_path), 1)["x"], target(placed(devices))
+    array_shards.write_shards(str(tmp_path), 0, {"x": placed(devices, "a")})
+    found, wanted = array_shards.read_index(str(tmp_path), 1)["x"], target(placed(devices))
     with pytest.raises(ValueError, match="Only 96 of 128 values of an array are there"):
-        parts.read_array(found[1:], wanted)
+        array_shards.read_array(found[1:], wanted)
     os.truncate(tmp_path / "0.bytes", VALUES.nbytes - 1)
     with pytest.raises(ValueError, match=r"0.bytes' is cut short"):
-        parts.read_array(found, wanted)
+        array_shards.read_array(found, wanted)

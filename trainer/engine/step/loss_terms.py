@@ -22,7 +22,7 @@ from trainer.metrics import Metric
 from trainer.metrics.base import MetricValue
 
 
-class LossPart(NamedTuple):
+class WeightedLossTerm(NamedTuple):
     """The sums of the loss of an output over the rows of the context.
 
     Attributes:
@@ -39,49 +39,49 @@ class LossPart(NamedTuple):
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[list[LossPart]]:
-    """Yields a list that collects the parts of losses in the block whose divisor is not the number of rows."""
-    parts: list[LossPart] = []
-    with state.replaced(loss_parts=parts):
-        yield parts
+def recorded() -> Iterator[list[WeightedLossTerm]]:
+    """Yields a list that collects the terms of losses in the block whose divisor is not the number of rows."""
+    terms: list[WeightedLossTerm] = []
+    with state.replaced(loss_terms=terms):
+        yield terms
 
 
-def record(part: LossPart) -> None:
-    """Adds a part to the list of the current recording, if any."""
-    parts = state.current().loss_parts
-    if parts is not None:
-        parts.append(part)
+def record(term: WeightedLossTerm) -> None:
+    """Adds a term to the list of the current recording, if any."""
+    terms = state.current().loss_terms
+    if terms is not None:
+        terms.append(term)
 
 
 def exact_over_batches(
-    logs: Mapping[str, Any], parts: list[LossPart], parts_of_outputs: list[LossPart]
+    logs: Mapping[str, Any], terms: list[WeightedLossTerm], terms_of_outputs: list[WeightedLossTerm]
 ) -> dict[str, Any]:
     """Returns logs of a step, with the loss and the losses of single outputs as sums that add up over batches.
 
     Args:
       logs: the logs, with the loss as "loss".
-      parts: the list of `recorded` during the computation of the loss.
-      parts_of_outputs: the list of `recorded` during the computation of the losses of single outputs.
+      terms: the list of `recorded` during the computation of the loss.
+      terms_of_outputs: the list of `recorded` during the computation of the losses of single outputs.
     """
     values = dict(logs)
-    if parts:
+    if terms:
         context = get_replica_context()
         replicas = context.num_replicas_in_sync
-        known = sum(part.factor * divide_sum(part.total * replicas, context.sum(part.divisor)) for part in parts)
+        known = sum(term.factor * divide_sum(term.total * replicas, context.sum(term.divisor)) for term in terms)
         # Additional terms of an overridden `compute_loss` are weighted by rows.
         rows = jnp.asarray(context.global_rows, jnp.float32) / replicas
-        rest = LossPart(None, 1.0, (logs["loss"] - known) * rows, rows)
-        values["loss"] = _over_batches([*parts, rest])
-    for part in parts_of_outputs:
-        name = f"{part.name}_loss"
+        rest = WeightedLossTerm(None, 1.0, (logs["loss"] - known) * rows, rows)
+        values["loss"] = _over_batches([*terms, rest])
+    for term in terms_of_outputs:
+        name = f"{term.name}_loss"
         if name in values:
-            values[name] = _over_batches([part._replace(factor=1.0)])
+            values[name] = _over_batches([term._replace(factor=1.0)])
     return values
 
 
-def _over_batches(parts: list[LossPart]) -> MetricValue:
-    sums = [jnp.asarray(each, jnp.float32) for part in parts for each in (part.total, part.divisor)]
-    return MetricValue(sums, _sum_of_means(tuple(part.factor for part in parts)))
+def _over_batches(terms: list[WeightedLossTerm]) -> MetricValue:
+    sums = [jnp.asarray(each, jnp.float32) for term in terms for each in (term.total, term.divisor)]
+    return MetricValue(sums, _sum_of_means(tuple(term.factor for term in terms)))
 
 
 @functools.cache
