@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib.util
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
 import trainer
 from trainer import distribute
+from trainer.distribute.cluster import PEER_LOST
+from trainer.distribute.parameter_server.processes import tf_config_cluster
 
 # In processes of their own: Ray keeps the first token, and leaves threads. A busy machine fails to start it in time.
 LOCAL = """
@@ -114,3 +119,64 @@ def test_a_cluster_that_lacks_something_is_refused_before_any_network_call(clust
         distribute.ParameterServerStrategy(resolver)
     with pytest.raises(ValueError, match="Leave out `num_workers`"):
         distribute.ParameterServerStrategy(resolver, num_workers=2)
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """Starts programs that live until their input ends in the place of Ray's nodes, and returns them."""
+    started = []
+
+    def start_node(*arguments):
+        started.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
+        return started[-1]
+
+    monkeypatch.setattr(tf_config_cluster, "_start_node", start_node)
+    yield started
+    for node in started:
+        node.stdin.close()
+        node.wait()
+
+
+def test_a_task_comes_before_its_chief_and_ends_with_its_exit_code(nodes):
+    address = free_address()
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        code = threads.submit(tf_config_cluster.serve, address, "worker 0")
+        time.sleep(0.3)  # the task finds nobody at first
+        chief = tf_config_cluster.Chief(address, ["worker 0"])
+        chief.wait_for_nodes(lambda: {tf_config_cluster.resource_of("worker 0"): 1} if len(nodes) == 2 else {})
+        chief.close(5)
+        assert code.result(60) == 5
+    assert all(node.poll() is not None for node in nodes)
+
+
+def test_a_task_ends_with_the_code_of_a_lost_chief_when_its_node_ends(nodes, caplog):
+    address = free_address()
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        chief = tf_config_cluster.Chief(address, ["worker 0"])
+        code = threads.submit(tf_config_cluster.serve, address, "worker 0")
+        chief.wait_for_nodes(lambda: {tf_config_cluster.resource_of("worker 0"): 1} if len(nodes) == 2 else {})
+        nodes[1].kill()
+        assert code.result(60) == PEER_LOST
+        chief.close(0)
+    assert "worker 0 ends: Ray has ended on this machine" in caplog.text
+
+
+def wait_for_tasks(address):
+    chief = tf_config_cluster.Chief(address, ["ps 0", "ps 1"])
+    try:
+        chief.wait_for_nodes(dict)
+    finally:
+        chief.close(0)
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda address: tf_config_cluster.serve(address, "worker 0"),
+     r"worker 0 has not reached the chief at .* within 0.5 s: connection refused, nothing listens on port"),
+    (wait_for_tasks, r"ps 0, ps 1 did not come within 0.5 s. Start the same script with the TF_CONFIG of that task"),
+], ids=["the chief", "the tasks"])
+def test_a_wait_for_others_says_so_and_ends_with_their_names(nodes, monkeypatch, capsys, make, message):
+    monkeypatch.setattr(tf_config_cluster, "_PATIENCE", 0.5)
+    monkeypatch.setattr(tf_config_cluster, "_SAY", 0.1)
+    with pytest.raises(distribute.ClusterTimeout, match=message):
+        make(free_address())
+    assert re.search(r"waits for .*\. \(0 s of 0\.5 s\)", capsys.readouterr().err)

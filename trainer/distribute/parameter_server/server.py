@@ -78,7 +78,7 @@ class _Held(NamedTuple):
 
 
 class _ModelShard:
-    """The part of a model on this server."""
+    """The shard of a model on this server."""
 
     def __init__(self, generation: int, update: Callable[..., Any] | None, params: PyTree, opt_state: PyTree,
                  model_state: PyTree, scales_by_staleness: bool, tables: dict[str, TableShard]):

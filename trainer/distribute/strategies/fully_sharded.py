@@ -83,11 +83,11 @@ class ShardedStrategy(Strategy):
         made._rule = self._rule._replace(num_replicas=made.num_replicas_in_sync)
         return made
 
-    def _sharding(self, axis: int) -> NamedSharding:
-        return NamedSharding(self.mesh, spec_of(axis))
-
     def _shardings(self, axes: Any) -> Any:
-        return jax.tree.map(self._sharding, axes)
+        return jax.tree.map(lambda axis: NamedSharding(self.mesh, spec_of(axis)), axes)
+
+    def _constrained(self, tree: PyTree, axes: Any) -> Any:
+        return constrained(tree, self._shardings(axes))
 
     def state_shardings(self, state: TrainState) -> TrainState:
         placed = self._device_shardings(state)
@@ -127,7 +127,7 @@ class ShardedStrategy(Strategy):
         return ShardedReplicaContext(self._rule, *self._context_arguments(rows, row_mask))
 
     def with_gradients_in_place(self, grads: PyTree) -> Any:
-        return constrained(grads, self._shardings(self._rule.axes(grads)))
+        return self._constrained(grads, self._rule.axes(grads))
 
     def gradient_shardings(self, state: TrainState) -> Any:
         return self._shardings(self._rule.axes(state.trainable(state.params)))
@@ -152,9 +152,6 @@ class ShardedStrategy(Strategy):
             return scattered.replace(params=parts[None][0], opt_state=parts[None][1])
         return scattered.replace(params={name: params for name, (params, _) in parts.items()},
                                  opt_state={name: opt_state for name, (_, opt_state) in parts.items()})
-
-    def _constrained(self, tree: PyTree, axes: Any) -> Any:
-        return constrained(tree, self._shardings(axes))
 
 
 def _check_host_memory(devices: Sequence[jax.Device], memory_kind: str | None) -> None:

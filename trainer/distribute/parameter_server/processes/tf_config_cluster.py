@@ -36,6 +36,7 @@ LOGGER = logging.getLogger(__name__)
 ROLES = ("worker", "ps")
 _MODULE = f"{__package__}.ray_node"
 _PATIENCE = 300.0  # seconds until all tasks have met
+_POLL = 0.2  # seconds between two looks at something awaited
 _SAY = 15.0  # seconds between two messages about missing tasks
 _OBJECT_STORE = "268435456"  # bytes of a node, for arguments and results of functions
 
@@ -81,7 +82,7 @@ def _pause(wait: Wait, line: str, error: str) -> None:
     if wait.remaining_secs < 0:
         raise ClusterTimeout(error)
     wait.say_if_due(lambda: line)
-    time.sleep(0.2)
+    time.sleep(_POLL)
 
 
 class Chief:
@@ -106,9 +107,11 @@ class Chief:
         with socket.create_server((host, 0)) as free:
             ray_port = free.getsockname()[1]
         self.address = f"{host}:{ray_port}"
+        self._listener.settimeout(_POLL)  # `close` alone would not end a call of `accept`
         self._node = _start_node("--head", f"--node-ip-address={host}", f"--port={ray_port}",
                                  "--include-dashboard=false", "--num-cpus=0")
-        threading.Thread(target=self._welcome, name="trainer chief", daemon=True).start()
+        self._welcoming = threading.Thread(target=self._welcome, name="trainer chief", daemon=True)
+        self._welcoming.start()
 
     def wait_for_nodes(self, resources: Any) -> None:
         """Waits until the nodes of all tasks have joined.
@@ -132,6 +135,7 @@ class Chief:
             with contextlib.suppress(OSError), connection:  # the task may be gone
                 connection.sendall(json.dumps({"exit": code}).encode() + b"\n")
         self._listener.close()
+        self._welcoming.join()
         _end_node(self._node)
 
     def _welcome(self) -> None:
@@ -192,7 +196,7 @@ def _connected(chief: str, name: str) -> socket.socket:
 
 def _message(connection: socket.socket, while_true: Callable[[], bool] = lambda: True) -> dict[str, Any] | None:
     """Returns the chief's next message; None if the chief is gone, or when `while_true` returns False."""
-    while not select.select([connection], [], [], 0.5)[0]:
+    while not select.select([connection], [], [], _POLL)[0]:
         if not while_true():
             return None
     try:
