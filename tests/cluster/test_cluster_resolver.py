@@ -232,7 +232,8 @@ def test_jax_detects_the_same(monkeypatch, names):
 
 
 def test_what_comes_before_jax_imports_none_of_it():
-    folders = [project_files.ROOT / "trainer" / "distribute" / "cluster" / name for name in ("description", "rendezvous")]
+    cluster = project_files.ROOT / "trainer" / "distribute" / "cluster"
+    folders = [cluster / name for name in ("description", "rendezvous")]
     sources = {path.name: path.read_text() for folder in folders for path in folder.glob("*.py")}
     del sources["detected_cluster.py"]  # what JAX finds, only JAX can tell
     assert [name for name, source in sources.items() if "import jax" in source or "from jax" in source] == []
