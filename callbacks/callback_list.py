@@ -178,15 +178,15 @@ class CallbackList(Callback):
             if callback in self._called:
                 callback.load_state_dict(state[name])
 
-    def note_of_beginning(self) -> dict[str, Any]:
+    def snapshot_side_effects(self) -> dict[str, Any]:
         """Returns the notes of the callbacks that have a note, by their names in `state_dict`."""
-        notes = {name: callback.note_of_beginning() for name, callback in self._with_state()}
+        notes = {name: callback.snapshot_side_effects() for name, callback in self._with_state()}
         return {name: note for name, note in notes.items() if note is not None}
 
-    def begin_anew(self, note: Mapping[str, Any]) -> None:
+    def rollback_side_effects(self, note: Mapping[str, Any]) -> None:
         for name, callback in self._with_state():
             if name in note and callback in self._called:
-                callback.begin_anew(note[name])
+                callback.rollback_side_effects(note[name])
 
     def _with_state(self) -> Iterator[tuple[str, Callback]]:
         counts: dict[str, int] = {}

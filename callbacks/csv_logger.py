@@ -92,10 +92,10 @@ class CSVLogger(Callback):
         self._replaces = False
         self._cut()
 
-    def note_of_beginning(self) -> dict[str, Any] | None:
+    def snapshot_side_effects(self) -> dict[str, Any] | None:
         return {"file": os.path.abspath(self.filename), "end": self._end} if self.append else None
 
-    def begin_anew(self, note: Mapping[str, Any]) -> None:
+    def rollback_side_effects(self, note: Mapping[str, Any]) -> None:
         if self.append and note["file"] == os.path.abspath(self.filename) and 0 <= note["end"] <= self._size():
             self._end = note["end"]
             self._cut()

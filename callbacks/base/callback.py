@@ -140,20 +140,20 @@ class Callback:
         for name in self.state_attributes:
             setattr(self, name, copied_containers(state[name]))
 
-    def note_of_beginning(self) -> Any:
-        """Returns the note that `begin_anew` needs, as JSON-serializable data, or None.
+    def snapshot_side_effects(self) -> Any:
+        """Returns the note that `rollback_side_effects` needs, as JSON-serializable data, or None.
 
         Called after `on_train_begin` in a run that saves its state and has no saved state yet.
         """
         return None
 
-    def begin_anew(self, note: Any) -> None:
+    def rollback_side_effects(self, note: Any) -> None:
         """Undoes the side effects of a run that was killed before its first save.
 
         Called after `on_train_begin` of the replacement run. Keras has no such hook.
 
         Args:
-          note: return value of `note_of_beginning` in the killed run.
+          note: return value of `snapshot_side_effects` in the killed run.
         """
 
     def on_train_begin(self, logs: Logs | None = None) -> None:

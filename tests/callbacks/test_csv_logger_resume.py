@@ -183,12 +183,12 @@ def test_a_run_that_begins_anew_cuts_the_rows_of_the_one_before_it(start):
     place, append = start
     path = place("resumed.csv")
     first = CallbackList([begun(path, append)])
-    note = first.note_of_beginning()
+    note = first.snapshot_side_effects()
     for killed in (2, 1):
         log(first.callbacks[0], 0, killed)
         first = CallbackList([begun(path, append)])
-        first.begin_anew(note)
-        assert first.note_of_beginning() == note
+        first.rollback_side_effects(note)
+        assert first.snapshot_side_effects() == note
     log(first.callbacks[0], 0, len(EPOCHS))
     assert end(first.callbacks[0]) == undisturbed(start)
 
@@ -198,7 +198,7 @@ def test_rows_that_another_run_has_appended_are_kept_aside(tmp_path, caplog, res
     path = tmp_path / "log.csv"
     logger = begun(path, append=True)
     log(logger, 0, int(resumes))
-    note, state = logger.note_of_beginning(), logger.state_dict()
+    note, state = logger.snapshot_side_effects(), logger.state_dict()
     other = begun(path, append=True)
     log(other, 0, 3)
     of_other = end(other)[state["_end"]:]
@@ -206,7 +206,7 @@ def test_rows_that_another_run_has_appended_are_kept_aside(tmp_path, caplog, res
     if resumes:
         logger.load_state_dict(state)
     else:
-        logger.begin_anew(note)
+        logger.rollback_side_effects(note)
     log(logger, int(resumes), 2)
     assert len(end(logger).splitlines()) == 3
     assert (tmp_path / "log.csv.cut").read_bytes() == of_other
@@ -215,10 +215,10 @@ def test_rows_that_another_run_has_appended_are_kept_aside(tmp_path, caplog, res
 
 def test_rows_of_another_file_are_not_cut(tmp_path):
     one, other = (begun(tmp_path / name, append=True) for name in ("one.csv", "other.csv"))
-    note = one.note_of_beginning()
+    note = one.snapshot_side_effects()
     log(other, 0, 2)
     other = begun(tmp_path / "other.csv", append=True)
-    other.begin_anew(note)
+    other.rollback_side_effects(note)
     assert len(end(other).splitlines()) == 3
 
 

@@ -20,7 +20,7 @@ from trainer import distribute
 from trainer.data import Dataset, with_options
 from trainer.data.adapt import adapt
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.batches import Part
+from trainer.data.sources.batches import LocalRows
 from trainer.testing import LocalCluster
 
 pytestmark = pytest.mark.processes
@@ -395,7 +395,7 @@ def test_two_processes_read_the_rows_and_states_of_one_from_grain(build, is_shar
     for *halves, whole in zip(*(source.read(0) for source in sources), strict=True):
         states = [source.state() for source in sources]
         assert states[0] == states[1] == states[2] is not None
-        assert [isinstance(half, Part) for half in halves] == [is_sharded] * 2
+        assert [isinstance(half, LocalRows) for half in halves] == [is_sharded] * 2
         for place, leaf in enumerate(whole):
             if is_sharded:
                 assert [half.counts for half in halves] == [tuple(len(half.data[place]) for half in halves)] * 2

@@ -328,10 +328,10 @@ def test_a_one_shot_iterator_without_steps_has_one_epoch():
 def test_a_one_shot_iterator_that_ends_with_an_epoch_has_run_out_before_the_next():
     reader = Reader(adapt(pairs(4)), steps_per_epoch=2)
     for epoch in range(2):
-        assert not reader.ran_out()
+        assert not reader.check_exhausted()
         assert sum(group.count for group in reader.read(epoch)) == 2
     with pytest.warns(UserWarning, match="Your input ran out of data"):
-        assert reader.ran_out()
+        assert reader.check_exhausted()
     assert reader.exhausted
     with pytest.raises(ValueError, match="no batch left after the 4 that were read"):
         reader.peek()
@@ -340,7 +340,7 @@ def test_a_one_shot_iterator_that_ends_with_an_epoch_has_run_out_before_the_next
 def test_data_that_start_anew_never_run_out():
     with Reader(adapt(ReIterable())) as reader:
         list(reader.read(0))
-        assert not reader.ran_out()
+        assert not reader.check_exhausted()
 
 
 def test_a_fresh_one_shot_iterator_is_forwarded_to_where_a_run_resumes():

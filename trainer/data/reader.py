@@ -24,7 +24,7 @@ from trainer.data.sources.batches import (
     BatchSpec,
     Group,
     GroupBuffer,
-    Part,
+    LocalRows,
     ResumeToken,
     all_rows,
     as_batch,
@@ -176,7 +176,7 @@ class Reader:
             raise self._empty_error(stream)
         return jax.tree.map(np.array, all_rows(batch))
 
-    def ran_out(self) -> bool:
+    def check_exhausted(self) -> bool:
         """Returns whether a one-shot source has no batch left for another epoch, after a warning.
 
         The next `read` yields the batch that this check may read.
@@ -246,12 +246,12 @@ class Reader:
         self._source.end_epochs(epoch - self._epochs_before)
         if token is None:
             if not self._source.seeks and not self.is_exact:
-                skipped = self._read_up_to(self._place(epoch, batch))
+                skipped = self._read_up_to(self._locate(epoch, batch))
             self._stream = self._seek(epoch, batch)
         else:
             self.close()
             state, skipped = token["source_state"], batch - token["batch"]
-            first = self._place(epoch, token["batch"])
+            first = self._locate(epoch, token["batch"])
             self._stream = Stream(self._source.read_from(state), *first, ResumeToken(token["batch"], state))
             for number in range(token["batch"], batch):
                 self._next_batch(self._stream, number)
@@ -284,7 +284,7 @@ class Reader:
     def _read_arrays(
         self, source: DatasetSource, epoch: int, start: int, numbers_of: int | None
     ) -> Generator[Group, None, None]:
-        (pass_index, first), dataset, stop = self._place(epoch, 0), source.dataset, source.num_batches
+        (pass_index, first), dataset, stop = self._locate(epoch, 0), source.dataset, source.num_batches
         if self._steps is not None:
             stop = min(first + self._steps, stop)
         position, group_size = first + start, numbers_of or self.group_size
@@ -346,19 +346,19 @@ class Reader:
         if number < (self._steps or 1):
             self._report_end(stream, number)
 
-    def _look_ahead(self) -> tuple[Stream, Batch | Part | None]:
+    def _look_ahead(self) -> tuple[Stream, Batch | LocalRows | None]:
         """Returns the stream at epoch 0, or a one-shot stream, and its next batch without consuming it."""
         stream = self._seek(self._first_epoch, 0)
         return stream, self._look_at(stream, 0)
 
-    def _look_at(self, stream: Stream, number: int) -> Batch | Part | None:
+    def _look_at(self, stream: Stream, number: int) -> Batch | LocalRows | None:
         token = self._resume_token(stream, number)
         batch = self._next_batch(stream, number)
         if batch is not None:
             stream.push_back(batch, token)
         return batch
 
-    def _place(self, epoch: int, start: int) -> tuple[int, int]:
+    def _locate(self, epoch: int, start: int) -> tuple[int, int]:
         """Returns the pass of a batch and its position in the pass, after reading up to the epoch if needed."""
         found = self._start_of(epoch)
         if found is None:
@@ -400,7 +400,7 @@ class Reader:
 
     def _seek(self, epoch: int, start: int) -> Stream:
         """Returns the stream of batches from the epoch's batch `start` on."""
-        stream = self._seek_place(*self._place(epoch, start))
+        stream = self._seek_place(*self._locate(epoch, start))
         if start == 0 and stream.position and self._is_continuous and self._look_at(stream, 0) is None:
             # The previous epoch has taken the last batch of a pass.
             stream = self._seek_place(stream.pass_index + 1, 0)
@@ -430,7 +430,7 @@ class Reader:
         if self._stream is stream:
             self._stream = None
 
-    def _next_batch(self, stream: Stream, number: int) -> Batch | Part | None:
+    def _next_batch(self, stream: Stream, number: int) -> Batch | LocalRows | None:
         element = self._draw(stream, number)
         return None if element is END else self._checked(element, number)
 
@@ -441,10 +441,10 @@ class Reader:
         except Exception as error:
             raise named(error, number) from error
 
-    def _checked(self, element: PyTree, number: int) -> Batch | Part:
+    def _checked(self, element: PyTree, number: int) -> Batch | LocalRows:
         """Returns an element as a batch; raises if it is invalid, or differs from the first batch of the run."""
         try:
-            batch = element if isinstance(element, Part) else as_batch(element)
+            batch = element if isinstance(element, LocalRows) else as_batch(element)
             rows = rows_here(batch)
             self._spec = self._spec or BatchSpec.of(rows)
             self._spec.check(rows)

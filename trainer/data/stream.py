@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import Any
 
 from trainer.data.sources.arrays import DataError
-from trainer.data.sources.batches import Batch, Part, ResumeToken
+from trainer.data.sources.batches import Batch, LocalRows, ResumeToken
 
 END: Any = object()
 """What comes after the last batch; None might be what a pipeline yields."""
@@ -51,7 +51,7 @@ class Stream:
             self.position += 1
         return batch
 
-    def push_back(self, batch: Batch | Part, resume_token: ResumeToken | None) -> None:
+    def push_back(self, batch: Batch | LocalRows, resume_token: ResumeToken | None) -> None:
         """Makes the last batch the next batch again, with its position."""
         self._pushed_back, self.is_ahead, self.next_token = batch, True, resume_token
         self.position -= 1

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.batches import Batch, BatchConverter, Part
+from trainer.data.sources.batches import Batch, BatchConverter, LocalRows
 from trainer.data.sources.order import Count
 from trainer.data.sources.sources import IterableSource
 
@@ -71,12 +71,12 @@ class ShardedGrainSource(IterableSource):
         self._index = rows._processes.index
         self._whole = functools.lru_cache(maxsize=1)(lambda number: BatchConverter()(rows.whole(number)))
 
-    def _batches(self, elements: Iterator[tuple[int, Any]]) -> Iterator[Part]:
+    def _batches(self, elements: Iterator[tuple[int, Any]]) -> Iterator[LocalRows]:
         convert = BatchConverter()
         for number, data in elements:
             counts = self._rows.counts(number)
             own: Batch = jax.tree.map(lambda leaf, count=counts[self._index]: leaf[:count], convert(data))
-            yield Part(own, counts, functools.partial(self._whole, number))
+            yield LocalRows(own, counts, functools.partial(self._whole, number))
 
 
 class _ByRows:

@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.data.sharding.processes import Channel, Processes
 from trainer.data.sources.arrays import DataError
-from trainer.data.sources.batches import Batch, BatchConverter, Part, as_batch
+from trainer.data.sources.batches import Batch, BatchConverter, LocalRows, as_batch
 from trainer.data.sources.sources import Source
 
 
@@ -55,7 +55,7 @@ class JoinedSource:
     def is_exact(self) -> bool:
         return self._source.is_exact
 
-    def read(self, pass_index: int, start: int = 0) -> Generator[Part, None, None]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[LocalRows, None, None]:
         return self._joined(self._source.read(pass_index, start), self._channel.open())
 
     def state(self) -> dict[str, Any] | None:
@@ -66,7 +66,7 @@ class JoinedSource:
             return None
         return {"pass_index": own["pass_index"], "processes": states}
 
-    def read_from(self, state: dict[str, Any]) -> Generator[Part, None, None]:
+    def read_from(self, state: dict[str, Any]) -> Generator[LocalRows, None, None]:
         states = state.get("processes", ())
         if len(states) != self._processes.count:
             raise ValueError(f"The data were read by {len(states) or 'other'} processes when they were saved, with a "
@@ -79,7 +79,7 @@ class JoinedSource:
     def close(self) -> None:
         self._source.close()
 
-    def _joined(self, batches: Generator[Any, None, None], channel: Channel) -> Generator[Part, None, None]:
+    def _joined(self, batches: Generator[Any, None, None], channel: Channel) -> Generator[LocalRows, None, None]:
         own_batches = map(BatchConverter(), batches)
         try:
             while True:
@@ -96,7 +96,8 @@ class JoinedSource:
                                     "AutoShardPolicy.OFF each process must yield at least one.")
                 if rows:
                     self._form = jax.tree.map(lambda leaf: np.empty_like(leaf[:0]), own)
-                yield Part(own, tuple(counts), functools.cache(functools.partial(self._gathered, own, tuple(counts))))
+                whole = functools.cache(functools.partial(self._gathered, own, tuple(counts)))
+                yield LocalRows(own, tuple(counts), whole)
         finally:
             batches.close()
 

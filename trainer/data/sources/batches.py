@@ -88,7 +88,7 @@ def as_batch(element: PyTree) -> Batch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class LocalRows:
     """This process's rows of a batch whose rows are spread over several processes, in the order of the processes.
 
     Attributes:
@@ -103,20 +103,20 @@ class Part:
     whole: Callable[[], Batch]
 
 
-def rows_here(batch: Batch | Part) -> Batch:
+def rows_here(batch: Batch | LocalRows) -> Batch:
     """Returns this process's rows of a batch."""
-    return batch.data if isinstance(batch, Part) else batch
+    return batch.data if isinstance(batch, LocalRows) else batch
 
 
-def all_rows(batch: Batch | Part) -> Batch:
-    """Returns all rows of a batch; see `Part.whole`."""
-    return batch.whole() if isinstance(batch, Part) else batch
+def all_rows(batch: Batch | LocalRows) -> Batch:
+    """Returns all rows of a batch; see `LocalRows.whole`."""
+    return batch.whole() if isinstance(batch, LocalRows) else batch
 
 
-def map_batch(function: Callable[[Batch], Batch], batch: Batch | Part) -> Batch | Part:
+def map_batch(function: Callable[[Batch], Batch], batch: Batch | LocalRows) -> Batch | LocalRows:
     """Returns the result of a row-wise function for a batch."""
-    if isinstance(batch, Part):
-        return Part(function(batch.data), batch.counts, lambda: function(batch.whole()))
+    if isinstance(batch, LocalRows):
+        return LocalRows(function(batch.data), batch.counts, lambda: function(batch.whole()))
     return function(batch)
 
 
@@ -183,9 +183,9 @@ class BatchConverter:
     def __init__(self) -> None:
         self._spec: BatchSpec | None = None
 
-    def __call__(self, element: PyTree) -> Batch | Part:
-        """Returns the result of `as_batch`, or raises its errors; a `Part` is returned unchanged."""
-        if isinstance(element, Part):
+    def __call__(self, element: PyTree) -> Batch | LocalRows:
+        """Returns the result of `as_batch`, or raises its errors; `LocalRows` are returned unchanged."""
+        if isinstance(element, LocalRows):
             return element
         if self._spec is not None and self._spec.leaves_of(element) is not None:
             return element
@@ -220,7 +220,7 @@ class Group:
       rows: number of rows of each batch.
       first: index of the first batch in its epoch, from 0.
       resume_token: on request, a position at the first batch or before it, from which the epoch can continue.
-      counts: the number of rows of each process per batch, as in `Part`; None if this process has all rows.
+      counts: the number of rows of each process per batch, as in `LocalRows`; None if this process has all rows.
     """
 
     data: Any
@@ -249,7 +249,7 @@ class GroupBuffer:
 
     def add_if_alike(self, batch: PyTree) -> bool:
         """Appends a copy of a batch that matches the batches here; returns False for any other, or if empty or full."""
-        if self.count == 0 or self.is_full or (batch.counts if isinstance(batch, Part) else None) != self._counts:
+        if self.count == 0 or self.is_full or (batch.counts if isinstance(batch, LocalRows) else None) != self._counts:
             return False
         assert self._spec is not None, "there is a batch"
         leaves = self._spec.leaves_of(rows_here(batch))
@@ -258,12 +258,12 @@ class GroupBuffer:
         self._append(leaves)
         return True
 
-    def begin(self, batch: Batch | Part, number: int) -> None:
+    def begin(self, batch: Batch | LocalRows, number: int) -> None:
         """Copies `batch`, with the index `number` in the epoch, to the empty buffer."""
         assert self.count == 0, "there are batches already"
         leaves = jax.tree.leaves(rows_here(batch))
         self._spec = BatchSpec.of(rows_here(batch))
-        self._counts = batch.counts if isinstance(batch, Part) else None
+        self._counts = batch.counts if isinstance(batch, LocalRows) else None
         self._slots = [POOL.empty((self._capacity, *leaf.shape), leaf.dtype) for leaf in leaves]
         self._first = number
         self._append(leaves)

@@ -56,8 +56,8 @@ class Source(Protocol):
         """Returns a generator of a pass, without the first `start` batches.
 
         It yields the elements of the user's pipeline, which `as_batch` converts to batches; or, if several processes
-        each read their own rows, a `Part`. Arrays may share memory with the pipeline: copy data that must outlive the
-        next batch.
+        each read their own rows, `LocalRows`. Arrays may share memory with the pipeline: copy data that must outlive
+        the next batch.
         """
 
     def state(self) -> dict[str, Any] | None:

@@ -25,10 +25,10 @@ def begin(folder: str, callbacks: CallbackList) -> None:
     if os.path.exists(path):
         try:
             with open(path, encoding="utf-8") as file:
-                callbacks.begin_anew(json.load(file))
+                callbacks.rollback_side_effects(json.load(file))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{path!r} is not a file that a run has written: {error!r}. Delete it.") from error
-    note = callbacks.note_of_beginning()
+    note = callbacks.snapshot_side_effects()
     if note:
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:
             json.dump(note, file)

@@ -98,9 +98,9 @@ def fit(
             while run.epoch < epochs and not run.is_over:
                 epoch = run.epoch
                 if run.batch == 0:
-                    ran_out = reader.ran_out()
-                    _agree_on_batches(train, {"has run out of data": str(ran_out)})
-                    if ran_out:
+                    is_exhausted = reader.check_exhausted()
+                    _agree_on_batches(train, {"has run out of data": str(is_exhausted)})
+                    if is_exhausted:
                         break
                     with timing.callbacks:
                         callbacks.on_epoch_begin(epoch)

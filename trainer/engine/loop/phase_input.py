@@ -73,7 +73,7 @@ class PhaseInput:
         if self.arrays is not None and self.labels_are_checked:
             with self.timing.data:
                 groups = self.reader.read(epoch, 0, self.numbers_of)
-                self.begun[epoch] = self._place(next(groups)), groups
+                self.begun[epoch] = self._to_devices(next(groups)), groups
 
     @contextlib.contextmanager
     def groups(self, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
@@ -85,11 +85,11 @@ class PhaseInput:
         if not self._reads_ahead:
             if batch == 0 and epoch in self.begun:
                 first, groups = self.begun.pop(epoch)
-                begun = itertools.chain([first], map(self._place, groups))
+                begun = itertools.chain([first], map(self._to_devices, groups))
                 del first  # must not stay on the devices for the whole epoch
                 yield self.stacks(begun)
             else:
-                yield self.stacks(map(self._place, self.reader.read(epoch, batch, self.numbers_of)))
+                yield self.stacks(map(self._to_devices, self.reader.read(epoch, batch, self.numbers_of)))
             return
         demand, spans_processes = Demand(), self.core.strategy.spans_processes
 
@@ -98,7 +98,7 @@ class PhaseInput:
             # that will not be used ends at once, so that no thread continues the user's pipeline.
             return is_abandoned() or (not spans_processes and demand.is_urgent())
 
-        with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), self._place, demand=demand) as placed:
+        with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), self._to_devices, demand=demand) as placed:
             yield self.stacks(placed)
 
     def stacks(self, groups: Iterable[PlacedGroup]) -> Iterator[PlacedGroup]:
@@ -116,7 +116,7 @@ class PhaseInput:
                     self.in_flight[-1].block_until_ready()
                 yield strategy.stack_at(group, start, length)
 
-    def _place(self, group: Group) -> PlacedGroup:
+    def _to_devices(self, group: Group) -> PlacedGroup:
         if not self.labels_are_checked:
             rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
             self.core.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
