@@ -63,7 +63,8 @@ def test_compiled_accumulators_of_parts_merge_to_those_of_the_whole(case):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
     for variables, result in updates:
         np.testing.assert_allclose(result, metric.stateless_result(variables), rtol=2e-5, atol=2e-6)
-    assert metric.additive
+    assert metric.additive == (type(metric).merge_variables is metrics.Metric.merge_variables), (
+        "a metric that defines `merge_variables` says `additive = False`")
     assert all(variable.value.dtype == jnp.float32 and not variable.numpy().any() for variable in metric.variables)
 
 
@@ -96,8 +97,10 @@ def test_a_config_makes_an_equal_metric(case):
 
 
 def test_every_class_has_reference_numbers_and_is_public():
-    assert {cls.__name__ for cls in CLASSES} == {case["name"] for case in REFERENCE["cases"]}
-    assert {cls.__name__ for cls in CLASSES} <= set(metrics.__all__)
+    names = {cls.__name__ for cls in CLASSES}
+    assert names == {case["name"] for case in REFERENCE["cases"]}, (
+        "add its cases to tests/reference/make_metrics.py, and run that; or add it to trainer/metrics/registry.py")
+    assert names <= set(metrics.__all__), "export it from trainer/metrics/__init__.pyi"
 
 
 def test_a_class_to_ignore_does_not_count_with_or_without_weights():

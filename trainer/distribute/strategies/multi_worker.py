@@ -37,6 +37,11 @@ class MultiWorkerMirroredStrategy(Strategy):
       TypeError: if `communication_options` has another type.
 
     Source: `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    Example, without a cluster:
+
+      >>> MultiWorkerMirroredStrategy().mesh.axis_names
+      ('replica',)
     """
 
     def __init__(self, communication_options: CommunicationOptions | None = None):

@@ -23,6 +23,11 @@ class TPUStrategy(Strategy):
       ValueError: if a device cannot be used.
 
     Source: `tf.distribute.TPUStrategy`.
+
+    Example, on a simulated slice:
+
+      >>> TPUStrategy(devices=["cpu:0"]).num_replicas_in_sync
+      1
     """
 
     def __init__(self, tpu_cluster_resolver: Any = None, devices: Sequence[Any] | None = None):
