@@ -12,13 +12,16 @@ OTHERS = {"gpu_programs", "project", "reference", "support"}
 
 
 def test_the_folders_of_tests_are_those_of_rooms_and_every_room_has_one():
-    rooms = {tuple(path.parent.relative_to(project_files.ROOT / "trainer").parts)
-             for path in (project_files.ROOT / "trainer").rglob("*/__init__.py")} - {()}
+    package = project_files.ROOT / "trainer"
+    rooms = {path.parent.relative_to(package).parts for path in package.rglob("*/__init__.py")} - {()}
     assert FOLDERS - OTHERS <= {room[-1] for room in rooms}, "name a folder of tests after a room of trainer/"
-    # A room without modules of its own has the tests of its rooms.
-    tested = [room for room in rooms if FOLDERS & set(room) or all(
-        FOLDERS & set(inner) for inner in rooms if inner[:-1] == room)]
-    assert sorted(rooms - set(tested)) == [], "put its tests into tests/, in a folder with its name"
+
+    def is_tested(room):
+        inner = [other for other in rooms if other[:-1] == room]
+        return bool(FOLDERS & set(room)) or (bool(inner) and all(map(is_tested, inner)))
+
+    untested = sorted(room for room in rooms if not is_tested(room))
+    assert untested == [], "put the room's tests into tests/, in a folder with its name"
 
 
 def test_every_test_file_lies_in_a_folder_and_is_found_by_its_name():
