@@ -6,6 +6,7 @@ Real kills are in test_exact_resume.py, and other ways to train in tests/callbac
 from __future__ import annotations
 
 import datetime
+import itertools
 
 import numpy as np
 import pytest
@@ -57,26 +58,35 @@ class Hooks(cb.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self._count("epoch end", 0)
 
+    def on_train_end(self, logs=None):
+        self.last_logs = dict(logs)
+
 
 class Run:
-    """The results of a fit: weights, history, and the counts of hooks."""
+    """The results of a fit: weights, history, the counts of hooks, and the logs at the end."""
 
     def __init__(self, model, history, hooks):
         self.weights, self.history, self.epoch = model.get_weights(), history.history, history.epoch
-        self.rate, self.step, self.hooks = model.optimizer.learning_rate, int(model.state.step), hooks.counts
+        self.rate, self.step = model.optimizer.learning_rate, int(model.state.step)
+        self.hooks, self.last_logs = hooks.counts, hooks.last_logs
 
     def assert_same(self, other):
         for ours, theirs in zip(self.weights, other.weights, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         assert (self.history, self.epoch) == (other.history, other.epoch)
         assert (self.rate, self.step) == (other.rate, other.step)
-        assert {**self.hooks, "test": 0} == {**other.hooks, "test": 0}  # an interrupted validation begins anew
+        assert (self.hooks, self.last_logs) == (other.hooks, other.last_logs)
 
 
 @pytest.fixture(scope="module")
 def model():
+    return compiled()
+
+
+def compiled(steps_per_execution=1):
     model = trainer.Model(nn.Dense(1), seed=3)
-    model.compile(trainer.optimizers.Adam(0.1), "mse", metrics=["mae"])
+    model.compile(
+        trainer.optimizers.Adam(0.1), "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
     model.build(X)
     model.first_state = model.state
     return model
@@ -134,6 +144,12 @@ def batches():
         yield X[start:start + 4], Y[start:start + 4]
 
 
+def endless():
+    """Yields batches of four rows, which differ."""
+    for number in itertools.count():
+        yield X[:4] + number / 10, Y[:4]
+
+
 class InAnotherOrder:
     """Yields batches in another order in each pass."""
 
@@ -147,13 +163,15 @@ class InAnotherOrder:
 
 
 @pytest.mark.parametrize("at", [(0, "train", 1), (0, "test", 0), (1, "train", 0), (2, "train", 2)], ids=str)
-@pytest.mark.parametrize("kind", ["generator", "passes", "named sets", "in part"])
+@pytest.mark.parametrize("kind", ["generator", "passes", "validation generator", "named sets", "in part"])
 def test_data_go_on_where_they_were(tmp_path, model, kind, at):
     def options():
         return {
             "generator": {"data": ((batch for _ in range(EPOCHS) for batch in batches()),), "batch_size": None,
                           "steps_per_epoch": BATCHES},
             "passes": {"data": (InAnotherOrder(),), "batch_size": None},
+            "validation generator": {"validation_data": endless(), "validation_batch_size": None,
+                                     "validation_steps": VALIDATION_BATCHES},
             "named sets": {"validation_data": {"one": (X[:6], Y[:6]), "other": (X[3:], Y[3:])}},
             "in part": {"steps_per_epoch": BATCHES, "data": (np.tile(X, (4, 1)), np.tile(Y, (4, 1)))},
         }[kind]
@@ -178,11 +196,30 @@ def test_a_run_that_ended_at_its_steps_is_there_already_and_goes_on_with_more(
     first = resumed(model, tmp_path, max_steps=steps)
     assert (first.step, first.epoch[-1]) == (steps, epoch)
     again = resumed(model, tmp_path, max_steps=steps)
-    assert again.step == steps
+    assert (again.step, again.hooks["train"]) == (steps, steps)
+    assert again.hooks.get("test", 0) == (steps - 1) // BATCHES * VALIDATION_BATCHES, "nothing is validated again"
     for weights, expected in zip(again.weights, first.weights, strict=True):
         np.testing.assert_array_equal(weights, expected)
     last = resumed(model, tmp_path)
     assert (last.history, last.step) == (undisturbed.history, undisturbed.step)
+
+
+class NoBatchHooks(cb.Callback):
+    """Lets steps be fused, as hooks for batches would not."""
+
+    counts: dict[str, int] = {}
+    on_train_end = Hooks.on_train_end
+
+
+def test_a_run_of_several_steps_per_execution_ends_at_its_steps_and_goes_on(tmp_path, undisturbed):
+    model = compiled(steps_per_execution=2)
+    for steps in (4, 5, 7):
+        run = fit(model, NoBatchHooks(), cb.BackupAndRestore(tmp_path, 2), max_steps=steps)
+        assert run.step == steps
+    last = fit(model, NoBatchHooks(), cb.BackupAndRestore(tmp_path, 2))
+    assert (last.step, last.epoch) == (undisturbed.step, undisturbed.epoch)
+    for name, values in undisturbed.history.items():
+        np.testing.assert_allclose(last.history[name], values, rtol=1e-5)
 
 
 def kept(folder):
