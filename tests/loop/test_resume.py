@@ -103,11 +103,12 @@ def fit(model, hooks, *callbacks, epochs=EPOCHS, data=(X, Y), **options):
     return Run(model, history, hooks)
 
 
-def interrupted(model, folder, at, save_freq=1, **options):
+def interrupted(model, folder, at, save_freq=1, stop_at=None, **options):
     """Trains until an interruption, as if by a kill: without the last save that an exception allows."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interruption):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resumable_run.TrainingRun, "_failed", lambda run: None)
-        fit(model, Hooks(at, options.pop("stop_at", None)), cb.BackupAndRestore(folder, save_freq), **options)
+        with pytest.raises(Interruption):
+            fit(model, Hooks(at, stop_at), cb.BackupAndRestore(folder, save_freq), **options)
 
 
 def resumed(model, folder, save_freq=1, stop_at=None, **options):
@@ -228,7 +229,7 @@ def kept(folder):
 
 def test_a_run_can_be_prolonged_but_not_shortened(tmp_path, model, undisturbed):
     fit(model, Hooks(), kept(tmp_path), epochs=2)
-    with pytest.raises(ValueError, match="has 2 epochs behind it. Received: epochs=1. Give at least as many"):
+    with pytest.raises(ValueError, match=r"has 2 epochs behind it\. Received: epochs=1\. Give at least as many"):
         fit(model, Hooks(), kept(tmp_path), epochs=1)
     resumed(model, tmp_path).assert_same(undisturbed)
 

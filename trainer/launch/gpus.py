@@ -87,9 +87,9 @@ def _all_gpus(path: str | None) -> list[str]:
         try:
             listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=_LIST_SECS, check=True)
         except (OSError, subprocess.SubprocessError) as error:  # such as a driver that does not respond
-            said = (isinstance(error, subprocess.CalledProcessError) and error.stdout or str(error)).strip()
-            output.say(f"`nvidia-smi -L` fails ({said.splitlines()[0].rstrip('.')}). Workers get the GPUs that the "
-                       "driver lists in /proc, if any.")
+            said = (error.stdout if isinstance(error, subprocess.CalledProcessError) else "") or str(error)
+            line = said.strip().partition("\n")[0].rstrip(".")
+            output.say(f"`nvidia-smi -L` fails ({line}). Workers get the GPUs that the driver lists in /proc, if any.")
         else:
             lines = listed.stdout.splitlines()
             instances = [found[1] for found in map(_INSTANCE_LINE.match, lines) if found]
