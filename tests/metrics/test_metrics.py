@@ -111,6 +111,19 @@ def test_a_class_to_ignore_does_not_count_with_or_without_weights():
         np.testing.assert_allclose(metric(y_true, y_pred, sample_weight=weight), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("y_true", "y_pred", "error"), [
+    ([1, 0], [[0.75], [0.75]], 0.25), ([[1], [0]], [0.75, 0.75], 0.25), ([1, 1], [[0.25, 0.75]] * 2, 0.25),
+    ([[0, 1], [1, 0]], [[0.25, 0.75], [0.75, 0.25]], 0.25), ([0, 1], [0.0, 1.0], 0.0), ([1, 0], [0.0, 1.0], 1.0)])
+def test_a_calibration_error_takes_one_probability_or_one_of_each_class(y_true, y_pred, error):
+    assert float(metrics.ExpectedCalibrationError()(y_true, y_pred)) == pytest.approx(error)
+
+
+def test_a_calibration_error_of_logits_is_that_of_their_probabilities():
+    logits, labels = np.array([[2.0], [-1.0], [0.5]]), [1, 0, 0]
+    of_logits = metrics.ExpectedCalibrationError(from_logits=True)(labels, logits)
+    assert float(of_logits) == pytest.approx(float(metrics.ExpectedCalibrationError()(labels, jax.nn.sigmoid(logits))))
+
+
 def test_a_scalar_weight_counts_for_each_row():
     metric = metrics.Mean()
     metric.update_state([1.0, 2.0, 3.0], sample_weight=2.0)
