@@ -111,7 +111,7 @@ class PeriodicSaves(TrainBatchCallback, MonitorCallback, abc.ABC):
                 shutil.rmtree(path)
             else:
                 os.remove(path)
-        except FileNotFoundError:
-            pass  # deleted already, such as by the run that was resumed
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+                return  # deleted already, such as by the run that was resumed
             warnings.warn(f"`{type(self).__name__}` cannot delete {path!r}: {error}", UserWarning, stacklevel=2)

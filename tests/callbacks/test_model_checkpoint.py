@@ -6,6 +6,7 @@ What it shares with Keras's callback is compared with that in `test_like_keras.p
 import os
 import pathlib
 import re
+import shutil
 import warnings
 
 import numpy as np
@@ -332,6 +333,16 @@ def test_a_file_that_is_gone_or_cannot_be_deleted_does_not_end_the_training(tmp_
     with pytest.warns(UserWarning, match=r"`ModelCheckpoint` cannot delete '.*2.safetensors': not allowed"):
         end_epochs(checkpoint, [0.3], first=2)
     assert names_in(tmp_path) == ["2.safetensors", "3.safetensors"]
+
+
+def test_a_folder_of_which_a_part_remains_is_named(tmp_path, monkeypatch):
+    def leave(path):
+        raise FileNotFoundError("another process has deleted a file in it")
+
+    (tmp_path / "1").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", leave)
+    with pytest.warns(UserWarning, match=r"`ModelCheckpoint` cannot delete '.*1': another process"):
+        ModelCheckpoint(tmp_path / "{epoch}")._delete(str(tmp_path / "1"))
 
 
 def test_only_the_first_process_makes_folders_and_deletes_but_all_save(tmp_path, monkeypatch):

@@ -55,6 +55,18 @@ def test_a_loop_around_a_train_state_gives_one_devices_numbers(replicas, rows):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(("data", "length"), [
+    (batches(35), 5), (batches(35).repeat(), None), (batches(35).repeat(2), 10), (iter([]), None)],
+    ids=["once", "endless", "twice", "unknown"])
+def test_the_length_of_distributed_data_is_that_of_a_pass_or_an_error(data, length):
+    distributed = mirrored(2).experimental_distribute_dataset(data)
+    if length is None:
+        with pytest.raises(TypeError, match="The length of these data is not known"):
+            len(distributed)
+    else:
+        assert len(distributed) == length
+
+
 def train_nnx(replicas, rows):
     strategy = mirrored(replicas)
     with strategy.scope():

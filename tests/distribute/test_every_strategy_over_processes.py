@@ -91,7 +91,7 @@ def test_all_strategies_are_tried_or_cannot_span_processes():
     # In this process alone, the shapes of their meshes do not fit.
     makers = [make for name, make in SEVERAL_PROCESSES.items() if not name.startswith("model_")]
     spanning = classes(makers) | {"ModelParallelStrategy"}
-    assert spanning | ONE_PROCESS.keys() == known
+    assert spanning | ONE_PROCESS.keys() == known, "say in SEVERAL_PROCESSES or ONE_PROCESS if it spans processes"
     assert not spanning & ONE_PROCESS.keys()
 
 

@@ -275,13 +275,16 @@ def test_gradients_of_no_rows_are_left_alone(values):
     """What is the same on all replicas is the mean of itself."""
     strategy = mirrored(4)
     model = make(strategy)
+    before = jax.device_get(jax.tree.leaves(model.state.params))
 
     def step(state, *values):
         return state.apply_gradients(jax.tree.map(jnp.ones_like, state.params))
 
     made = [strategy.experimental_distribute_values_from_function(lambda _, value=value: np.asarray(value))
             for value in values]
-    strategy.run(step, args=(model.state, *made))
+    state = strategy.run(step, args=(model.state, *made))
+    for new, old in zip(jax.tree.leaves(state.params), before, strict=True):
+        np.testing.assert_allclose(new, old - 0.1, rtol=1e-6)
 
 
 def test_a_refused_function_has_changed_nothing():

@@ -92,10 +92,14 @@ def test_platforms_with_gpus_are_divided(platforms, machine):
     assert [each["CUDA_VISIBLE_DEVICES"] for each in seen(JAX_PLATFORMS=platforms)] == ["0,1", "2,3"]
 
 
-def test_without_gpus_nothing_changes(machine):
+def test_without_gpus_nothing_changes(machine, capfd):
     assert seen(workers=3) == [{}] * 3
+    assert capfd.readouterr().err == ""
     machine("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\\n", code=9)
     assert seen(workers=3) == [{}] * 3
+    assert capfd.readouterr().err == (
+        "[launcher] `nvidia-smi -L` fails (NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA "
+        "driver). Workers get the GPUs that the driver lists in /proc, if any.\n")
 
 
 def test_one_worker_keeps_the_environment(machine):

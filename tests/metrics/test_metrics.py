@@ -63,7 +63,8 @@ def test_compiled_accumulators_of_parts_merge_to_those_of_the_whole(case):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
     for variables, result in updates:
         np.testing.assert_allclose(result, metric.stateless_result(variables), rtol=2e-5, atol=2e-6)
-    assert metric.additive
+    assert metric.additive == (type(metric).merge_variables is metrics.Metric.merge_variables), (
+        "a metric that defines `merge_variables` says `additive = False`")
     assert all(variable.value.dtype == jnp.float32 and not variable.numpy().any() for variable in metric.variables)
 
 
@@ -96,8 +97,10 @@ def test_a_config_makes_an_equal_metric(case):
 
 
 def test_every_class_has_reference_numbers_and_is_public():
-    assert {cls.__name__ for cls in CLASSES} == {case["name"] for case in REFERENCE["cases"]}
-    assert {cls.__name__ for cls in CLASSES} <= set(metrics.__all__)
+    names = {cls.__name__ for cls in CLASSES}
+    assert names == {case["name"] for case in REFERENCE["cases"]}, (
+        "add its cases to tests/reference/make_metrics.py, and run that; or add it to trainer/metrics/registry.py")
+    assert names <= set(metrics.__all__), "export it from trainer/metrics/__init__.pyi"
 
 
 def test_a_class_to_ignore_does_not_count_with_or_without_weights():
@@ -106,6 +109,19 @@ def test_a_class_to_ignore_does_not_count_with_or_without_weights():
     for weight in (None, np.ones(1), np.ones((1, 3))):
         metric = metrics.SparseCategoricalCrossentropy(ignore_class=-1)
         np.testing.assert_allclose(metric(y_true, y_pred, sample_weight=weight), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("y_true", "y_pred", "error"), [
+    ([1, 0], [[0.75], [0.75]], 0.25), ([[1], [0]], [0.75, 0.75], 0.25), ([1, 1], [[0.25, 0.75]] * 2, 0.25),
+    ([[0, 1], [1, 0]], [[0.25, 0.75], [0.75, 0.25]], 0.25), ([0, 1], [0.0, 1.0], 0.0), ([1, 0], [0.0, 1.0], 1.0)])
+def test_a_calibration_error_takes_one_probability_or_one_of_each_class(y_true, y_pred, error):
+    assert float(metrics.ExpectedCalibrationError()(y_true, y_pred)) == pytest.approx(error)
+
+
+def test_a_calibration_error_of_logits_is_that_of_their_probabilities():
+    logits, labels = np.array([[2.0], [-1.0], [0.5]]), [1, 0, 0]
+    of_logits = metrics.ExpectedCalibrationError(from_logits=True)(labels, logits)
+    assert float(of_logits) == pytest.approx(float(metrics.ExpectedCalibrationError()(labels, jax.nn.sigmoid(logits))))
 
 
 def test_a_scalar_weight_counts_for_each_row():

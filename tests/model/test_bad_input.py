@@ -312,6 +312,9 @@ CASES = {
     "logits for an area": (
         ValueError, ["metric 'auc'", "from_logits"],
         lambda: fit(x=X - 5, y=np.ones((10, 3)), compiled=model(loss="mse", metrics=[trainer.metrics.AUC()]))),
+    "logits for a calibration error": (
+        ValueError, ["metric 'expected_calibration_error'", "from_logits"],
+        lambda: fit(x=X - 5, compiled=model(metrics=["expected_calibration_error"]))),
     "other names of outputs": (ValueError, ["`y`", "'main'", "output_2"],
                                lambda: fit_two_outputs({"main": Y, "aux": Y})),
     "an output without targets": (ValueError, ["'output_2'", "has a loss", "no targets"],

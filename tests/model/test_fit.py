@@ -444,6 +444,17 @@ def test_nnx_and_linen_take_training_flags_of_any_name():
     assert model.evaluate(x, y, verbose=0)["loss"] != pytest.approx(np.log(3), rel=1e-5)
 
 
+@pytest.mark.parametrize(("labels", "loss"), [
+    ("sparse", trainer.losses.SparseCategoricalCrossentropy), ("one-hot", trainer.losses.CategoricalCrossentropy),
+    ("binary", trainer.losses.BinaryCrossentropy)])
+def test_a_crossentropy_by_name_takes_the_outputs_as_the_loss_takes_them(labels, loss):
+    x, y, _ = classification(20)
+    y = {"sparse": y, "one-hot": np.eye(3, dtype=np.float32)[y], "binary": (y > 0).astype(np.float32)[:, None]}[labels]
+    module = nn.Dense(1 if labels == "binary" else 3)
+    logs = compiled(module, 1, loss=loss(from_logits=True), metrics=["crossentropy"]).evaluate(x, y, verbose=0)
+    assert logs["crossentropy"] == pytest.approx(logs["loss"], rel=1e-5)
+
+
 @pytest.mark.slow
 def test_optax_losses_of_integer_labels_can_be_given_as_functions():
     def crossentropy(y_true, y_pred):

@@ -302,7 +302,7 @@ def undocumented(names: dict[str, object]) -> list[str]:
 
 
 def test_every_module_is_in_a_room():
-    assert {room_of(module, PACKAGES) for module in SOURCES} == {"", *ROOMS}
+    assert {room_of(module, PACKAGES) for module in SOURCES} == {"", *ROOMS}, "give the room its place in ROOMS"
 
 
 @pytest.mark.exhaustive  # here; `make lint` runs all of this file
@@ -357,7 +357,8 @@ def test_what_a_package_imports_when_it_is_first_used_is_followed():
 
 def test_the_design_document_lists_the_rooms_in_their_order():
     first_cells = re.findall(r"^\| (`[^|]+) \|", (project_files.ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
-    assert tuple(re.findall(r"`([\w/]+)`", " ".join(first_cells))) == ROOMS
+    listed = tuple(re.findall(r"`([\w/]+)`", " ".join(first_cells)))
+    assert listed == ROOMS, "give the room the same place in the table of docs/design.md as in ROOMS"
 
 
 def test_no_imports_form_a_cycle():
@@ -383,12 +384,13 @@ def test_a_cycle_through_a_package_is_caught():
 def test_rooms_are_small_and_say_what_they_own():
     files = collections.Counter(room_of(module, PACKAGES) for module in SOURCES if module not in PACKAGES)
     assert {room: count for room, count in files.items() if count > MAX_FILES} == {}
-    assert [package for package in PACKAGES if not ast.get_docstring(ast.parse(SOURCES[package]))] == []
+    silent = [package for package in PACKAGES if not ast.get_docstring(ast.parse(SOURCES[package]))]
+    assert silent == [], "say in the docstring of `__init__.py` what the room owns"
 
 
 def test_the_packages_listing_explains_itself():
     entries = [path.name for path in (project_files.ROOT / "trainer").iterdir() if path.name != "__pycache__"]
-    assert len(entries) <= 20, sorted(entries)
+    assert len(entries) <= 20, f"put the room into a folder of {sorted(entries)}"
 
 
 def test_models_import_only_flax_jax_numpy_and_what_reads_files():

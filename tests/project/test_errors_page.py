@@ -36,26 +36,28 @@ def texts_in_the_sources():
 
 
 def test_every_entry_is_named_by_a_message_and_every_name_has_an_entry():
-    assert sorted(ENTRIES) == sorted(codes_in_the_sources())
+    assert sorted(ENTRIES) == sorted(codes_in_the_sources()), (
+        "write the entry under `### slug` of docs/errors.md, and end its message with `errors.see(\"slug\")`")
 
 
 def test_an_entry_is_an_anchor_as_it_stands():
-    assert [entry for entry in ENTRIES if not re.fullmatch(r"[a-z]+(-[a-z]+)*", entry)] == []
+    unfit = [entry for entry in ENTRIES if not re.fullmatch(r"[a-z]+(-[a-z]+)*", entry)]
+    assert unfit == [], "a heading has lower-case words with hyphens between"
     assert len(set(ENTRIES)) == len(ENTRIES)
 
 
 def test_every_entry_says_more_than_the_message():
     entries = re.split(r"^### .*$", MESSAGES, flags=re.MULTILINE)[1:]
-    assert [text for text in entries if len(text.split()) < 20] == []
+    assert [text for text in entries if len(text.split()) < 20] == [], "say why it happens, and the solution"
 
 
 @pytest.mark.slow
 def test_what_is_quoted_of_messages_is_in_the_sources():
     texts = "\n".join(texts_in_the_sources())
     quotes = [" ".join(quote.split()) for quote in re.findall(r"(?<![*\w])\*([^*]+)\*(?![*\w])", MESSAGES)]
-    assert len(quotes) >= len(ENTRIES)
+    assert len(quotes) >= len(ENTRIES), "begin an entry with the message, in *italics* and with … for what varies"
     parts = [part.strip(" .:,") for quote in quotes for part in quote.split("…")]
-    assert [part for part in parts if part not in texts] == []
+    assert [part for part in parts if part not in texts] == [], "quote the messages as they are in the code"
 
 
 def test_a_message_ends_with_its_entry():

@@ -39,7 +39,7 @@ def pyplot():
 @pytest.mark.every_case
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_the_blocks_of_a_page_run_one_after_another(page, pyplot):
-    assert pages.run(page)
+    pages.run(page)
     pyplot.close("all")
 
 
@@ -201,7 +201,7 @@ def test_the_site_has_every_page_once(generated):
     entries = toctree_entries(pages.read("docs/index.md"))
     shown = [name for entry in entries for name in names
              if re.fullmatch(re.escape(entry).replace(r"\*", r"[^/]*"), name)]
-    assert sorted(shown) == sorted(names - {"index"})
+    assert sorted(shown) == sorted(names - {"index"}), "name each page once in a toctree of docs/index.md"
     for entry in entries:
         if entry.startswith("generated/"):
             assert {f"{entry}.md", f"{entry}.rst"} & set(generated), entry

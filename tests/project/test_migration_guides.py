@@ -51,13 +51,14 @@ def names_in(cell):
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_runs_from_its_beginning_to_its_end(guide, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert pages.blocks(guide)
     pages.run(guide)
 
 
 @pytest.mark.parametrize("guide", GUIDES)
 def test_code_of_other_libraries_is_python(guide):
-    for block in pages.blocks(guide, "py"):
+    blocks = pages.blocks(guide, "py")
+    assert blocks
+    for block in blocks:
         compile(block, guide, "exec")
 
 

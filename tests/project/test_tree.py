@@ -11,9 +11,18 @@ FOLDERS = {path.name for path in (project_files.ROOT / "tests").iterdir() if pat
 OTHERS = {"gpu_programs", "project", "reference", "support"}
 
 
-def test_every_folder_of_tests_is_that_of_a_room():
-    rooms = {path.parent.name for path in (project_files.ROOT / "trainer").glob("*/__init__.py")}
-    assert rooms == FOLDERS - OTHERS
+def test_the_folders_of_tests_are_those_of_rooms_and_every_room_has_one():
+    package = project_files.ROOT / "trainer"
+    rooms = {path.parent.relative_to(package).parts for path in package.rglob("*/__init__.py")} - {()}
+    misnamed = FOLDERS - OTHERS - {room[-1] for room in rooms}
+    assert misnamed == set(), "name a folder of tests after a room of trainer/"
+
+    def is_tested(room):
+        inner = [other for other in rooms if other[:-1] == room]
+        return bool(FOLDERS & set(room)) or (bool(inner) and all(map(is_tested, inner)))
+
+    untested = sorted(room for room in rooms if not is_tested(room))
+    assert untested == [], "put the room's tests into tests/, in a folder with its name"
 
 
 def test_every_test_file_lies_in_a_folder_and_is_found_by_its_name():

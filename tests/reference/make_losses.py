@@ -1,4 +1,4 @@
-"""Writes losses.json: what Keras computes for the losses that `trainer.losses` has too.
+"""Writes losses.json: what Keras computes for the losses that `trainer.losses` has too, and NumPy for the others.
 
 Origin of the numbers: Keras 3.15.1, JAX backend. Run, where that is installed:
 `KERAS_BACKEND=jax python tests/reference/make_losses.py`
@@ -12,7 +12,7 @@ import numpy as np
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "none")
 
-random = np.random.default_rng(0)
+random = np.random.default_rng(0)  # inputs that are added at the end leave all others as they are
 
 
 def probabilities(*shape):
@@ -119,10 +119,31 @@ CLASSES = [
     ("Tversky", {"alpha": 0.7, "beta": 0.2}, "masks"),
 ]
 
+# Losses that Keras lacks: functions, named as the trainer's, of labels, predictions and the configuration, which return
+# a value per sample.
+BY_HAND = {}
+
+
+def class_of(name):
+    """Returns Keras's class of a loss; for one in `BY_HAND` a class with its values, which Keras reduces."""
+    if name not in BY_HAND:
+        return getattr(keras.losses, name)
+    assert not hasattr(keras.losses, name), f"Keras has {name}: take its numbers"
+
+    class ByHand(keras.losses.Loss):
+        def __init__(self, reduction, **config):
+            super().__init__(reduction=reduction)
+            self.config = config
+
+        def call(self, y_true, y_pred):
+            return BY_HAND[name](np.asarray(y_true), np.asarray(y_pred), **self.config)
+
+    return ByHand
+
 
 def cases():
     for name, config, inputs in CLASSES:
-        loss_class = getattr(keras.losses, name)
+        loss_class = class_of(name)
         y_true, y_pred = INPUTS[inputs]
         values = np.asarray(loss_class(**config, reduction="none")(y_true, y_pred))
         for weight_name, weight in {"no": None, **WEIGHTS.get(values.shape, {})}.items():
@@ -136,12 +157,14 @@ def cases():
 
 def functions():
     for name, config, inputs in CLASSES:
-        function_name = getattr(keras.losses, name)().fn.__name__
         y_true, y_pred = INPUTS[inputs]
+        function = BY_HAND.get(name)
+        function_name = function.__name__ if function else getattr(keras.losses, name)().fn.__name__
         if y_true.ndim != y_pred.ndim and not name.startswith(("Sparse", "CTC", "CategoricalGeneralized", "Circle")):
             continue  # Only some of Keras's functions match ranks; its classes all do.
         arguments = {"q": 0.5} | config if name.startswith("CategoricalGeneralized") else config
-        value = getattr(keras.losses, function_name)(y_true, y_pred.astype("float32"), **arguments)
+        function = function or getattr(keras.losses, function_name)
+        value = function(y_true, y_pred.astype("float32"), **arguments)
         yield {"function": function_name, "arguments": arguments, "inputs": inputs,
                "result": np.asarray(value).tolist()}
 

@@ -1,4 +1,4 @@
-"""Writes metrics.json: what Keras computes for the metrics that `trainer.metrics` has too.
+"""Writes metrics.json: what Keras computes for the metrics that `trainer.metrics` has too, and NumPy for the others.
 
 Origin of the numbers: Keras 3.15.1, JAX backend. Run, where that is installed:
 `KERAS_BACKEND=jax python tests/reference/make_metrics.py`
@@ -10,7 +10,7 @@ import pathlib
 import keras
 import numpy as np
 
-random = np.random.default_rng(0)
+random = np.random.default_rng(0)  # cases that are added at the end leave all others as they are
 
 # The rows of the two updates: of different sizes, so that a mean of means would be noticed.
 ROWS = (6, 3)
@@ -120,6 +120,9 @@ CASES = [
     ("MeanIoU", {"num_classes": 4, "sparse_y_pred": False, "dtype": "float32"}, "indices"),
     ("OneHotIoU", {"num_classes": 4, "target_class_ids": [3], "dtype": "float32"}, "one_hot"),
     ("OneHotMeanIoU", {"num_classes": 4, "dtype": "float32"}, "one_hot"),
+    *[("ExpectedCalibrationError", arguments, data) for arguments, data in (
+        ({}, "one_hot"), ({"num_bins": 4}, "indices"), ({}, "sequences"), ({"num_bins": 10}, "tenths"),
+        ({"from_logits": True}, "one_hot_logits"))],
 ]
 
 
@@ -127,12 +130,32 @@ def as_32_bits(values):
     return values.astype("float32" if values.dtype.kind == "f" else "int32")
 
 
+def expected_calibration_error(batches, weights, num_bins=15, from_logits=False):
+    rows = []  # confidence, hit and weight of each prediction
+    for (labels, predictions), batch_weights in zip(batches, weights, strict=True):
+        if from_logits:
+            predictions = np.exp(predictions) / np.exp(predictions).sum(-1, keepdims=True)
+        if predictions.ndim == 1:
+            confidences, hits = predictions, labels
+        else:
+            classes = labels.argmax(-1) if labels.shape == predictions.shape else labels
+            confidences, hits = predictions.max(-1), predictions.argmax(-1) == classes
+        weight = np.ones(confidences.shape) if batch_weights is None else batch_weights
+        rows += zip(confidences.ravel(), hits.ravel(), weight.ravel(), strict=True)
+    confidences, hits, weight = np.array(rows, float).T
+    edges = np.linspace(0, 1, num_bins + 1)
+    bins = np.searchsorted(edges[1:-1], confidences, side="left")  # a bin has its upper edge
+    gaps = [abs((weight * (confidences - hits))[bins == number].sum()) for number in range(num_bins)]
+    return sum(gaps) / weight.sum()
+
+
 # Metrics that Keras lacks: functions of the batches, the weights (or None) and the arguments that return the result.
-BY_HAND = {}
+BY_HAND = {"ExpectedCalibrationError": expected_calibration_error}
 
 
 def result(name, arguments, batches, weights):
     if name in BY_HAND:
+        assert not hasattr(keras.metrics, name), f"Keras has {name}: take its numbers"
         return np.asarray(BY_HAND[name](batches, weights, **arguments)).tolist()
     metric = getattr(keras.metrics, name)(**arguments)
     for batch, weight in zip(batches, weights, strict=True):

@@ -72,6 +72,12 @@ class Indexed:
         self.epochs_ended += 1
 
 
+class MadeByThreads(Indexed):
+    """Like a `keras.utils.PyDataset` with workers."""
+
+    workers, use_multiprocessing, max_queue_size = 2, False, 2
+
+
 class EndlessPyDataset:
     """An endless dataset in the form of `keras.utils.PyDataset` subclasses."""
 
@@ -166,6 +172,9 @@ FEEDS = {
     "generator": (lambda: adapt(pairs()), None, FULL),
     "re-iterable": (lambda: adapt(ReIterable()), None, FULL),
     "indexed": (lambda: adapt(Indexed()), 3, ROWS),
+    "indexed, by threads": (lambda: adapt(MadeByThreads()), 3, ROWS),
+    "with class weights": (lambda: adapt(Dataset.from_arrays((X, Y)).batch(4), class_weight=dict.fromkeys(Y, 2.0)),
+                           3, ROWS),
     "torch loader": (lambda: adapt(FakeTorchLoader()), 3, FULL),
     "tf dataset": (lambda: adapt(FakeTfDataset()), 3, FULL),
     "grain map dataset": (lambda: adapt(grain_map()), 3, ROWS),

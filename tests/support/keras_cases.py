@@ -51,7 +51,7 @@ LOSSES: dict[str, list[Case]] = {
 }
 
 #: The function of each class.
-LOSS_FUNCTIONS = {cls.function.__name__: cls.__name__ for cls in registry.CLASSES}
+LOSS_FUNCTIONS = {cls.function.__name__: cls.__name__ for cls in registry.CLASSES if cls.__name__ in LOSSES}
 
 _COUNTS: list[Case] = [({}, "bits"), ({}, "bit per row"), ({}, "bit column"), ({"thresholds": [0.2, 0.7]}, "bits"),
                        ({"thresholds": 0.3}, "tenths")]

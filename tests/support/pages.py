@@ -21,8 +21,9 @@ def blocks(name: str, language: str = "python") -> list[str]:
 
 def run(name: str) -> dict[str, Any]:
     """Runs the blocks of a page one after another, and returns the names that they leave."""
-    names = {"__name__": "__main__"}
-    for block in blocks(name):
+    names, code = {"__name__": "__main__"}, blocks(name)
+    assert code, f"{name} has no code to run"
+    for block in code:
         exec(compile(block, name, "exec"), names)
     return names
 

@@ -12,6 +12,8 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from trainer.launch import output
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPU_PLATFORMS = {"", "cuda", "gpu"}
 _IDENTIFIER = re.compile(r"\d+|(GPU|MIG)-\S+")  # CUDA reads a list up to the first invalid entry, such as -1
@@ -84,8 +86,10 @@ def _all_gpus(path: str | None) -> list[str]:
     if program is not None:
         try:
             listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=_LIST_SECS, check=True)
-        except (OSError, subprocess.SubprocessError):  # a driver that does not respond
-            pass
+        except (OSError, subprocess.SubprocessError) as error:  # such as a driver that does not respond
+            said = (error.stdout if isinstance(error, subprocess.CalledProcessError) else "") or str(error)
+            line = said.strip().partition("\n")[0].rstrip(".")
+            output.say(f"`nvidia-smi -L` fails ({line}). Workers get the GPUs that the driver lists in /proc, if any.")
         else:
             lines = listed.stdout.splitlines()
             instances = [found[1] for found in map(_INSTANCE_LINE.match, lines) if found]

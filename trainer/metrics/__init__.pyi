@@ -32,6 +32,7 @@ from trainer.metrics.accuracies import (
 )
 from trainer.metrics.auc import AUC as AUC, AUCCurve as AUCCurve, AUCSummationMethod as AUCSummationMethod
 from trainer.metrics.base import Metric as Metric
+from trainer.metrics.calibration import ExpectedCalibrationError as ExpectedCalibrationError
 from trainer.metrics.classification import (
     BinaryCrossentropy as BinaryCrossentropy,
     CategoricalCrossentropy as CategoricalCrossentropy,

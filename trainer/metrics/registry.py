@@ -20,6 +20,7 @@ from trainer.losses.base import FunctionLoss
 from trainer.metrics import (
     accuracies,
     auc,
+    calibration,
     classification,
     confusion,
     correlation,
@@ -72,6 +73,7 @@ CLASSES: tuple[type[Metric], ...] = (
     operating_point.PrecisionAtRecall,
     operating_point.RecallAtPrecision,
     auc.AUC,
+    calibration.ExpectedCalibrationError,
     f_score.FBetaScore,
     f_score.F1Score,
     iou.IoU,

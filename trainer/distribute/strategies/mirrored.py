@@ -91,6 +91,10 @@ class MultiWorkerMirroredStrategy(Strategy):
       TypeError: if `communication_options` has another type.
 
     Source: `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    Example, without a cluster:
+      >>> MultiWorkerMirroredStrategy().mesh.axis_names
+      ('replica',)
     """
 
     def __init__(self, communication_options: CommunicationOptions | None = None):
@@ -112,6 +116,10 @@ class TPUStrategy(Strategy):
       ValueError: if a device cannot be used.
 
     Source: `tf.distribute.TPUStrategy`.
+
+    Example, on a simulated slice:
+      >>> TPUStrategy(devices=["cpu:0"]).num_replicas_in_sync
+      1
     """
 
     def __init__(self, tpu_cluster_resolver: Any = None, devices: Sequence[Any] | None = None):

@@ -214,7 +214,8 @@ def _check_metrics(compiled_metrics: CompiledMetrics, y: PyTree, outputs: PyTree
 def _takes_probabilities(metric: metrics.Metric) -> bool:
     if isinstance(metric, metrics.LossMetric):
         return metric.loss.expects_probabilities
-    return isinstance(metric, metrics.AUC) and not metric.get_config()["from_logits"]
+    takes_either = isinstance(metric, (metrics.AUC, metrics.ExpectedCalibrationError))
+    return takes_either and not metric.get_config()["from_logits"]
 
 
 def _is_custom_sum(metric: metrics.Metric) -> bool:
