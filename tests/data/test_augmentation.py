@@ -123,6 +123,12 @@ def test_a_change_takes_one_image_and_no_batch(change):
         change(rng(), IMAGE[..., 0])
 
 
+def test_functions_apply_in_the_order_of_their_calls():
+    dataset = RowDataset([1.0, 2.0]).map(lambda row: row + 1).map(lambda row: row * 10).batch(2)
+    (batch,) = dataset.map(lambda rows: rows + 1).random_map(lambda rng, rows: rows * 10)
+    assert batch.tolist() == [210, 310]
+
+
 def test_a_batched_dataset_is_not_augmented_as_if_it_were_an_image():
     dataset = RowDataset([IMAGE] * 4).batch(2).random_map(aug.RandomFlip())
     batches = iter(dataset)

@@ -256,6 +256,13 @@ def test_prune_keeps_the_newest(folder):
     assert folder.steps() == [3, 10]
 
 
+def test_the_first_process_alone_prunes(folder, monkeypatch):
+    fill(folder, 1, 2, 3)
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    folder.prune()
+    assert folder.steps() == [1, 2, 3]
+
+
 def test_prune_after_each_save_never_leaves_less_than_one(folder, tmp_path):
     last = CheckpointFolder(tmp_path / "run", keep=1)
     seen = []
