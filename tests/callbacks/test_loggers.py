@@ -248,7 +248,8 @@ def test_mlflow_gets_parameters_as_short_texts_in_requests_that_it_takes(monkeyp
     client = SimpleNamespace(log_batch=lambda run, params: requests.append((run, params)))
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(
         MlflowClient=lambda uri: client, entities=SimpleNamespace(Param=lambda name, value: (name, value))))
-    loggers.MLflow(run_id="seven").log_params({"note": "x" * 2000, **{f"size_{number}": number for number in range(100)}})
+    sizes = {f"size_{number}": number for number in range(100)}
+    loggers.MLflow(run_id="seven").log_params({"note": "x" * 2000, **sizes})
     assert [(run, len(params)) for run, params in requests] == [("seven", 100), ("seven", 1)]
     assert requests[0][1][:2] == [("note", "x" * 500), ("size_0", "0")] and requests[1][1] == [("size_99", "99")]
 

@@ -101,7 +101,8 @@ def test_the_bar_follows_the_batches(clock, screen):
     assert "compiling" not in shown(screen)[-1]
 
 
-@pytest.mark.parametrize(("phase", "title", "logs"), [("test", "Evaluate", " - loss: 0.5000"), ("predict", "Predict", "")])
+@pytest.mark.parametrize(("phase", "title", "logs"), [
+    ("test", "Evaluate", " - loss: 0.5000"), ("predict", "Predict", "")])
 def test_the_bar_of_an_evaluation_or_a_prediction_follows_its_batches(clock, screen, phase, title, logs):
     callbacks = callback_list(ProgbarLogger(screen.console), steps=4)
     getattr(callbacks, f"on_{phase}_begin")()

@@ -1,4 +1,4 @@
-"""How many executions the loop queues before it waits, and on which batches processes agree before they execute them."""
+"""How many executions the loop queues before it waits, and the batches that processes agree on before."""
 
 import collections
 import contextlib
@@ -46,6 +46,6 @@ def test_processes_agree_on_each_group_of_a_prediction_and_on_its_end(arrays, sp
         timing=types.SimpleNamespace(measure=lambda name: contextlib.nullcontext(), tell=lambda phase: None))
     groups = [types.SimpleNamespace(first=first, count=4, rows=8) for first in (0, 4)]
     assert list(loop._agreed_on(inputs, iter(groups))) == groups
-    batches = ["0 to 3 (8 rows each)", "4 to 7 (8 rows each)", "none"]  # a process with fewer groups says "none" earlier
+    batches = ["0 to 3 (8 rows each)", "4 to 7 (8 rows each)", "none"]  # "none" comes earlier in a process with fewer
     is_asked = arrays is None and spans_processes
     assert said == [{"next batches": text} for text in batches if is_asked]
