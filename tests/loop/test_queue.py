@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from trainer.core.timing import Timing
 from trainer.engine.loop import loop
 
 GROUP = types.SimpleNamespace(count=32)
@@ -42,8 +43,7 @@ def test_processes_agree_on_each_group_of_a_prediction_and_on_its_end(arrays, sp
     inputs = types.SimpleNamespace(
         core=types.SimpleNamespace(strategy=types.SimpleNamespace(
             spans_processes=spans_processes, process_group=process_group)),
-        reader=types.SimpleNamespace(arrays=arrays),
-        timing=types.SimpleNamespace(measure=lambda name: contextlib.nullcontext(), tell=lambda phase: None))
+        reader=types.SimpleNamespace(arrays=arrays), timing=Timing())
     groups = [types.SimpleNamespace(first=first, count=4, rows=8) for first in (0, 4)]
     assert list(loop._agreed_on(inputs, iter(groups))) == groups
     batches = ["0 to 3 (8 rows each)", "4 to 7 (8 rows each)", "none"]  # "none" comes earlier in a process with fewer
