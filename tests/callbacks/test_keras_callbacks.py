@@ -6,6 +6,8 @@ from flax import linen as nn
 
 import trainer
 from trainer.callbacks import BackupAndRestore, EarlyStopping, LearningRateScheduler, ReduceLROnPlateau
+from trainer.callbacks.base.keras_callback import as_callback
+from trainer.engine.saving.checkpoint.plain import encode
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("KERAS_BACKEND", "jax")  # the one that needs no further package
@@ -87,6 +89,19 @@ def test_an_interrupted_run_goes_on_with_their_state(tmp_path):
                   callbacks=[*callbacks(), Interrupt()])
     _, found = fitted(*callbacks(), keras.callbacks.Callback())
     assert found == expected
+
+
+def test_of_their_attributes_plain_data_is_saved():
+    class Holds(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.counts = {"a": [1, (2.5, None)], "b": {"c": np.float32(3)}}
+            self.by_place = {"places": {(0, 1): 2}}  # a checkpoint has no such keys
+            self.owner = {"owner": object()}
+
+    callback = as_callback(Holds())
+    assert callback.state_dict().keys() & {"counts", "by_place", "owner"} == {"counts"}
+    encode(callback.state_dict())
 
 
 def test_a_class_is_refused_by_name():

@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -239,6 +241,17 @@ def test_files_hold_what_was_logged(tmp_path):
         assert [line[name] for line in epochs] == history[name]
     (points,) = [points for tag, points in event_files.scalars(tmp_path / "events").items() if tag.endswith("/loss")]
     assert points == [(step, pytest.approx(loss)) for step, loss in zip([6, 12, 18], history["loss"], strict=True)]
+
+
+def test_mlflow_gets_parameters_as_short_texts_in_requests_that_it_takes(monkeypatch):
+    requests = []
+    client = SimpleNamespace(log_batch=lambda run, params: requests.append((run, params)))
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(
+        MlflowClient=lambda uri: client, entities=SimpleNamespace(Param=lambda name, value: (name, value))))
+    sizes = {f"size_{number}": number for number in range(100)}
+    loggers.MLflow(run_id="seven").log_params({"note": "x" * 2000, **sizes})
+    assert [(run, len(params)) for run, params in requests] == [("seven", 100), ("seven", 1)]
+    assert requests[0][1][:2] == [("note", "x" * 500), ("size_0", "0")] and requests[1][1] == [("size_99", "99")]
 
 
 @pytest.mark.slow

@@ -101,6 +101,17 @@ def test_the_bar_follows_the_batches(clock, screen):
     assert "compiling" not in shown(screen)[-1]
 
 
+@pytest.mark.parametrize(("phase", "title", "logs"), [
+    ("test", "Evaluate", " - loss: 0.5000"), ("predict", "Predict", "")])
+def test_the_bar_of_an_evaluation_or_a_prediction_follows_its_batches(clock, screen, phase, title, logs):
+    callbacks = callback_list(ProgbarLogger(screen.console), steps=4)
+    getattr(callbacks, f"on_{phase}_begin")()
+    callbacks.on_execution_end(phase, 0, {"loss": 0.5})
+    clock.now += 1
+    callbacks.on_execution_end(phase, 1, {"loss": 0.25})
+    assert shown(screen)[-1] == f"{title} {'━' * 20} 2/4{logs} - ETA 2s - 1s/step"
+
+
 def test_the_done_part_of_the_bar_is_coloured(clock, screen):
     colours = Console(file=screen, force_terminal=True, color_system="standard", width=100)
     callbacks = callback_list(ProgbarLogger(colours))

@@ -320,6 +320,24 @@ def test_awaiting_a_diagnosis_ends_if_nobody_is_lost(job, exits):
     pair[0].await_diagnosis()
 
 
+def test_a_main_thread_that_awaits_a_diagnosis_lets_the_watchdog_end_the_process(job, monkeypatch):
+    begun, ended = threading.Event(), threading.Event()
+
+    def end_process(*arguments):
+        begun.set()
+        time.sleep(0.3)  # prints, and waits until the others have ended
+        ended.set()
+
+    monkeypatch.setattr(watchdog, "end_process", end_process)
+    pair = job(2)
+    one = pair.watch(0, 60.0)
+    pair.say(1, 3, "host")
+    pair.end(1)
+    assert begun.wait(10)
+    one.await_diagnosis(0.01)
+    assert ended.is_set()
+
+
 def test_a_failed_collective_where_nobody_is_lost_is_told_to_the_others(exits, monkeypatch):
     told = []
     monkeypatch.setattr(watchdog, "_current", SimpleNamespace(

@@ -63,6 +63,14 @@ def run(callbacks=None, slow_data=0.0, **options):
     return model, model.fit(Batches(), epochs=2, verbose=0, callbacks=callbacks, **options).timing
 
 
+@pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
+def test_a_run_counts_each_batch_of_an_execution(call):
+    x, y, _ = classification(32)
+    model = compiled_mlp(steps_per_execution=3)
+    getattr(model, call)(x, *[y] * (call != "predict"), batch_size=8, verbose=0)
+    assert model.current_run.timing.steps == 4
+
+
 @pytest.mark.slow
 def test_a_slow_pipeline_shows_as_data_a_slow_callback_as_callbacks_and_the_parts_add_up():
     slow = trainer.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.15))

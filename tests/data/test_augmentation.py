@@ -50,6 +50,20 @@ def test_zooming_out_shows_mirror_images_and_in_the_middle():
     np.testing.assert_array_equal(aug.RandomZoom((0.0, 0.0))(rng(), IMAGE), IMAGE)
 
 
+@pytest.mark.parametrize("shape", [(4, 40), (40, 4)])
+def test_a_translation_is_a_share_of_each_side(shape):
+    long = shape.index(40)
+    image = np.full((*shape, 1), 100, np.float32)
+    np.moveaxis(image, long, 0)[20] = 200  # a line through the middle, which turns, zooms and shears keep there
+
+    def place(seed):
+        profile = aug.RandAugment(1, 1.0)(rng(seed), image).mean((1 - long, 2))
+        return int(np.argmax(abs(profile - np.median(profile))))
+
+    moves = [abs(place(seed) - 20) for seed in range(60)]
+    assert 6 < max(moves) <= 0.3 * 40
+
+
 def test_crops_are_parts_of_the_image_and_small_images_are_resized():
     crop = aug.RandomCrop(5, 7)(rng(), IMAGE)
     assert any(np.array_equal(crop, IMAGE[top:top + 5, left:left + 7]) for top in range(5) for left in range(6))
@@ -107,6 +121,12 @@ def test_a_change_takes_one_image_and_no_batch(change):
         change(rng(), IMAGE[None], 3)
     with pytest.raises(ValueError, match=r"shape \(9, 12\).*images?\[\.\.\., None\]"):
         change(rng(), IMAGE[..., 0])
+
+
+def test_functions_apply_in_the_order_of_their_calls():
+    dataset = RowDataset([1.0, 2.0]).map(lambda row: row + 1).map(lambda row: row * 10).batch(2)
+    (batch,) = dataset.map(lambda rows: rows + 1).random_map(lambda rng, rows: rows * 10)
+    assert batch.tolist() == [210, 310]
 
 
 def test_a_batched_dataset_is_not_augmented_as_if_it_were_an_image():

@@ -10,6 +10,7 @@ import pytest
 
 from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
+from trainer.data.sources.arrays import is_aligned
 from trainer.data.sources.buffers import BufferPool
 
 
@@ -23,6 +24,12 @@ def test_memory_is_used_again_once_no_view_of_it_is_left():
     assert other.ctypes.data != address, "a row of it is still in use"
     del row
     assert pool.empty((16, 2), np.float32).ctypes.data == address
+
+
+def test_memory_is_aligned_wherever_it_lies():
+    arrays = [BufferPool().empty((size,), np.uint8) for size in range(1, 400)]
+    assert len({array.ctypes.data for array in arrays}) == len(arrays)
+    assert all(map(is_aligned, arrays))
 
 
 def test_free_memory_is_bounded_and_what_is_of_no_use_makes_room():

@@ -374,6 +374,7 @@ def test_data_over_processes_resume_and_are_refused_in_all_processes_alike(tmp_p
     assert "The data of process 1 failed" in chief["failing"]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("build", "is_sharded"), [
     (lambda rows: rows.batch(8), True),
     (lambda rows: rows.batch(8, drop_remainder=True), True),

@@ -144,9 +144,11 @@ def test_every_interpolation_keeps_one_colour(interpolation):
 def test_another_ratio_of_the_sides_is_cut_or_padded():
     image = np.arange(10, dtype=np.float32)[None, :, None].repeat(4, 0)
     assert resizing.crop_to_aspect_ratio(image, (8, 8))[0, :, 0].tolist() == [3, 4, 5, 6]
-    portrait = image.swapaxes(0, 1)
-    assert resizing.crop_to_aspect_ratio(portrait, (8, 8))[:, 0, 0].tolist() == [3, 4, 5, 6]
-    assert resizing.crop_to_aspect_ratio(portrait, (4, 8)).shape == (2, 4, 1)
+    rows, odd = image.swapaxes(0, 1), image[:, :9]
+    assert resizing.crop_to_aspect_ratio(rows, (8, 8))[:, 0, 0].tolist() == [3, 4, 5, 6]
+    assert resizing.crop_to_aspect_ratio(odd, (8, 8))[0, :, 0].tolist() == [2, 3, 4, 5]  # rounded down, as in Keras
+    assert resizing.crop_to_aspect_ratio(odd.swapaxes(0, 1), (8, 8))[:, 0, 0].tolist() == [2, 3, 4, 5]
+    assert resizing.crop_to_aspect_ratio(rows, (4, 8)).shape == (2, 4, 1)
     padded = resizing.pad_to_aspect_ratio(image, (8, 8))
     assert padded.shape == (10, 10, 1) and padded[:3].max() == 0 and padded[3, :, 0].tolist() == list(range(10))
     with pytest.raises(ValueError, match="cannot both be True"):

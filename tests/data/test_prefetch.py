@@ -121,6 +121,20 @@ def test_a_group_pulled_while_closing_is_not_placed():
     assert placed == []
 
 
+def test_no_group_is_pulled_after_closing():
+    pulled, placed = [], threading.Semaphore(0)
+
+    def groups():
+        for number in range(9):
+            pulled.append(number)
+            yield number
+
+    ready = prefetch(groups(), lambda group: placed.release(), depth=2)
+    assert placed.acquire(timeout=5) and placed.acquire(timeout=5)  # all that there is room for
+    ready.close()
+    assert pulled == [0, 1]
+
+
 @pytest.mark.parametrize("steps", [None, 5])
 def test_a_pipeline_that_hangs_can_be_left_and_is_closed_when_it_returns(monkeypatch, steps):
     # The function hides its module as an attribute of the package.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import jax
 import numpy as np
@@ -196,6 +197,18 @@ def test_of_arrays_only_the_last_two_stay_placed():
     gc.collect()
     rows = {array.shape[0] for array in jax.live_arrays() if array.shape[1:] == (6,)}
     assert ROWS not in rows and {ROWS + 1, ROWS + 2} <= rows
+
+
+def test_what_was_placed_of_arrays_is_let_go_once_they_were_written_to():
+    kept, x, references = device_cache.PlacedArrays(), np.zeros((8, 2), np.float32), []
+    for value in (0, 0, 1):
+        x[:] = value
+        placed = kept.get_or_place(HostArrays(x), lambda: jax.device_put(x.copy()), (), 0)
+        references.append(weakref.ref(placed))
+        assert float(placed.max()) == value
+        del placed
+    gc.collect()
+    assert [reference() is None for reference in references] == [True, True, False]
 
 
 def test_checksums_tell_where_any_byte_differs():

@@ -29,7 +29,7 @@ from tests.callbacks.test_backup_and_restore import (
 from trainer import callbacks as cb
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.distribute.cluster.description import package_versions
-from trainer.engine.loop import resumable_run
+from trainer.engine.loop import begun_run, resumable_run
 
 
 class Shuffled:
@@ -362,6 +362,27 @@ def test_other_hyperparameters_of_the_optimizer_are_accepted_with_a_warning(tmp_
     small_fit(tmp_path, small_model(then))
     with pytest.warns(UserWarning, match="What the optimizer computes .* a constant learning rate is that of"):
         assert small_fit(tmp_path, small_model(now), epochs=2).epoch == [0, 1]
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_tells_the_next_what_it_had_begun(tmp_path):
+    class Begins(cb.Callback):
+        state_attributes = ("rows",)
+
+        def __init__(self, rows):
+            self.rows, self.begun_by = rows, None
+
+        def note_of_beginning(self):
+            return {"rows": self.rows}
+
+        def begin_anew(self, note):
+            self.begun_by = note
+
+    first, second = Begins(3), Begins(5)
+    for callback in (first, second):
+        begun_run.begin(tmp_path, cb.CallbackList([callback]))
+    assert first.begun_by is None and second.begun_by == {"rows": 3}
+    begun_run.forget(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -208,6 +208,17 @@ def test_they_can_be_updated_by_hand_and_leave_the_objects_that_were_given_alone
     assert float(last.result()) == 0.5
 
 
+def test_an_object_before_its_first_update_changes_no_other():
+    labels, predictions = np.zeros(2), np.array([-3.0, -1.0], "float32")
+    metric = adapted(Highest)
+    metric.build(labels, predictions)
+    empty = metric.stateless_reset_state()
+    updated = metric.stateless_update_state(empty, labels, predictions)
+    for pair in ((updated, empty), (empty, updated), (updated, updated)):
+        assert float(metric.stateless_result(metric.merge_variables(*pair))) == -1.0
+    assert not metric.merge_variables(empty, empty)[-1]
+
+
 def test_they_can_be_sent_to_other_processes_and_copied():
     labels, logits = np.array([0, 1]), np.array([[2.0, 1.0], [2.0, 1.0]], "float32")
     for given in (Hits, nnx.metrics.Accuracy()):

@@ -175,6 +175,7 @@ def test_attributes_of_keras():
     assert area._from_logits
     assert metrics.RecallAtPrecision(0.7).precision == 0.7
     assert metrics.TopKCategoricalAccuracy(k=3).k == 3
+    assert metrics.PearsonCorrelation(axis=0).axis == metrics.ConcordanceCorrelation(axis=0).axis == 0
     assert metrics.MeanIoU(num_classes=3).target_class_ids == [0, 1, 2]
 
 

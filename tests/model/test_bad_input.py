@@ -245,6 +245,8 @@ CASES = {
                 lambda: fit(trainer.data.Dataset.from_arrays((X, Y)).batch(5).repeat(), None)),
     "unbatched": (ValueError, ["batch"], lambda: fit(trainer.data.Dataset.from_arrays((X, Y)), None)),
     "labels": (ValueError, ["label", "7", "3"], lambda: fit(y=Y + 7)),
+    "labels of the second output": (ValueError, ["label", "7", "1 outputs per row"], lambda: fit_two_outputs(
+        [X[:, :1], Y + 7], loss=["mse", logits_loss()])),
     "negative labels": (ValueError, ["label", "-1", "3"], lambda: fit(y=Y - 1)),
     "one-hot labels": (ValueError, ["CategoricalCrossentropy"], lambda: fit(y=np.eye(3)[Y])),
     "validation labels": (ValueError, ["label", "3"], lambda: fit(validation_data=(X, Y + 3))),

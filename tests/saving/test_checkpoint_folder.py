@@ -1,5 +1,6 @@
 """A damaged checkpoint is never taken: each changed byte is noticed, the newest whole one found, nothing deleted."""
 
+import copy
 import json
 import os
 import pathlib
@@ -255,6 +256,13 @@ def test_prune_keeps_the_newest(folder):
     assert folder.steps() == [3, 10]
 
 
+def test_the_first_process_alone_prunes(folder, monkeypatch):
+    fill(folder, 1, 2, 3)
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    folder.prune()
+    assert folder.steps() == [1, 2, 3]
+
+
 def test_prune_after_each_save_never_leaves_less_than_one(folder, tmp_path):
     last = CheckpointFolder(tmp_path / "run", keep=1)
     seen = []
@@ -322,6 +330,17 @@ def test_a_folder_is_one_runs_alone_until_it_is_released(folder, monkeypatch):
     other.prepare()
     other.release()
     assert os.listdir(folder.path) == []
+
+
+def test_a_forked_process_leaves_the_folder_to_the_run(folder, monkeypatch):
+    folder.prepare()
+    child = copy.deepcopy(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(file_locks, "_open", set())  # the child's, which holds no locks
+        child.release()
+    assert run_lock.FILE_NAME in os.listdir(folder.path)
+    folder.release()
+    assert run_lock.FILE_NAME not in os.listdir(folder.path)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])

@@ -21,7 +21,8 @@ from trainer.engine.saving.checkpoint.plain import decode, encode
 
 DTYPES = ["bool", "int8", "uint8", ">i2", "int64", "uint64", "float16", "bfloat16", "float32", ">f8", "longdouble",
           "complex64", "complex128", "float8_e4m3fn", "int4", "U3", "S5", "V4", "M8[ns]", "m8[D]",
-          [("a", "<i4"), ("b", "<f8", (2,))], [("a", [("x", ">u2")]), ("b", "S3")]]
+          [("a", "<i4"), ("b", "<f8", (2,))], [("a", [("x", ">u2")]), ("b", "S3")],
+          [(("a title", "a"), "<i4"), ("b", "?")]]
 
 
 def same(first, second) -> bool:

@@ -1,6 +1,7 @@
 """A loss that divides by weights, or by the values that it keeps: `evaluate` gives that of one batch of all rows."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -8,6 +9,8 @@ from flax import linen as nn
 
 import trainer
 from trainer import losses
+from trainer.core import replica_context
+from trainer.engine.step.loss_parts import LossPart, exact_over_batches
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(14, 4, 5)).astype(np.float32)
@@ -67,6 +70,15 @@ def test_evaluate_in_batches_gives_the_loss_of_all_rows(case):
         _, logs = evaluated(case, 4, replicas)
         assert list(logs) == list(whole)
         np.testing.assert_allclose(list(logs.values()), list(whole.values()), rtol=1e-5)
+
+
+def test_the_loss_is_the_sum_of_the_outputs_means_times_their_weights():
+    parts = [LossPart("label", 0.5, jnp.float32(6), jnp.float32(3)),
+             LossPart("value", 2.0, jnp.float32(4), jnp.float32(1))]
+    with replica_context.enter(replica_context.ReplicaContext(rows=4)):
+        logs = exact_over_batches({"loss": jnp.float32(9.25), "value_loss": jnp.float32(4)}, parts, parts[1:])
+    results = {name: float(value.metric.stateless_result(value.variables)) for name, value in logs.items()}
+    assert results == {"loss": 0.5 * 6 / 3 + 2.0 * 4 / 1 + 0.25, "value_loss": 4.0}  # with an additional term
 
 
 @pytest.mark.slow

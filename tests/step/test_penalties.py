@@ -199,8 +199,10 @@ def test_factors_are_finite_and_not_negative(factor):
         regularizers.L2(factor)
 
 
-def test_a_penalty_that_is_no_scalar_is_refused_by_its_pattern():
+@pytest.mark.parametrize(("penalty", "shape"), [
+    (lambda w: 0.1 * w ** 2, r"\(4, 1\)"), (lambda w: 0.1 * jnp.sum(w ** 2, 0), r"\(1,\)")])
+def test_a_penalty_that_is_no_scalar_is_refused_by_its_pattern(penalty, shape):
     model = trainer.Model(Plain())
-    model.compile("sgd", "mse", regularizers={"kernel": lambda w: 0.1 * w ** 2})
-    with pytest.raises(ValueError, match=r"penalty of `regularizers` for 'kernel' must be a scalar.*\(4, 1\).*Sum it"):
+    model.compile("sgd", "mse", regularizers={"kernel": penalty})
+    with pytest.raises(ValueError, match=rf"penalty of `regularizers` for 'kernel' must be a scalar.*{shape}.*Sum it"):
         model.fit(np.ones((4, 4), np.float32), np.ones((4, 1), np.float32), verbose=0)

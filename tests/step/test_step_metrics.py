@@ -9,6 +9,8 @@ from flax import linen as nn
 
 import trainer
 from trainer import distribute, metrics
+from trainer.core import replica_context
+from trainer.engine.step import step_metrics
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(53, 4)).astype(np.float32)
@@ -179,6 +181,14 @@ class CategoricalTruePositives(metrics.Metric):
 
     def result(self):
         return self.true_positives
+
+
+def test_a_metric_of_the_users_sees_the_real_rows_of_a_padded_batch_one_by_one():
+    metric, labels = CategoricalTruePositives(), jnp.array([[1], [2], [0], [0]])
+    y_pred, mask = jnp.eye(3)[jnp.array([1, 0, 0, 0])], jnp.array([1.0, 1.0, 0.0, 0.0])
+    with replica_context.enter(replica_context.ReplicaContext(rows=4, row_mask=mask)):
+        (hits,) = step_metrics.updated(metric, metric.stateless_reset_state(), labels, y_pred)
+    assert float(hits) == 1.0
 
 
 @pytest.mark.slow
