@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from trainer.core import errors
+from trainer.core import errors, overwritten
 from trainer.core.replica_context import MEAN_BY_DEFAULT, ReduceOp, get_replica_context
-from trainer.core.tree_paths import named_leaves, restricted
+from trainer.core.tree_paths import named_leaves, restricted, updated
 from trainer.core.types import Layout, PyTree
 
 
@@ -47,8 +47,25 @@ class TrainState:
         """Returns a copy with the given fields replaced."""
         return dataclasses.replace(self, **changes)
 
+    @property
+    def differentiable(self) -> Any:
+        """Values to differentiate the loss by: `params`, and the collection that gradients overwrite, if there is one.
+
+        Without layers such as Flax's FP8 layers, these are just `params`. Such layers keep scales in the collection
+        "_overwrite_with_gradient" of `model_state`, whose gradients are their next values. `Model.apply` takes the
+        result in place of `params`, and `apply_gradients` takes its gradients.
+
+        Example:
+          >>> grads = jax.grad(loss_fn)(state.differentiable)  # doctest: +SKIP
+          >>> state = state.apply_gradients(grads)  # doctest: +SKIP
+        """
+        return overwritten.joined(self.params, overwritten.split(self.model_state)[1])
+
     def trainable(self, tree: PyTree) -> Any:
         """Returns the trained part of a tree like `params`, without frozen leaves."""
+        tree, kept = overwritten.split(tree)
+        if kept:
+            return overwritten.joined(self.trainable(tree), kept)
         if isinstance(self.optimizer, Mapping):
             return {name: rule.trainable(tree[name]) for name, rule in self.optimizer.items()}
         return {} if self.optimizer is None else self.optimizer.trainable(tree)
@@ -125,7 +142,8 @@ class TrainState:
         """Returns the state after an optimizer update.
 
         Args:
-          grads: gradients, a tree like `params`; in `strategy.run`, this replica's gradients.
+          grads: gradients, a tree like `params`; in `strategy.run`, this replica's gradients. If the model has FP8
+            layers, a tree like `differentiable`.
           model_state: new model state, as returned by `Model.apply`; None leaves it unchanged.
           reduce: reduction of gradients over the replicas of `strategy.run`. "mean", the default, suits losses from
             `Model.compute_loss`; "sum" suits a loss divided by the global batch; None leaves them unreduced. If a
@@ -139,7 +157,7 @@ class TrainState:
 
         Raises:
           ValueError: there is no optimizer, a name has no optimizer, or gradients are missing; in `strategy.run`,
-            without `reduce`, the gradients are scaled for a sum.
+            without `reduce`, the gradients are scaled for a sum, or the model has FP8 layers and several replicas.
           TypeError: neither or both of `grads` and `named_grads` are given.
 
         Example:
@@ -158,6 +176,10 @@ class TrainState:
             raise ValueError(f"Gradients were given by name ({', '.join(named_grads)}), but the model was compiled "
                              "with one optimizer for everything. Compile it with a dict of optimizers by module name.")
         context = get_replica_context()
+        grads, by_gradients = overwritten.split(grads)
+        named_grads, by_named_gradients = overwritten.split(named_grads)
+        by_gradients = by_gradients or by_named_gradients
+        _check_overwritten(self.model_state, by_gradients, named_grads or None, context.num_replicas_in_sync)
         context.is_told_reduction = reduce is not MEAN_BY_DEFAULT
         context.untold_reductions += not context.is_told_reduction
         extra: dict[str, Any] = {} if value is None else {"value": context.reduce_loss(reduce, value)}
@@ -178,7 +200,8 @@ class TrainState:
             params=params,
             opt_state=opt_state,
             # Without sown values such as losses, which are no state.
-            model_state=self.model_state if model_state is None else restricted(model_state, self.model_state),
+            model_state=updated(self.model_state if model_state is None else restricted(model_state, self.model_state),
+                                by_gradients),
         )
 
     def _updated_by_name(
@@ -208,6 +231,27 @@ def _check_gradients(grads: PyTree, params: PyTree) -> None:
         raise ValueError("`apply_gradients` needs the gradients of all parameters that are trained, in a tree like "
                          f"`state.params`. Received: {' and '.join(listed)}. Freeze parameters that are not to be "
                          "trained by `compile(freeze=...)`, or give them zeros.")
+
+
+def _check_overwritten(
+    model_state: PyTree, given: Mapping[str, Any], names: Iterable[str] | None, num_replicas: int
+) -> None:
+    """Raises ValueError if the collection that gradients overwrite would not become what one device computes."""
+    expected = overwritten.split(model_state)[1]
+    if names is not None and overwritten.OVERWRITTEN not in expected:
+        expected = {name: expected[name] for name in names if name in expected}
+    if not expected:
+        return
+    if num_replicas > 1:
+        raise ValueError(
+            f"`strategy.run` cannot train the model on several replicas: its FP8 layers overwrite "
+            f"{overwritten.OVERWRITTEN!r} with gradients, which have no reduction over {num_replicas} replicas. Train "
+            "it by `fit` or an overridden `train_step`, where a step sees the whole batch.")
+    if named_leaves(given).keys() != named_leaves(expected).keys():
+        raise ValueError(
+            f"`apply_gradients` needs the gradients of {overwritten.OVERWRITTEN!r} too, a collection of the model that "
+            "they overwrite, such as the scales of FP8 layers. Differentiate by `state.differentiable` in place of "
+            "`state.params`: `self.apply` takes it as `params`, and `apply_gradients` its gradients.")
 
 
 def initial_state(

@@ -250,7 +250,7 @@ class ModelCore:
 
         def update(state: TrainState) -> Any:
             state = state.replace(opt_state=initial_opt_state(state.optimizer, state.params))
-            grads, loss = state.params, jnp.zeros(())
+            grads, loss = state.differentiable, jnp.zeros(())
             return state.opt_state, state.apply_gradients(grads, value=loss, value_fn=lambda params: loss)
 
         def loss_and_gradient(outputs: Any) -> Any:
