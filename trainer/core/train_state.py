@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from trainer.core import errors, overwritten
-from trainer.core.replica_context import MEAN_BY_DEFAULT, ReduceOp, get_replica_context
+from trainer.core.replica_context import MEAN_BY_DEFAULT, ReduceOp, ReplicaContext, get_replica_context
 from trainer.core.tree_paths import named_leaves, restricted, updated
 from trainer.core.types import Layout, PyTree
 
@@ -157,7 +157,8 @@ class TrainState:
 
         Raises:
           ValueError: there is no optimizer, a name has no optimizer, or gradients are missing; in `strategy.run`,
-            without `reduce`, the gradients are scaled for a sum, or the model has FP8 layers and several replicas.
+            without `reduce`, the gradients are scaled for a sum. The model has FP8 layers, whose gradients are
+            missing, and with a loss scale, several replicas or parameter servers.
           TypeError: neither or both of `grads` and `named_grads` are given.
 
         Example:
@@ -179,7 +180,7 @@ class TrainState:
         grads, by_gradients = overwritten.split(grads)
         named_grads, by_named_gradients = overwritten.split(named_grads)
         by_gradients = by_gradients or by_named_gradients
-        _check_overwritten(self.model_state, by_gradients, named_grads or None, context.num_replicas_in_sync)
+        _check_overwritten(self, by_gradients, named_grads or None, context)
         context.is_told_reduction = reduce is not MEAN_BY_DEFAULT
         context.untold_reductions += not context.is_told_reduction
         extra: dict[str, Any] = {} if value is None else {"value": context.reduce_loss(reduce, value)}
@@ -234,24 +235,28 @@ def _check_gradients(grads: PyTree, params: PyTree) -> None:
 
 
 def _check_overwritten(
-    model_state: PyTree, given: Mapping[str, Any], names: Iterable[str] | None, num_replicas: int
+    state: TrainState, given: Mapping[str, Any], names: Iterable[str] | None, context: ReplicaContext
 ) -> None:
     """Raises ValueError if the collection that gradients overwrite would not become what one device computes."""
-    expected = overwritten.split(model_state)[1]
+    expected = overwritten.split(state.model_state)[1]
     if names is not None and overwritten.OVERWRITTEN not in expected:
         expected = {name: expected[name] for name in names if name in expected}
     if not expected:
         return
-    if num_replicas > 1:
-        raise ValueError(
-            f"`strategy.run` cannot train the model on several replicas: its FP8 layers overwrite "
-            f"{overwritten.OVERWRITTEN!r} with gradients, which have no reduction over {num_replicas} replicas. Train "
-            "it by `fit` or an overridden `train_step`, where a step sees the whole batch.")
+    what = (f"The model has the collection {overwritten.OVERWRITTEN!r}, such as the scales of FP8 layers, which each "
+            "step overwrites with its gradient")
+    if context.pushes_gradients:
+        raise ValueError(f"{what}. Servers of ParameterServerStrategy cannot: train under a synchronous strategy.")
+    if context.num_replicas_in_sync > 1:
+        raise ValueError(f"{what}. It has no reduction over the {context.num_replicas_in_sync} replicas of "
+                         "`strategy.run`: train by `fit` or an overridden `train_step`, which sees the whole batch.")
+    if state.loss_scale is not None:
+        raise ValueError(f"{what}. A loss scale would change it: use `compile(precision=\"mixed_bfloat16\")`, which "
+                         "needs none.")
     if named_leaves(given).keys() != named_leaves(expected).keys():
-        raise ValueError(
-            f"`apply_gradients` needs the gradients of {overwritten.OVERWRITTEN!r} too, a collection of the model that "
-            "they overwrite, such as the scales of FP8 layers. Differentiate by `state.differentiable` in place of "
-            "`state.params`: `self.apply` takes it as `params`, and `apply_gradients` its gradients.")
+        raise ValueError(f"{what}, and `apply_gradients` was not given all of that. Differentiate by "
+                         "`state.differentiable` in place of `state.params`: `self.apply` takes it as `params`, and "
+                         "`apply_gradients` takes its gradients.")
 
 
 def initial_state(
@@ -292,6 +297,26 @@ def check_same_structure(function: str, before: TrainState, after: TrainState) -
         raise TypeError(f"`{function}` changed the structure of the state: `state{path}` was {old.get(path, 'absent')} "
                         f"and became {new.get(path, 'absent')}. A step keeps the tree, shapes and dtypes of the state "
                         "it was given.")
+
+
+def check_is_overwritten(function: str, before: TrainState, after: TrainState) -> None:
+    """Raises ValueError if `function` changed parameters, and left the collection that gradients overwrite unchanged.
+
+    Both are compared by identity, as a traced function is given arrays without values.
+    """
+    old, new = (overwritten.split(state.model_state)[1] for state in (before, after))
+    for name, values in old.items():
+        params = (before.params, after.params) if name == overwritten.OVERWRITTEN else (
+            before.params[name], after.params[name])
+        if not _are_same(*params) and _are_same(values, new[name]):
+            raise ValueError(f"`{function}` trained the parameters and left the collection {overwritten.OVERWRITTEN!r} "
+                             "as it was, such as the scales of FP8 layers, which a step overwrites with its gradient. "
+                             "Differentiate by `state.differentiable`, and return what `state.apply_gradients(grads)` "
+                             "returns.")
+
+
+def _are_same(tree: PyTree, other: PyTree) -> bool:
+    return all(one is another for one, another in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True))
 
 
 def _described(state: TrainState) -> dict[str, str]:

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, PartitionSpec
 from trainer.core.compile.compiler_options import CompilerOptions
 from trainer.core.precision import where_finite
 from trainer.core.replica_context import ReplicaContext
-from trainer.core.train_state import TrainState, check_same_structure
+from trainer.core.train_state import TrainState, check_is_overwritten, check_same_structure
 from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
 from trainer.distribute.replica.state_reduction import SumOverReplicas, over_replicas
@@ -131,9 +131,11 @@ def leave_replica(
 
     Raises:
       TypeError: if the function changed the structure, shapes or dtypes of the state.
+      ValueError: if it trained parameters, but did not overwrite what gradients overwrite.
     """
     after = after.replace(model_state=restricted(after.model_state, before.model_state))
     check_same_structure(function, before, after)
+    check_is_overwritten(function, before, after)
     model_state = over_replicas(before.model_state, after.model_state, context, sum_over_replicas)
     return context.scatter_updates(before, after.replace(model_state=model_state))
 
