@@ -23,6 +23,7 @@ from trainer.data.sources.batches import Batch
 from trainer.engine.model.core.model_core import ModelCore
 from trainer.engine.step import loss_parts, step_metrics
 from trainer.engine.step.gradient_accumulation import accumulated
+from trainer.engine.step.input_casts import multiplied_inputs
 
 
 class OverridableSteps:
@@ -154,11 +155,11 @@ class OverridableSteps:
         model_state = updated(state.model_state, given if module is None else {module: given})
         names: dict[str, Any] = {} if module is None else {"module": module}
         options = self._core.configuration.options
-        apply: Callable[..., Any] = functools.partial(
-            self._core.module.apply, training=training, batch_norm=options.batch_norm, remat=options.remat,
+        call: Callable[..., Any] = functools.partial(
+            self._core.module.apply, training=training, batch_norm=options.batch_norm,
             compute_dtype=None if options.policy is None else options.policy.compute_dtype,
-            is_frozen=options.is_frozen if self._core.configuration.trainable else lambda path: True,
-            make_key=lambda stream: self.make_rng(state, stream), **names)
+            is_frozen=options.is_frozen if self._core.configuration.trainable else lambda path: True, **names)
+        apply = functools.partial(call, remat=options.remat, make_key=lambda stream: self.make_rng(state, stream))
         context = get_replica_context() if in_replica_context() else context_outside(x)
         # The loss scale is divided by the number of replicas: gradients of a replica's share of the loss grow with that
         # number, and must not overflow earlier.
@@ -166,7 +167,10 @@ class OverridableSteps:
         with replica_context.enter(context), with_matmul_precision(options.matmul_precision):
             if options.policy is None:
                 return apply(params, model_state, x)
-            return apply_with_policy(options.policy, apply, params, model_state, x, scale)
+            casts = multiplied_inputs(
+                functools.partial(call, make_key=lambda stream: jax.random.key(0)), params, model_state, x,
+                options.policy, self._core.configuration.input_casts, (module, training))
+            return apply_with_policy(options.policy, apply, params, model_state, x, scale, casts)
 
     def make_rng(self, state: TrainState, stream: str) -> jax.Array:
         """Returns the key of a random stream for this step, the same on any number of devices."""
