@@ -128,7 +128,8 @@ def test_twenty_steps_equal_flaxs_train_state(flax_loop, model_class, parts):
 
 @pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["whole", "microbatches"])
 @pytest.mark.parametrize("make_strategy", [
-    lambda: mirrored(2), lambda: FullyShardedStrategy(["cpu:0", "cpu:1"], min_shard_bytes=0)], ids=["mirrored", "sharded"])
+    lambda: mirrored(2), lambda: FullyShardedStrategy(["cpu:0", "cpu:1"], min_shard_bytes=0),
+], ids=["mirrored", "sharded"])
 def test_two_devices_overwrite_as_one_device_does(flax_loop, make_strategy, options):
     with make_strategy().scope():
         model = compiled(**options)
@@ -178,10 +179,9 @@ def test_a_resumed_run_continues_with_the_same_scales(tmp_path):
 
     whole = compiled()
     fitted(whole, steps=3, epochs=2)
+    stopped, backup = compiled(), trainer.callbacks.BackupAndRestore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        backup = trainer.callbacks.BackupAndRestore(tmp_path)
-        model = compiled()
-        model.fit(*data(3), batch_size=ROWS, shuffle=False, verbose=0, epochs=2, callbacks=[backup, Stop()])
+        stopped.fit(*data(3), batch_size=ROWS, shuffle=False, verbose=0, epochs=2, callbacks=[backup, Stop()])
     resumed = compiled()
     resumed.fit(*data(3), batch_size=ROWS, shuffle=False, verbose=0, epochs=2,
                 callbacks=[trainer.callbacks.BackupAndRestore(tmp_path)])
@@ -251,7 +251,7 @@ def test_replicas_and_parameter_servers_are_refused():
     with mirrored(2).scope() as strategy:
         model = compiled()
     state, grads = model.state, model.state.differentiable
-    with pytest.raises(ValueError, match="no reduction over the 2 replicas of `strategy.run`"):
+    with pytest.raises(ValueError, match=r"no reduction over the 2 replicas of `strategy\.run`"):
         strategy.run(lambda state: state.apply_gradients(grads, reduce="mean"), args=(state,))
     with (trainer.core.replica_context.enter(PushContext(ROWS)),
           pytest.raises(ValueError, match="Servers of ParameterServerStrategy cannot")):

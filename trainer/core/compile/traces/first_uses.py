@@ -20,8 +20,8 @@ from trainer.core.types import PyTree
 PRODUCT, NARROWING, RESULT = "product", "narrowing", "result"
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
-_MOVES = ("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "dynamic_slice", "gather", "pad",
-          "rev", "copy", "split", "sharding_constraint", "device_put", "reshard")  # of their first operand
+_MOVES = ("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "dynamic_slice", "gather",
+          "pad", "rev", "copy", "split", "sharding_constraint", "device_put", "reshard")  # of their first operand
 _MOVES_OF_ALL = ("concatenate", "select_n", "optimization_barrier")
 _CALLS = (*CALLS, *REMATERIALISED, "custom_jvp_call", "custom_vjp_call")
 
