@@ -4,7 +4,8 @@ Owns the boundary of a module: the casts of parameters, inputs and outputs, the 
 and the updates of the scale. It knows neither the kind of the module nor the loss, so it works for every `compute_loss`
 and `train_step`, for several losses, and for gradients that pass through several modules.
 
-Values that the boundary does not see keep their dtypes:
+The boundary leaves most inputs to the layers, which cast them: a cast changes ids, years and seconds. Values that the
+boundary does not see keep their dtypes:
 
 - A layer with a `dtype` of its own computes in it, such as `nn.Dense(10, dtype=jnp.float32)`. This keeps a part of a
   model in float32.

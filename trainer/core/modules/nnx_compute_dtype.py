@@ -30,8 +30,8 @@ def set_nnx_compute_dtype(module: nnx.Module, dtype: DTypeLike | None) -> None:
             layer.compute_dtype = dtype  # type: ignore[attr-defined]
             object.__setattr__(layer, "__class__", _output_casting_class(type(layer)))
         else:
-            layer.dtype = dtype
-            if callable(layer):
+            layer.dtype, is_called = dtype, callable(layer)
+            if is_called:
                 object.__setattr__(layer, "__class__", _complex_keeping_class(type(layer)))
             if isinstance(layer, nnx.RNNCellBase):
                 object.__setattr__(layer, "__class__", _carry_keeping_class(type(layer)))
