@@ -30,9 +30,10 @@ def set_nnx_compute_dtype(module: nnx.Module, dtype: DTypeLike | None) -> None:
             layer.compute_dtype = dtype  # type: ignore[attr-defined]
             object.__setattr__(layer, "__class__", _output_casting_class(type(layer)))
         else:
-            layer.dtype, is_called = dtype, callable(layer)
-            if is_called:
-                object.__setattr__(layer, "__class__", _complex_keeping_class(type(layer)))
+            layer.dtype = dtype
+            layer_class: type[nnx.Module] = type(layer)
+            if callable(layer):
+                object.__setattr__(layer, "__class__", _complex_keeping_class(layer_class))
             if isinstance(layer, nnx.RNNCellBase):
                 object.__setattr__(layer, "__class__", _carry_keeping_class(type(layer)))
 
@@ -50,7 +51,7 @@ def _output_casting_class(layer_class: type[nnx.BatchNorm]) -> type[nnx.BatchNor
 
 
 @functools.cache
-def _complex_keeping_class(layer_class: type[Any]) -> type[Any]:
+def _complex_keeping_class(layer_class: type[nnx.Module]) -> type[nnx.Module]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not has_complex((args, kwargs)):
             return layer_class.__call__(self, *args, **kwargs)
