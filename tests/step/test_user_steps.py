@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax.linen import fp8_ops
 
 import trainer
 from tests.support.project_files import ROOT
@@ -271,6 +272,13 @@ def sown_losses():
     np.testing.assert_allclose(model.evaluate(X[:35], Y[:35], verbose=0)["loss"], expected, rtol=1e-5)
 
 
+def overwritten():
+    dense = nn.Dense(4, dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp)
+    model = same(trainer.Model, module=dense)[2]
+    collection = model.state.model_state["_overwrite_with_gradient"]
+    assert collection["Fp8DirectDotGeneralOp_0"]["input_scale"] == pytest.approx(np.abs(X).max() / 448, rel=0.1)
+
+
 def other_sown():
     model = fit(trainer.Model, 4, module=Keeps("nothing"))[2]
     assert model.state.model_state == {}
@@ -282,6 +290,7 @@ PROGRAMS = {
         "BatchNorm's statistics": batch_statistics,
         "State of its own": own_collection,
         "Losses": sown_losses,
+        "What gradients overwrite": overwritten,
         "Other sown values": other_sown,
     },
     "What a step may look like": {

@@ -18,7 +18,7 @@ class Difference(NamedTuple):
     """One difference.
 
     Attributes:
-      room: "losses", "metrics", "optimizers", "regularizers" or "utils".
+      room: "losses", "metrics", "optimizers", "regularizers", "precision" or "utils".
       names: the names concerned, in Markdown.
       keras: behaviour of Keras.
       ours: behaviour of the trainer.
@@ -263,6 +263,11 @@ DIFFERENCES: tuple[Difference, ...] = (
         "A single vector has no pair to be orthogonal.",
         lambda library: library.regularizers.OrthogonalRegularizer()(jnp.ones((1, 2)))),
     Difference(
+        "precision", "`mixed_bfloat16` and others, models of one's own",
+        "A subclass of `Model` receives float inputs in 16 bits, before its code sees them: the id 1901 becomes 1904.",
+        "Layers cast their inputs, as in Keras's functional models; the model's code receives the given values.",
+        "Ids, years and seconds are no longer the same numbers in 16 bits.", lambda library: _ids_in_16_bits(library)),
+    Difference(
         "utils", "`array_to_img`, `save_img`", "With `scale=False`, values outside of [0, 255] wrap around.",
         "ValueError.", "The result would be another picture.",
         lambda library: np.asarray(library.utils.array_to_img(np.full((1, 1, 3), 300), scale=False))),
@@ -275,6 +280,20 @@ DIFFERENCES: tuple[Difference, ...] = (
         "The file must show the given image.",
         lambda library: library.utils.save_img(io.BytesIO(), np.zeros((1, 1, 4)), file_format="jpeg")),
 )
+
+
+def _ids_in_16_bits(library: Any) -> Any:
+    ids = np.array([[1901.0], [1903.0]], "float32")
+    if hasattr(library, "distribute"):
+        model = library.Model(lambda x: x % 7)
+        model.compile(precision="mixed_bfloat16")
+        return model.predict(ids, verbose=0)
+
+    class Days(library.Model):
+        def call(self, x: Any) -> Any:
+            return x % 7
+
+    return np.asarray(Days(dtype="mixed_bfloat16")(ids)).astype("float32")
 
 
 def _grey_of_16_bits() -> bytes:

@@ -1,10 +1,11 @@
 """Dtype policies and dynamic loss scaling: training in float16 or bfloat16 with weights and losses in float32.
 
-Owns the boundary of a module: the casts of inputs and outputs, the scale of gradients inside the module, and the
-updates of the scale. It knows neither the kind of the module nor the loss, so it works for every `compute_loss` and
-`train_step`, for several losses, and for gradients that pass through several modules.
+Owns the boundary of a module: the casts of parameters, inputs and outputs, the scale of gradients inside the module,
+and the updates of the scale. It knows neither the kind of the module nor the loss, so it works for every `compute_loss`
+and `train_step`, for several losses, and for gradients that pass through several modules.
 
-Values that the boundary does not see keep their dtypes:
+The boundary leaves most inputs to the layers, which cast them: a cast changes ids, years and seconds. Values that the
+boundary does not see keep their dtypes:
 
 - A layer with a `dtype` of its own computes in it, such as `nn.Dense(10, dtype=jnp.float32)`. This keeps a part of a
   model in float32.
@@ -152,7 +153,7 @@ def multiplies_float32(platform: str, name: str | None) -> bool:
 
 def apply_with_policy(
     policy: Policy | None, apply: Apply, params: PyTree, model_state: PyTree, inputs: PyTree,
-    scale: jax.Array | None = None,
+    scale: jax.Array | None = None, casts: PyTree = True,
 ) -> tuple[Any, Any]:
     """Returns the outputs and the new model state of a module that computes according to the policy.
 
@@ -166,9 +167,10 @@ def apply_with_policy(
       apply: the module as a function.
       params: its parameters. Floating leaves are cast to `compute_dtype`, except for narrower leaves.
       model_state: its state, which is not cast: running averages need float32.
-      inputs: one batch. Floating leaves are cast like parameters. Pass numbers that stand for things, such as tokens,
-        as integers: bfloat16 represents whole numbers exactly only up to 256.
+      inputs: one batch.
       scale: factor of gradients inside of the module, a float32 scalar; None for no scaling.
+      casts: whether to cast a floating leaf of `inputs` like parameters, for all leaves or as a tree of each. A cast
+        changes whole numbers, of which bfloat16 represents all only up to 256; see `engine/step/input_casts.py`.
 
     Returns:
       `(outputs, new_model_state)`, with floating outputs in `output_dtype` and the state in the dtypes of
@@ -187,7 +189,7 @@ def apply_with_policy(
         # Before the casts: in the backward pass the casts come first, and the division is in float32.
         params, model_state, inputs = _cotangents_times((params, model_state, inputs), 1 / scale)
     outputs, new_model_state = apply(
-        _narrowed(params, policy.compute_dtype), model_state, _narrowed(inputs, policy.compute_dtype))
+        _narrowed(params, policy.compute_dtype), model_state, _narrowed(inputs, policy.compute_dtype, casts))
     outputs = jax.tree.map(lambda leaf: _cast(leaf, policy.output_dtype), outputs)
     # The step reports a state of another structure; sown values are no state.
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(model_state)
@@ -215,11 +217,17 @@ def _kept_finite(new: jax.Array, old: jax.Array) -> Any:
     return jnp.where(jnp.isfinite(new) | ~jnp.isfinite(old), new, old) if _is_floating(new) else new
 
 
-def _narrowed(tree: PyTree, dtype: DTypeLike) -> Any:
-    # Also for equal widths: JAX would promote float16 and bfloat16 to float32.
-    width = jnp.dtype(dtype).itemsize
+def _narrowed(tree: PyTree, dtype: DTypeLike, casts: PyTree = True) -> Any:
+    if isinstance(casts, bool):
+        casts = jax.tree.map(lambda leaf: casts, tree)
     return jax.tree.map(
-        lambda leaf: _cast(leaf, dtype) if _is_floating(leaf) and leaf.dtype.itemsize >= width else leaf, tree)
+        lambda leaf, is_cast: _cast(leaf, dtype) if is_cast and is_narrowed(leaf, dtype) else leaf, tree, casts)
+
+
+def is_narrowed(leaf: Any, dtype: DTypeLike) -> bool:
+    """Returns whether a cast to a compute dtype narrows a leaf: a floating array of that width or more."""
+    # Also for equal widths: JAX would promote float16 and bfloat16 to float32.
+    return _is_floating(leaf) and leaf.dtype.itemsize >= jnp.dtype(dtype).itemsize
 
 
 def _cotangents_times(tree: PyTree, factor: jax.Array) -> Any:

@@ -71,6 +71,7 @@ class ReplicaContext:
         normalizes the rows of each replica on their own.
       has_whole_batch: whether code of a step that several devices divide sees a single replica.
       keys_differ: whether each replica has random keys of its own.
+      pushes_gradients: whether parameter servers apply the gradients, after the step.
       mask_reads: number of times that code has read which rows are padding, to detect code that does not.
       is_told_reduction: whether the last call of `apply_gradients` set the reduction of gradients over the replicas.
       untold_reductions: number of calls that did not set it.
@@ -81,6 +82,7 @@ class ReplicaContext:
     batch_norm_groups: int = 1
     has_whole_batch: bool = False
     keys_differ: bool = True
+    pushes_gradients: bool = False
 
     def __init__(self, rows: int | None = None, row_mask: jax.Array | None = None):
         self.rows = rows

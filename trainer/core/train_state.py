@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from trainer.core import errors
-from trainer.core.replica_context import MEAN_BY_DEFAULT, ReduceOp, get_replica_context
-from trainer.core.tree_paths import named_leaves, restricted
+from trainer.core import errors, overwritten
+from trainer.core.replica_context import MEAN_BY_DEFAULT, ReduceOp, ReplicaContext, get_replica_context
+from trainer.core.tree_paths import named_leaves, restricted, updated
 from trainer.core.types import Layout, PyTree
 
 
@@ -47,8 +47,25 @@ class TrainState:
         """Returns a copy with the given fields replaced."""
         return dataclasses.replace(self, **changes)
 
+    @property
+    def differentiable(self) -> Any:
+        """Values to differentiate the loss by: `params`, and the collection that gradients overwrite, if there is one.
+
+        Without layers such as Flax's FP8 layers, these are just `params`. Such layers keep scales in the collection
+        "_overwrite_with_gradient" of `model_state`, whose gradients are their next values. `Model.apply` takes the
+        result in place of `params`, and `apply_gradients` takes its gradients.
+
+        Example:
+          >>> grads = jax.grad(loss_fn)(state.differentiable)  # doctest: +SKIP
+          >>> state = state.apply_gradients(grads)  # doctest: +SKIP
+        """
+        return overwritten.joined(self.params, overwritten.split(self.model_state)[1])
+
     def trainable(self, tree: PyTree) -> Any:
         """Returns the trained part of a tree like `params`, without frozen leaves."""
+        tree, kept = overwritten.split(tree)
+        if kept:
+            return overwritten.joined(self.trainable(tree), kept)
         if isinstance(self.optimizer, Mapping):
             return {name: rule.trainable(tree[name]) for name, rule in self.optimizer.items()}
         return {} if self.optimizer is None else self.optimizer.trainable(tree)
@@ -125,7 +142,8 @@ class TrainState:
         """Returns the state after an optimizer update.
 
         Args:
-          grads: gradients, a tree like `params`; in `strategy.run`, this replica's gradients.
+          grads: gradients, a tree like `params`; in `strategy.run`, this replica's gradients. If the model has FP8
+            layers, a tree like `differentiable`.
           model_state: new model state, as returned by `Model.apply`; None leaves it unchanged.
           reduce: reduction of gradients over the replicas of `strategy.run`. "mean", the default, suits losses from
             `Model.compute_loss`; "sum" suits a loss divided by the global batch; None leaves them unreduced. If a
@@ -139,7 +157,8 @@ class TrainState:
 
         Raises:
           ValueError: there is no optimizer, a name has no optimizer, or gradients are missing; in `strategy.run`,
-            without `reduce`, the gradients are scaled for a sum.
+            without `reduce`, the gradients are scaled for a sum. The model has FP8 layers, whose gradients are
+            missing, and with a loss scale, several replicas or parameter servers.
           TypeError: neither or both of `grads` and `named_grads` are given.
 
         Example:
@@ -158,6 +177,10 @@ class TrainState:
             raise ValueError(f"Gradients were given by name ({', '.join(named_grads)}), but the model was compiled "
                              "with one optimizer for everything. Compile it with a dict of optimizers by module name.")
         context = get_replica_context()
+        grads, by_gradients = overwritten.split(grads)
+        named_grads, by_named_gradients = overwritten.split(named_grads)
+        by_gradients = by_gradients or by_named_gradients
+        _check_overwritten(self, by_gradients, named_grads or None, context)
         context.is_told_reduction = reduce is not MEAN_BY_DEFAULT
         context.untold_reductions += not context.is_told_reduction
         extra: dict[str, Any] = {} if value is None else {"value": context.reduce_loss(reduce, value)}
@@ -178,7 +201,8 @@ class TrainState:
             params=params,
             opt_state=opt_state,
             # Without sown values such as losses, which are no state.
-            model_state=self.model_state if model_state is None else restricted(model_state, self.model_state),
+            model_state=updated(self.model_state if model_state is None else restricted(model_state, self.model_state),
+                                by_gradients),
         )
 
     def _updated_by_name(
@@ -208,6 +232,31 @@ def _check_gradients(grads: PyTree, params: PyTree) -> None:
         raise ValueError("`apply_gradients` needs the gradients of all parameters that are trained, in a tree like "
                          f"`state.params`. Received: {' and '.join(listed)}. Freeze parameters that are not to be "
                          "trained by `compile(freeze=...)`, or give them zeros.")
+
+
+def _check_overwritten(
+    state: TrainState, given: Mapping[str, Any], names: Iterable[str] | None, context: ReplicaContext
+) -> None:
+    """Raises ValueError if the collection that gradients overwrite would not become what one device computes."""
+    expected = overwritten.split(state.model_state)[1]
+    if names is not None and overwritten.OVERWRITTEN not in expected:
+        expected = {name: expected[name] for name in names if name in expected}
+    if not expected:
+        return
+    what = (f"The model has the collection {overwritten.OVERWRITTEN!r}, such as the scales of FP8 layers, which each "
+            "step overwrites with its gradient")
+    if context.pushes_gradients:
+        raise ValueError(f"{what}. Servers of ParameterServerStrategy cannot: train under a synchronous strategy.")
+    if context.num_replicas_in_sync > 1:
+        raise ValueError(f"{what}. It has no reduction over the {context.num_replicas_in_sync} replicas of "
+                         "`strategy.run`: train by `fit` or an overridden `train_step`, which sees the whole batch.")
+    if state.loss_scale is not None:
+        raise ValueError(f"{what}. A loss scale would change it: use `compile(precision=\"mixed_bfloat16\")`, which "
+                         "needs none.")
+    if named_leaves(given).keys() != named_leaves(expected).keys():
+        raise ValueError(f"{what}, and `apply_gradients` was not given all of that. Differentiate by "
+                         "`state.differentiable` in place of `state.params`: `self.apply` takes it as `params`, and "
+                         "`apply_gradients` takes its gradients.")
 
 
 def initial_state(
@@ -248,6 +297,26 @@ def check_same_structure(function: str, before: TrainState, after: TrainState) -
         raise TypeError(f"`{function}` changed the structure of the state: `state{path}` was {old.get(path, 'absent')} "
                         f"and became {new.get(path, 'absent')}. A step keeps the tree, shapes and dtypes of the state "
                         "it was given.")
+
+
+def check_is_overwritten(function: str, before: TrainState, after: TrainState) -> None:
+    """Raises ValueError if `function` changed parameters, and left the collection that gradients overwrite unchanged.
+
+    Both are compared by identity, as a traced function is given arrays without values.
+    """
+    old, new = (overwritten.split(state.model_state)[1] for state in (before, after))
+    for name, values in old.items():
+        params = (before.params, after.params) if name == overwritten.OVERWRITTEN else (
+            before.params[name], after.params[name])
+        if not _are_same(*params) and _are_same(values, new[name]):
+            raise ValueError(f"`{function}` trained the parameters and left the collection {overwritten.OVERWRITTEN!r} "
+                             "as it was, such as the scales of FP8 layers, which a step overwrites with its gradient. "
+                             "Differentiate by `state.differentiable`, and return what `state.apply_gradients(grads)` "
+                             "returns.")
+
+
+def _are_same(tree: PyTree, other: PyTree) -> bool:
+    return all(one is another for one, another in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True))
 
 
 def _described(state: TrainState) -> dict[str, str]:

@@ -33,7 +33,7 @@ def call_linen_layer(layer: nn.Module, call: Callable[..., Any], args: tuple, kw
       kwargs: keyword arguments of the method.
       dtype: the compute dtype; None leaves the layer as it is.
     """
-    if dtype is not None and takes_dtype(layer) and not any(map(jnp.iscomplexobj, jax.tree.leaves((args, kwargs)))):
+    if dtype is not None and takes_dtype(layer) and not has_complex((args, kwargs)):
         object.__setattr__(layer, "dtype", dtype)
     outputs = call(*args, **kwargs)
     if dtype is not None and isinstance(layer, nn.RNNCellBase) and args and isinstance(outputs, tuple):
@@ -45,6 +45,12 @@ def takes_dtype(layer: object) -> bool:
     """Returns whether a layer has a `dtype` that is unset. Complex layers keep their dtype."""
     return (getattr(layer, "dtype", "absent") is None
             and not jnp.issubdtype(getattr(layer, "param_dtype", jnp.float32), jnp.complexfloating))
+
+
+def has_complex(arguments: PyTree) -> bool:
+    """Returns whether any argument of a layer is complex: a cast to a compute dtype would drop its imaginary part."""
+    return any(jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.complexfloating)
+               for leaf in jax.tree.leaves(arguments) if hasattr(leaf, "dtype") or isinstance(leaf, complex))
 
 
 def with_dtypes_of(old: PyTree, new: PyTree) -> Any:

@@ -38,6 +38,7 @@ from trainer.core.modules.nnx_compute_dtype import set_nnx_compute_dtype
 from trainer.core.modules.nnx_sequential import NNXStack
 from trainer.core.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.core.modules.summary import CallObserver, CallRecorder, ModuleLayer
+from trainer.core.overwritten import OVERWRITTEN
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import Layout, PyTree
 
@@ -75,7 +76,7 @@ class NNXFunctional(FunctionalModule):
       call_kwargs: keyword arguments that the user sets for each call.
 
     Raises:
-      TypeError: the module holds arrays of its own, but no `nnx.Param`.
+      TypeError: the module holds arrays of its own, but no `nnx.Param`; or it wraps Linen's FP8 layers.
 
     Attributes:
       module: the user's module.
@@ -98,6 +99,10 @@ class NNXFunctional(FunctionalModule):
             _joined(path) for path, value in variables.items() if isinstance(value, nnx.BatchStat)}
         self._sows_losses = bool(self._losses)
         self._check_weights_are_params(variables)
+        if any(type(value).__name__ == OVERWRITTEN for value in variables.values()):
+            raise TypeError(f"{self.name} wraps a Linen module with the collection {OVERWRITTEN!r}, such as the scales "
+                            "of FP8 layers, which each step overwrites with its gradient. NNX modules have no such "
+                            "collection here: make the whole model a Linen module.")
         self._params_of_batch_norms = {
             layer: list(map(_joined, paths)) for layer, paths in params_of_nnx_batch_norms(self._template).items()}
         self._bridges = [path for path, layer in nnx.iter_modules(self._template)

@@ -1,7 +1,8 @@
 """The compute dtype of NNX layers without a dtype of their own.
 
 Applies the choices of `compute_dtype.py`. Two kinds of layers need more than a dtype: recurrent cells, and
-`nnx.BatchNorm`, which normalizes in float32, by unrounded averages, before its outputs are cast.
+`nnx.BatchNorm`, which normalizes in float32, by unrounded averages, before its outputs are cast. All of them keep their
+own dtype for complex inputs, as Linen's layers do: a cast would drop the imaginary parts.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from trainer.core.modules.compute_dtype import takes_dtype, with_dtypes_of
+from trainer.core.modules.compute_dtype import has_complex, takes_dtype, with_dtypes_of
 
 
 def set_nnx_compute_dtype(module: nnx.Module, dtype: DTypeLike | None) -> None:
@@ -29,6 +31,9 @@ def set_nnx_compute_dtype(module: nnx.Module, dtype: DTypeLike | None) -> None:
             object.__setattr__(layer, "__class__", _output_casting_class(type(layer)))
         else:
             layer.dtype = dtype
+            layer_class: type[nnx.Module] = type(layer)
+            if callable(layer):
+                object.__setattr__(layer, "__class__", _complex_keeping_class(layer_class))
             if isinstance(layer, nnx.RNNCellBase):
                 object.__setattr__(layer, "__class__", _carry_keeping_class(type(layer)))
 
@@ -39,7 +44,24 @@ def set_nnx_compute_dtype(module: nnx.Module, dtype: DTypeLike | None) -> None:
 @functools.cache
 def _output_casting_class(layer_class: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
     def call(self: Any, *args: Any, **kwargs: Any) -> jax.Array:
-        return layer_class.__call__(self, *args, **kwargs).astype(self.compute_dtype)
+        outputs = layer_class.__call__(self, *args, **kwargs)
+        return outputs if jnp.iscomplexobj(outputs) else outputs.astype(self.compute_dtype)
+
+    return _with_call(layer_class, call)
+
+
+@functools.cache
+def _complex_keeping_class(layer_class: type[nnx.Module]) -> type[nnx.Module]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not has_complex((args, kwargs)):
+            return layer_class.__call__(self, *args, **kwargs)
+        # Not by NNX, which forbids changes of a layer inside of its transformations.
+        dtype = self.dtype
+        object.__setattr__(self, "dtype", None)
+        try:
+            return layer_class.__call__(self, *args, **kwargs)
+        finally:
+            object.__setattr__(self, "dtype", dtype)
 
     return _with_call(layer_class, call)
 

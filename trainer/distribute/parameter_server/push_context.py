@@ -37,6 +37,8 @@ class PushContext(ReplicaContext):
       value: the loss given with the gradients; None without a loss.
     """
 
+    pushes_gradients = True
+
     def __init__(self, rows: int):
         super().__init__(rows)
         self.grads: Any = None

@@ -26,7 +26,7 @@ from trainer.core.compile.constraints import constrained, constraints_by, ignore
 from trainer.core.compile.jit import on_each_device
 from trainer.core.precision import where_finite
 from trainer.core.replica_context import ReplicaContext, get_replica_context
-from trainer.core.train_state import TrainState, check_same_structure
+from trainer.core.train_state import TrainState, check_is_overwritten, check_same_structure
 from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import REPLICA_AXIS, to_devices
@@ -226,9 +226,11 @@ def leave_replica(
 
     Raises:
       TypeError: if the function changed the structure, shapes or dtypes of the state.
+      ValueError: if it trained parameters, but did not overwrite what gradients overwrite.
     """
     after = after.replace(model_state=restricted(after.model_state, before.model_state))
     check_same_structure(function, before, after)
+    check_is_overwritten(function, before, after)
     model_state = over_replicas(before.model_state, after.model_state, context, sum_over_replicas)
     return context.scatter_updates(before, after.replace(model_state=model_state))
 

@@ -42,7 +42,7 @@ class PhaseInput:
       phase: the compiled step.
       arrays: the reader's arrays on the devices, if batches are gathered from them.
       numbers_of: number of batches whose row indices are placed at once; None without `arrays`.
-      labels_are_checked: whether all labels of the arrays on the devices are valid classes of the model.
+      values_are_checked: whether all values of the arrays on the devices are checked, or none needs to be.
       guard: watches the compilations of the run.
       timing: the clock of the run.
       prefix: the first part of the names of its logs, such as "clean_" for one of several validation sets.
@@ -57,7 +57,7 @@ class PhaseInput:
     reader: Reader
     arrays: Any | None
     numbers_of: int | None
-    labels_are_checked: bool
+    values_are_checked: bool
     guard: CompileGuard
     timing: Timing
     prefix: str = ""
@@ -68,9 +68,9 @@ class PhaseInput:
     def look_ahead(self, epoch: int) -> None:
         """Computes and places the first row indices of a later epoch while the devices run the current epoch.
 
-        Nothing else is read ahead: a pipeline may depend on callbacks in between, and labels may be invalid.
+        Nothing else is read ahead: a pipeline may depend on callbacks in between, and values may be invalid.
         """
-        if self.arrays is not None and self.labels_are_checked:
+        if self.arrays is not None and self.values_are_checked:
             with self.timing.data:
                 groups = self.reader.read(epoch, 0, self.numbers_of)
                 self.begun[epoch] = self._to_devices(next(groups)), groups
@@ -117,9 +117,9 @@ class PhaseInput:
                 yield strategy.stack_at(group, start, length)
 
     def _to_devices(self, group: Group) -> PlacedGroup:
-        if not self.labels_are_checked:
+        if not self.values_are_checked:
             rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
-            self.core.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
+            self.core.check_values(self.kind, self.reader.rows(rows) if self.arrays is not None else rows)
         return self.phase.place_group(group, self.arrays)
 
     @property
@@ -182,8 +182,8 @@ def start_phase(
     reader.group_size = phase.steps_per_execution
     with timing.data:
         arrays = core.place_arrays(kind, reader, passes, data_on_device)
-        is_checked = kind == "predict" or (arrays is not None and _has_good_labels(core, reader))
-        # Invalid labels are reported when their execution is due, and all rows of a group are checked.
+        is_checked = not core.checks_values(kind) or (arrays is not None and _has_good_values(core, kind, reader))
+        # Invalid values are reported when their execution is due, and all rows of a group are checked.
         at_once = reader.group_size if not is_checked else _batches_at_once(
             reader.group_size, jax.tree.leaves(batch))
     return PhaseInput(
@@ -198,9 +198,9 @@ def _batches_at_once(steps_per_execution: int, batch: list[np.ndarray]) -> int:
     return max(executions, 1) * steps_per_execution
 
 
-def _has_good_labels(core: ModelCore, reader: Reader) -> bool:
+def _has_good_values(core: ModelCore, kind: Phase, reader: Reader) -> bool:
     try:
-        core.check_labels(reader.arrays.tree if reader.arrays is not None else None)
+        core.check_values(kind, reader.arrays.tree if reader.arrays is not None else None)
     except ValueError:
         return False  # maybe in rows that are never read, so each batch is checked
     return True

@@ -12,16 +12,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from trainer.core import replica_context
+from trainer.core import overwritten, replica_context
 from trainer.core.precision import apply_with_policy, with_matmul_precision
 from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import updated
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch
 from trainer.engine.model.core.model_core import ModelCore
 from trainer.engine.step import loss_terms, step_metrics
 from trainer.engine.step.gradient_accumulation import accumulated
+from trainer.engine.step.input_casts import multiplied_inputs
 
 
 class OverridableSteps:
@@ -67,7 +69,7 @@ class OverridableSteps:
         """
         self._core.configuration.penalties_are_used = True
         losses = [jnp.sum(loss).astype(jnp.float32) for loss in self._core.module.sown_losses(model_state)]
-        penalty = self._core.configuration.options.penalty_of(params)
+        penalty = self._core.configuration.options.penalty_of(overwritten.split(params)[0])
         return sum(losses, jnp.zeros((), jnp.float32) if penalty is None else penalty)
 
     def compute_metrics(self, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree) -> dict[str, Any]:
@@ -99,17 +101,20 @@ class OverridableSteps:
         ) -> tuple[jax.Array, tuple[Any, Any, list[Any]]]:
             x, y, sample_weight = unpack_x_y_sample_weight(batch)
             y_pred, model_state = self.apply(params, state, x, training=True)
-            updated: list[Any] = []
-            with step_metrics.metrics_of_transformed(updated):
+            added: list[Any] = []
+            with step_metrics.metrics_of_transformed(added):
                 loss = self.compute_loss(x, y, y_pred, sample_weight)
             loss = _with_penalties(self, loss, params, model_state)
-            return loss, (y_pred, model_state, updated)
+            return loss, (y_pred, model_state, added)
 
         def compute(state: TrainState, batch: Batch) -> tuple[Any, Any, dict[str, Any]]:
             x, y, sample_weight = unpack_x_y_sample_weight(batch)
             gradient = jax.value_and_grad(loss_and_outputs, has_aux=True)
-            (loss, (y_pred, model_state, updated)), grads = gradient(state.params, state, batch)
-            step_metrics.add(updated)
+            (loss, (y_pred, model_state, added)), grads = gradient(state.differentiable, state, batch)
+            step_metrics.add(added)
+            # A microbatch overwrites the collection for the next, as it passes model state on.
+            grads, by_gradients = overwritten.split(grads)
+            model_state = updated(model_state, by_gradients)
             logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
             return (state.trainable(grads), loss), model_state, logs  # averaged over microbatches
 
@@ -119,6 +124,7 @@ class OverridableSteps:
         tracked = {**logs, **step_metrics.results()}
         if not self._core.configuration.trainable:
             return tracked, state
+        grads = overwritten.joined(grads, overwritten.split(model_state)[1])
         value_fn = None if microbatches > 1 else lambda params: loss_and_outputs(params, state, batch)[0]
         return tracked, state.apply_gradients(grads, model_state=model_state, value=loss, value_fn=value_fn)
 
@@ -139,27 +145,32 @@ class OverridableSteps:
         The returned state also holds sown values, such as `model_state["losses"]`, which `apply_gradients` leaves out.
 
         Args:
-          params: the parameters; only the parameters of `module`, if given.
+          params: the parameters, or `state.differentiable`; only those of `module`, if given.
           state: provides the model state, the seed and the step.
           x: the inputs.
           module: the name of a module in a dict of modules.
           training: whether dropout is active, and BatchNorm uses the batch's statistics, unless it is frozen.
         """
+        params, given = overwritten.split(params)
+        model_state = updated(state.model_state, given if module is None else {module: given})
         names: dict[str, Any] = {} if module is None else {"module": module}
         options = self._core.configuration.options
-        apply: Callable[..., Any] = functools.partial(
-            self._core.module.apply, training=training, batch_norm=options.batch_norm, remat=options.remat,
+        call: Callable[..., Any] = functools.partial(
+            self._core.module.apply, training=training, batch_norm=options.batch_norm,
             compute_dtype=None if options.policy is None else options.policy.compute_dtype,
-            is_frozen=options.is_frozen if self._core.configuration.trainable else lambda path: True,
-            make_key=lambda stream: self.make_rng(state, stream), **names)
+            is_frozen=options.is_frozen if self._core.configuration.trainable else lambda path: True, **names)
+        apply = functools.partial(call, remat=options.remat, make_key=lambda stream: self.make_rng(state, stream))
         context = get_replica_context() if in_replica_context() else context_outside(x)
         # The loss scale is divided by the number of replicas: gradients of a replica's share of the loss grow with that
         # number, and must not overflow earlier.
         scale = None if state.loss_scale is None else state.loss_scale / context.num_replicas_in_sync
         with replica_context.enter(context), with_matmul_precision(options.matmul_precision):
             if options.policy is None:
-                return apply(params, state.model_state, x)
-            return apply_with_policy(options.policy, apply, params, state.model_state, x, scale)
+                return apply(params, model_state, x)
+            casts = multiplied_inputs(
+                functools.partial(call, make_key=lambda stream: jax.random.key(0)), params, model_state, x,
+                options.policy, self._core.configuration.input_casts, (module, training))
+            return apply_with_policy(options.policy, apply, params, model_state, x, scale, casts)
 
     def make_rng(self, state: TrainState, stream: str) -> jax.Array:
         """Returns the key of a random stream for this step, the same on any number of devices."""

@@ -36,6 +36,7 @@ class Configuration:
       penalties_are_used: whether a traced step has called `compute_penalties`; may be assigned.
       phases: the compiled steps, by "train", "test" and "predict".
       proofs: known facts about the rows of steps; see `engine/step/lowering.py`.
+      input_casts: known casts of inputs; see `engine/step/input_casts.py`.
       forwards: the compiled calls of the model, by `training`; None for a call that cannot be compiled.
       given: the arguments of the last `compile`, by name.
       noted_loss: pending value of the loss metric, assigned on its first access; None for no value. May be assigned.
@@ -61,6 +62,7 @@ class Configuration:
         self.changes += 1
         self.phases: dict[str, CompiledPhase] = {}
         self.proofs: dict[Hashable, dict[int, Any]] = {}
+        self.input_casts: dict[Hashable, Any] = {}
         self.forwards: dict[bool, Callable[..., Any] | None] = {}
         self.outputs_are_checked = False
 

@@ -18,12 +18,13 @@ import numpy as np
 from trainer.core import replica_context, trace_purity
 from trainer.core.compile.jit import is_jit_disabled, run_once
 from trainer.core.compile.program_digest import program_digest
+from trainer.core.compile.traces.first_uses import first_uses
 from trainer.core.errors import see
 from trainer.core.modules import FunctionalModule
 from trainer.core.precision import with_matmul_precision
 from trainer.core.timing import Timing
 from trainer.core.tracebacks import user_stacklevel
-from trainer.core.train_state import TrainState, initial_opt_state
+from trainer.core.train_state import TrainState, initial_opt_state, shapes_of
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
@@ -34,8 +35,9 @@ from trainer.engine.model.core.configuration import Configuration
 from trainer.engine.model.core.current_run import CurrentRun
 from trainer.engine.model.core.run_fingerprint import describe_model, describe_step
 from trainer.engine.model.core.state_holder import StateHolder, first_rows
-from trainer.engine.step import output_checks, update_rules
+from trainer.engine.step import output_checks, steps, update_rules
 from trainer.engine.step.compiled_phase import CompiledPhase
+from trainer.engine.step.input_casts import check_inputs_fit, overflows
 from trainer.engine.step.lowering import StepParts, why_partitioned
 from trainer.optimizers.named import optimizer_kinds
 
@@ -103,6 +105,7 @@ class ModelCore:
         self.configuration = configuration or Configuration()
         self.state = StateHolder(model, module, strategy, seed, self.configuration, self._clock)
         self.run = CurrentRun(self.state, self.configuration, strategy)
+        self._row_shapes: dict[str, Any] = {}  # of the first batch of each phase
 
     def _clock(self) -> Timing:
         return self.run.timing
@@ -192,8 +195,9 @@ class ModelCore:
         if is_new and not is_trained:  # after training, different kinds of processors may have rounded differently
             self.assert_consistent(
                 f"model for `{_METHODS[kind]}`", lambda: describe_step(state.current, phase.program()))
+        self._row_shapes[kind] = shapes_of(first_rows(batch))
+        self.check_values(kind, batch)
         if kind != "predict":
-            self.check_labels(batch)
             self._check_outputs(batch)
         return phase
 
@@ -250,7 +254,7 @@ class ModelCore:
 
         def update(state: TrainState) -> Any:
             state = state.replace(opt_state=initial_opt_state(state.optimizer, state.params))
-            grads, loss = state.params, jnp.zeros(())
+            grads, loss = state.differentiable, jnp.zeros(())
             return state.opt_state, state.apply_gradients(grads, value=loss, value_fn=lambda params: loss)
 
         def loss_and_gradient(outputs: Any) -> Any:
@@ -278,9 +282,31 @@ class ModelCore:
         """Gives the metric of the loss its result over an epoch, which Keras's metric has after a run."""
         self.configuration.noted_loss = value
 
-    def check_labels(self, batch: Batch) -> None:
-        """Raises ValueError for labels that the loss cannot take. Leaves may have a leading axis of batches."""
-        output_checks.check_labels(self.configuration.loss, unpack_x_y_sample_weight(batch)[1])
+    def checks_values(self, kind: str) -> bool:
+        """Returns whether `check_values` reads the values of batches."""
+        return kind != "predict" or overflows(self.configuration.options.policy)
+
+    def check_values(self, kind: str, batch: Batch) -> None:
+        """Raises ValueError for labels that the loss cannot take, and inputs that the compute dtype cannot represent.
+
+        Leaves may have a leading axis of batches.
+        """
+        x, y, _ = unpack_x_y_sample_weight(batch)
+        policy = self.configuration.options.policy
+        if policy is not None and overflows(policy):
+            check_inputs_fit(policy, x, lambda: self._uses_of_inputs(kind, policy.compute_dtype))
+        if kind != "predict":
+            output_checks.check_labels(self.configuration.loss, y)
+
+    def _uses_of_inputs(self, kind: str, dtype: Any) -> Any:
+        """Returns the `first_uses` of each leaf of `x` in the step of a phase."""
+        run, step = {"train": (steps.train_one_batch, self._model.train_step),
+                     "test": (steps.test_one_batch, self._model.test_step),
+                     "predict": (steps.predict_one_batch, self._model.predict_step)}[kind]
+        traced = functools.partial(run, step, replica_context.single_context)
+        uses = first_uses(lambda values: traced(values["state"], values["batch"]),
+                          {"state": self.state.shapes(), "batch": self._row_shapes[kind]}, dtype)
+        return unpack_x_y_sample_weight(uses["batch"])[0]
 
     def _traced_phase(self, kind: str, state: TrainState, batch: Batch) -> CompiledPhase:
         phases, options, model = self.configuration.phases, self.configuration.options, self._model
@@ -323,7 +349,7 @@ class ModelCore:
         return RemotePhase(
             self._model.train_step, self._model.__train_step_as_resource__(), strategy,
             self.configuration.options.steps_per_execution, strategy.served(self.state, self.module.embeddings),
-            functools.partial(output_checks.check_labels, self.configuration.loss))
+            functools.partial(output_checks.check_labels, self.configuration.loss))  # float16 is refused
 
     def _check_penalties(self) -> None:
         """Raises or warns if a custom `train_step` leaves out penalties or sown losses."""
