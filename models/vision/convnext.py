@@ -130,7 +130,7 @@ class ConvNeXtTiny(ConvNeXt):
     >>> import jax, jax.numpy as jnp
     >>> model = ConvNeXtTiny(num_classes=10, depths=(1, 1, 1, 1), widths=(8, 8, 16, 16))
     >>> images = jnp.zeros((2, 32, 32, 3))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (2, 10)
     """
 

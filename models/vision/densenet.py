@@ -55,7 +55,7 @@ class DenseNet(ImageModel):
     >>> import jax, jax.numpy as jnp
     >>> model = DenseNet(num_classes=10, blocks=(2, 2), growth_rate=8)
     >>> images = jnp.zeros((2, 32, 32, 3))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (2, 10)
     """
 

@@ -138,7 +138,7 @@ class EfficientNetB0(EfficientNet):
     >>> import jax, jax.numpy as jnp
     >>> model = EfficientNetB0(num_classes=10, width_coefficient=0.25, depth_coefficient=0.1)
     >>> images = jnp.zeros((2, 32, 32, 3))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (2, 10)
     """
 

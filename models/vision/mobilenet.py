@@ -28,7 +28,7 @@ class MobileNet(ImageModel):
     >>> import jax, jax.numpy as jnp
     >>> model = MobileNet(num_classes=10, alpha=0.25)
     >>> images = jnp.zeros((2, 32, 32, 3))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (2, 10)
     """
 

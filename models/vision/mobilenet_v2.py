@@ -54,7 +54,7 @@ class MobileNetV2(ImageModel):
     >>> import jax, jax.numpy as jnp
     >>> model = MobileNetV2(num_classes=10, alpha=0.35)
     >>> images = jnp.zeros((2, 32, 32, 3))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (2, 10)
     """
 

@@ -162,7 +162,7 @@ class MobileNetV3Small(MobileNetV3):
     >>> import jax, jax.numpy as jnp
     >>> model = MobileNetV3Small(num_classes=10, alpha=0.35)
     >>> images = jnp.zeros((2, 32, 32, 3))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (2, 10)
     """
 
@@ -178,7 +178,7 @@ class MobileNetV3Large(MobileNetV3):
     >>> import jax, jax.numpy as jnp
     >>> model = MobileNetV3Large(num_classes=10, alpha=0.35)
     >>> images = jnp.zeros((2, 32, 32, 3))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (2, 10)
     """
 

@@ -79,7 +79,7 @@ class ResNet(ImageModel):
     >>> import jax, jax.numpy as jnp
     >>> model = ResNet18(num_classes=10)
     >>> images = jnp.zeros((2, 32, 32, 3))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (2, 10)
     """
 

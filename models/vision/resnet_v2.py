@@ -52,7 +52,7 @@ class ResNetV2(ImageModel):
     >>> import jax, jax.numpy as jnp
     >>> model = ResNetV2(num_classes=10, blocks=(1, 2))
     >>> images = jnp.zeros((2, 32, 32, 3))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (2, 10)
     """
 

@@ -56,7 +56,7 @@ class UNet(ConvLayers):
     >>> import jax, jax.numpy as jnp
     >>> model = UNet(num_classes=2, features=(4, 8, 16))
     >>> images = jnp.zeros((1, 32, 48, 3))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (1, 32, 48, 2)
     """
 

@@ -131,7 +131,7 @@ class ViTB16(ViT):
     >>> import jax, jax.numpy as jnp
     >>> model = ViTB16(num_classes=10, width=16, depth=1, num_heads=2, mlp_width=32)
     >>> images = jnp.zeros((2, 32, 32, 3))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (2, 10)
     """
 
