@@ -88,7 +88,7 @@ def given():
                                              "serving_input_receiver_fn": lambda: np.ones((1, 1))},
         "Estimator": {"model_fn": lambda features, labels, mode: None},
         "model_to_estimator": {"model": model}, "plot_model": {"model": model},
-        "load_model": {"model": model}, "SidecarEvaluator": {"model": model, "data": (np.ones((1, 2)), np.ones((1, 1)))},
+        "load_model": {"model": model}, "SidecarEvaluator": {"model": model, "data": (np.ones((1, 2)), np.ones(1))},
         "BaselineEstimator": {"head": head}, "LinearEstimator": {"head": head, "feature_columns": [column]},
         "DNNEstimator": {"head": head, "hidden_units": units, "feature_columns": [column]},
         "DNNLinearCombinedEstimator": {"head": head, "linear_feature_columns": [column]},
