@@ -90,6 +90,9 @@ class CSVLogger(Callback):
         self._replaces = not self.append
         self._end = self._size() if self.append else 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "csv_file": None, "writer": None}  # of this process
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         size = self._size()

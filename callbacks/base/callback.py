@@ -123,6 +123,11 @@ class Callback:
         """Sets `params`; called once before each run."""
         self.params = params
 
+    def __getstate__(self) -> Any:
+        """Returns the attributes for a copy or a pickle, which has no model: its weights are on devices."""
+        state = super().__getstate__()
+        return {**state, "_model": None} if isinstance(state, dict) else state
+
     def set_model(self, model: Run) -> None:
         """Sets `model`; called once before each run."""
         self._model = model

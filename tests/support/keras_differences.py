@@ -278,6 +278,11 @@ DIFFERENCES: tuple[Difference, ...] = (
         "The file must show the given image.",
         lambda library: library.utils.save_img(io.BytesIO(), np.zeros((1, 1, 4)), file_format="jpeg")),
     Difference(
+        "optimizers", "`exclude_from_weight_decay`", "Expressions of `var_names` are searched in the last part of a "
+        "weight's path; the configuration leaves them out.", "They are searched in the whole path, such as "
+        "`\"LayerNorm_0/scale\"`, and are a part of the configuration; `fit` raises ValueError if no weight matches.",
+        "Layers can be named; a copy trains like the original.", lambda library: _excluded_in_config(library)),
+    Difference(
         "callbacks", "`ModelCheckpoint`, `OrbaxCheckpoint`", "With `save_best_only` and a monitor that no log has: a "
         "warning at each save, which `ModelCheckpoint` writes over the one before.", "ValueError from `fit`, before it "
         "trains.", "The file would not be the best.",
@@ -297,6 +302,12 @@ def _saved_without_monitor(library: Any) -> Any:
     callback.set_model(model)
     callback.on_epoch_end(0, {"loss": 0.5})
     return saved
+
+
+def _excluded_in_config(library: Any) -> Any:
+    optimizer = library.optimizers.AdamW()
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return sorted(optimizer.get_config())
 
 
 def _appended(library: Any) -> Any:
