@@ -10,9 +10,8 @@ from typing import Any
 
 import jax
 
-from trainer.callbacks.base.callback import Callback, Logs
+from trainer.callbacks.base.callback import Callback, LogNames, Logs
 from trainer.callbacks.base.keras_callback import as_callback
-from trainer.callbacks.base.monitor_callback import MonitorCallback
 from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.callbacks.history import History
 from trainer.callbacks.progress.progress_bar import ProgbarLogger
@@ -138,25 +137,33 @@ class CallbackList(Callback):
             self._save_at = min(saves, default=None)
         return min(steps, default=None)
 
-    def check_monitors(self, available: Iterable[str]) -> None:
-        """Lets the callbacks with a monitor reject a log that will not exist.
+    def check_monitors(
+        self, available: Iterable[str], each_epoch: Iterable[str] | None = None, batches: Iterable[str] | None = None
+    ) -> None:
+        """Lets the callbacks reject a monitor, or another name of a log, that will not exist.
 
         Callbacks after an `on_epoch_end` that may add any log (see `adds_logs`) check the first logs instead.
 
         Args:
           available: names of all logs that any epoch will have.
+          each_epoch: names of the logs that all epochs will have; by default `available`.
+          batches: names of the logs that all batches will have; by default `each_epoch`.
 
         Raises:
           ValueError: if a monitored log is neither available nor added by a callback.
+          KeyError: if the name of a file has another log.
         """
-        available = set(available)
+        in_some = frozenset(available)
+        in_each = in_some if each_epoch is None else frozenset(each_epoch)
+        of_batches: frozenset[str] | None = in_each if batches is None else frozenset(batches)
         for callback in self.callbacks:
             added = getattr(callback.on_epoch_end, "added_log_keys", None)
             if added is None:
                 return
-            available |= added
-            if isinstance(callback, MonitorCallback):
-                callback.check_monitor(available)
+            in_some, in_each = in_some | added, in_each | added
+            if any(_overrides(callback, hook) for hook in _BATCH_HOOKS["train"]):
+                of_batches = None
+            callback.check_log_names(LogNames(in_each, in_some, of_batches))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of callbacks that have a state, by class name ("EarlyStopping", "EarlyStopping_1"...)."""

@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer.callbacks.base.callback import Callback, Logs, adds_logs
+from trainer.callbacks.base.callback import Callback, LogNames, Logs, adds_logs
 from trainer.callbacks.base.run_protocol import run_detail
 from trainer.core import arguments
-from trainer.core.errors import wrong_type
+from trainer.core.errors import MAX_ITEMS, wrong_type
 
 LOGGER = logging.getLogger(__name__)
 
@@ -21,8 +21,9 @@ class CSVLogger(Callback):
     """Writes a CSV row for each epoch: the epoch's index, from 0, and its logs, sorted by name.
 
     The first epoch's logs set the columns. Without a validation in the first epoch, each column gets a "val_" twin.
-    Missing values are written as "NA". Rows are on disk at the end of the epoch. With several processes, the first
-    process writes.
+    Missing values are written as "NA". With `append=True`, an existing file keeps its columns; a log that has none
+    there is refused, before training if the names of the logs are known by then. Rows are on disk at the end of the
+    epoch. With several processes, the first process writes.
 
     A resumed run continues its file: rows of epochs that will be repeated are cut off, so that the file ends as if
     there had been no interruption. The same holds for a run with `BackupAndRestore` that was killed before its first
@@ -39,6 +40,7 @@ class CSVLogger(Callback):
 
     Raises:
       OSError: from `fit`, if the file cannot be written.
+      ValueError: from `fit`, with `append=True`, if the file has other columns than the logs.
 
     Example:
 
@@ -70,8 +72,14 @@ class CSVLogger(Callback):
         self.append = append
         self.writer: csv.DictWriter | None = None
         self.keys: list[str] | None = None
+        self._validation_names: list[str] = []  # logs of a validation that are known before
         self._end = 0  # bytes of the file up to the last row, or before the first row
         self._replaces = False  # whether the first row replaces the content, which is of another run
+
+    def check_log_names(self, names: LogNames) -> None:
+        self._validation_names = sorted(name for name in names.some_epochs if name.startswith("val_"))
+        if self.append:
+            self._check_columns(names.some_epochs)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._close()  # an exception may have ended the last fit
@@ -81,6 +89,9 @@ class CSVLogger(Callback):
         self.writer = self.keys = None
         self._replaces = not self.append
         self._end = self._size() if self.append else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "csv_file": None, "writer": None}  # of this process
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -104,12 +115,15 @@ class CSVLogger(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         logs = logs or {}
         self._replace()
+        if self.keys is None and self.append:
+            self.keys = self._check_columns(logs)
         if self.keys is None:
             self.keys = sorted(logs)
             if not any(key.startswith("val_") for key in self.keys):
                 sets = run_detail(self.model, "validation_sets", ())
                 prefixes = [f"val_{name}_" for name in sets] or ["val_"]
                 self.keys += [f"{prefix}{key}" for prefix in prefixes for key in self.keys]
+                self.keys += [name for name in self._validation_names if name not in self.keys]
         if self.writer is None:
             self.writer = csv.DictWriter(self.csv_file, fieldnames=["epoch", *self.keys], delimiter=self.sep)
             if self._size() == 0:
@@ -124,6 +138,29 @@ class CSVLogger(Callback):
 
     def __del__(self):
         self._close()  # an exception may have ended the fit
+
+    def _check_columns(self, names: Iterable[str]) -> list[str] | None:
+        """Returns the columns of the file after the first, or None if it has no content.
+
+        Raises:
+          ValueError: if the content is of another form, or a name has no column.
+        """
+        if not os.path.isfile(self.filename):
+            return None  # no such file yet, or a device, which has no columns
+        with open(self.filename, newline="", encoding="utf-8", errors="replace") as file:
+            header = next(csv.reader(file, delimiter=self.sep), None)
+        if header is None:
+            return None
+        received = f"Received: {self.filename!r}, which begins with the columns {', '.join(header[:MAX_ITEMS])}"
+        if header[0] != "epoch":
+            raise ValueError("`CSVLogger(append=True)` must be given a new file, or one that it has written with this "
+                             f"separator. {received}. Give the name of a new file, or `append=False` to replace it.")
+        missing = sorted(set(names).difference(header))
+        if missing:
+            raise ValueError("`CSVLogger(append=True)` must be given a file that has a column for each log. "
+                             f"{received}, and none for {', '.join(missing[:MAX_ITEMS])}. Give the name of a new file, "
+                             "or `append=False` to replace it.")
+        return header[1:]
 
     def _replace(self) -> None:
         if self._replaces:

@@ -65,6 +65,10 @@ class History(Callback):
         self._epochs: dict[str, list[int]] = {}  # of the values
         self._unread: tuple[int, Mapping[str, Any]] | None = None
 
+    def __getstate__(self) -> Any:
+        self._read_unread()  # the logs are on devices
+        return super().__getstate__()
+
     def epochs_of(self, log: str) -> list[int]:
         """Returns the indices, from 0, of the epochs that have a value of a log.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from trainer.callbacks.base.run_protocol import Run, SavePoint
 from trainer.core.errors import unknown_argument
@@ -40,6 +40,20 @@ def adds_logs(*keys: str) -> Callable[[Any], Any]:
         return hook
 
     return mark
+
+
+class LogNames(NamedTuple):
+    """Names of the logs that a `fit` will have, as far as they are known before it trains.
+
+    Attributes:
+      each_epoch: logs of each `on_epoch_end`.
+      some_epochs: these, and those of epochs with a validation.
+      batches: logs of each batch; None if a callback may add to them.
+    """
+
+    each_epoch: frozenset[str]
+    some_epochs: frozenset[str]
+    batches: frozenset[str] | None
 
 
 class Callback:
@@ -109,6 +123,11 @@ class Callback:
         """Sets `params`; called once before each run."""
         self.params = params
 
+    def __getstate__(self) -> Any:
+        """Returns the attributes for a copy or a pickle, which has no model: its weights are on devices."""
+        state = super().__getstate__()
+        return {**state, "_model": None} if isinstance(state, dict) else state
+
     def set_model(self, model: Run) -> None:
         """Sets `model`; called once before each run."""
         self._model = model
@@ -154,6 +173,13 @@ class Callback:
 
         Args:
           note: return value of `snapshot_side_effects` in the killed run.
+        """
+
+    def check_log_names(self, names: LogNames) -> None:
+        """Raises an error if the logs of this `fit` do not have what the callback needs.
+
+        Called before the first step compiles, unless an earlier callback may add any log (see `adds_logs`). Keras has
+        no such hook.
         """
 
     def on_train_begin(self, logs: Logs | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from trainer.callbacks.base.callback import Callback, Logs
+from trainer.callbacks.base.callback import Callback, LogNames, Logs
 from trainer.callbacks.base.run_protocol import run_detail
 from trainer.core import arguments
 from trainer.core.errors import see, wrong_type
@@ -88,6 +88,9 @@ class MonitorCallback(Callback):
                 f"{advice(self.monitor, available)} {see('monitor')}"
             )
         self._monitor_checked = True
+
+    def check_log_names(self, names: LogNames) -> None:
+        self.check_monitor(names.some_epochs)
 
     def get_monitor_value(self, logs: Mapping[str, Any] | None) -> Any:
         """Returns the monitored value, or None if the epoch has none (such as an epoch without a validation).

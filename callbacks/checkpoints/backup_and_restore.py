@@ -101,6 +101,9 @@ class BackupAndRestore(Callback):
             return None
         return batch + -(self._point.batches + 1) % self.save_freq
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_point": None}  # of a run, with its model
+
     def on_save_point(self, point: SavePoint) -> None:
         if point.kind == "start":
             if jax.process_count() > 1:

@@ -11,18 +11,21 @@ import math
 import os
 import string
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from trainer.callbacks.base.callback import LogNames
 from trainer.callbacks.base.monitor_callback import Mode, advice
 from trainer.callbacks.checkpoints.periodic_saves import PeriodicSaves
 from trainer.core import arguments
 from trainer.core.errors import see
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.types import Verbose
+
+_DEFAULT_MONITOR = "val_loss"
 
 
 class ModelCheckpoint(PeriodicSaves):
@@ -38,7 +41,7 @@ class ModelCheckpoint(PeriodicSaves):
       monitor: name of the log that ranks the models; None for no ranking.
       verbose: 1 to print messages, 0 for no messages.
       save_best_only: whether to save only if the monitored value improves. An epoch without this value, such as an
-        epoch without a validation, is not saved. If no log ever has the value, each save warns and is written.
+        epoch without a validation, is not saved.
       save_weights_only: True to write the weights to a safetensors file. False to write the whole training state, to a
         file if `filepath` has a suffix, else to a folder.
       mode: "min", "max" or "auto" (see `MonitorCallback`).
@@ -46,16 +49,17 @@ class ModelCheckpoint(PeriodicSaves):
         these batches; all other batches stay fused.
       initial_value_threshold: value that the first save must improve on, with `save_best_only`.
       max_to_keep: number of files of this callback to keep: the best by the monitored value, or the newest if no log
-        has the monitor. A file that would not be kept is not written. None keeps all files.
+        has "val_loss", the default. A file that would not be kept is not written. None keeps all files.
 
     Attributes:
       best: best monitored value so far, with `save_best_only`.
 
     Raises:
       ValueError: if `save_freq` or `max_to_keep` is invalid, `save_best_only` is given without a monitor, or
-        `filepath` has the suffix of another format, such as ".keras"; from `fit`, if `mode` is "auto" and the direction
-        is unknown.
-      KeyError: from `fit`, if `filepath` names an unknown log; before training if the logs are known by then.
+        `filepath` has the suffix of another format, such as ".keras"; from `fit`, if no log at the saves has the
+        monitor that decides about them, or if `mode` is "auto" and the direction is unknown.
+      KeyError: from `fit`, if `filepath` names a log that a save will not have; before training if the logs are known
+        by then.
       OSError: from `fit`, if a file cannot be written.
 
     Example:
@@ -77,7 +81,7 @@ class ModelCheckpoint(PeriodicSaves):
     def __init__(
         self,
         filepath: str | os.PathLike[str],
-        monitor: str | None = "val_loss",
+        monitor: str | None = _DEFAULT_MONITOR,
         verbose: Verbose = 0,
         save_best_only: bool = False,
         save_weights_only: bool = False,
@@ -94,7 +98,8 @@ class ModelCheckpoint(PeriodicSaves):
         self.filepath = arguments.as_path("filepath", filepath)
         check_suffix("filepath", self.filepath, ".safetensors", or_folder=not save_weights_only)
         _check_format(self.filepath)
-        self._needs_value = save_best_only or (monitor is not None and max_to_keep is not None)
+        self._ranks = save_best_only or (monitor is not None and max_to_keep is not None)
+        self._needs_monitor = self._ranks and (save_best_only or monitor != _DEFAULT_MONITOR)
         self._kept: list[list[Any]] = []  # [path, number, monitored value or None] of each file that is there
         self._written = 0  # files so far
 
@@ -118,29 +123,38 @@ class ModelCheckpoint(PeriodicSaves):
         is_name = name not in ("", os.curdir, os.pardir)
         return is_name and os.path.commonpath([self._own_folder, folder]) == self._own_folder
 
-    def check_monitor(self, available: Iterable[str]) -> None:
-        """Records whether a log has the monitor: without it files are still written, as in Keras.
+    def check_log_names(self, names: LogNames) -> None:
+        """Rejects an unknown monitor, and a `filepath` with a name that not all saves have.
 
         Raises:
-          KeyError: if `filepath` names an unknown log.
+          ValueError: if the monitor decides about the saves, and no log has it.
+          KeyError: if `filepath` has the name of another log.
         """
-        available = set(available)
-        super().check_monitor(available)
-        known = available | {"epoch"} | ({"batch"} if self.save_freq != "epoch" else set())
-        for name in _fields(self.filepath):
-            if name not in known:
-                error = self._format_error(name)  # with Keras's message
+        super().check_log_names(names)
+        if self.save_freq != "epoch":
+            if names.batches is None:
+                return
+            known = names.batches | {"batch", "epoch"}
+        elif self.save_best_only and self.monitor not in names.each_epoch:
+            known = names.some_epochs | {"epoch"}  # saves in epochs with a validation alone
+        else:
+            known = names.each_epoch | {"epoch"}
+        for name in sorted(_fields(self.filepath) - known):
+            error = self._format_error(name)  # with Keras's message
+            if name in names.some_epochs:
+                error.add_note(f"Not every save has the log {name!r}, which comes with a validation. Validate after "
+                               "each epoch and save then, save the best of a log of the validation, or name one of: "
+                               f"{', '.join(sorted(known))}. {see('monitor')}")
+            else:
                 error.add_note(f"No log has the name {name!r}. {advice(name, sorted(known), 'name')} {see('monitor')}")
-                raise error
+            raise error
 
     def _save_if_due(self, epoch: int, batch: int | None, logs: Mapping[str, Any]) -> None:
-        value = logs.get(self.monitor) if self._needs_value else None
-        if self.save_best_only and value is None and batch is None and self._monitor_comes:
+        value = self._monitored(batch, logs) if self._ranks else None
+        if self.save_best_only and value is None:
             return  # Keras saves here, over the best that there is
         path = self._path(epoch, batch, logs)
-        if self.save_best_only and value is None:
-            warnings.warn(f"Can save best model only with {self.monitor} available.", UserWarning, stacklevel=2)
-        elif value is not None and np.ndim(value) > 0:
+        if value is not None and np.ndim(value) > 0:
             warnings.warn("Can save best model only when `monitor` is a scalar value. Received: an array of shape "
                           f"{np.shape(value)}. Falling back to `save_best_only=False`.", UserWarning, stacklevel=2)
             value = None

@@ -38,8 +38,8 @@ class OrbaxCheckpoint(PeriodicSaves):
       directory: folder of the checkpoints; created if missing.
       monitor: name of the log that ranks the models, for `save_best_only`.
       verbose: 1 to print messages, 0 for no messages.
-      save_best_only: whether to save only if the monitored value improves. Nothing is saved without this value, with a
-        warning if no log ever has it.
+      save_best_only: whether to save only if the monitored value improves. An epoch without this value, such as an
+        epoch without a validation, is not saved.
       mode: "min", "max" or "auto" (see `MonitorCallback`).
       save_freq: "epoch" to save after each epoch, or a number of batches, counted over the epochs. Executions end at
         these batches; all other batches stay fused.
@@ -54,7 +54,8 @@ class OrbaxCheckpoint(PeriodicSaves):
       best: best monitored value so far, with `save_best_only`.
 
     Raises:
-      ValueError: for invalid values; from `fit`, if `mode` is "auto" and the direction is unknown.
+      ValueError: for invalid values; from `fit`, with `save_best_only`, if no log at the saves has the monitor, or if
+        `mode` is "auto" and the direction is unknown.
       TypeError: for arguments of a wrong type.
       OSError: from `fit` or `wait_until_finished`, if a checkpoint cannot be written.
 
@@ -125,12 +126,12 @@ class OrbaxCheckpoint(PeriodicSaves):
 
     def _save_if_due(self, epoch: int, batch: int | None, logs: Mapping[str, Any]) -> None:
         if self.save_best_only:
-            value = logs.get(self.monitor)
-            if value is None or np.ndim(value):
-                if not self._monitor_comes or value is not None or batch is not None:
-                    warnings.warn(f"Can save best model only with {self.monitor} available as a number, skipping save "
-                                  f"at {f'epoch {epoch}' if batch is None else f'batch {batch}'}.", UserWarning,
-                                  stacklevel=2)
+            value = self._monitored(batch, logs)
+            if value is None:
+                return
+            if np.ndim(value):
+                warnings.warn(f"Can save best model only with {self.monitor} available as a number, skipping save at "
+                              f"{f'epoch {epoch}' if batch is None else f'batch {batch}'}.", UserWarning, stacklevel=2)
                 return
             if not self._improves(epoch, value):
                 return

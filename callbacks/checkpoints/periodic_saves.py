@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import jax
 
-from trainer.callbacks.base.callback import Logs, adds_logs
+from trainer.callbacks.base.callback import LogNames, Logs, adds_logs
 from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
@@ -53,15 +53,21 @@ class PeriodicSaves(TrainBatchCallback, MonitorCallback, abc.ABC):
         self.max_to_keep = max_to_keep
         self._epoch = 0
         self._batches_seen_since_last_saving = 0
-        self._monitor_comes = False  # whether some epoch's logs will have the monitor
+        self._needs_monitor = save_best_only
+
+    def check_log_names(self, names: LogNames) -> None:
+        available = names.some_epochs if self.save_freq == "epoch" else names.batches
+        if available is not None:
+            self.check_monitor(available)
 
     def check_monitor(self, available: Iterable[str]) -> None:
-        """Records whether a log has the monitor: a missing monitor is no error."""
-        self._monitor_comes = self.monitor in set(available)
+        """Rejects an unknown monitor if it decides about the saves.
 
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        super().on_train_end(logs)
-        self._monitor_comes = False
+        Raises:
+          ValueError: if `monitor` is not available.
+        """
+        if self._needs_monitor:
+            super().check_monitor(available)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         super().on_epoch_begin(epoch, logs)
@@ -84,6 +90,12 @@ class PeriodicSaves(TrainBatchCallback, MonitorCallback, abc.ABC):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if self.save_freq == "epoch":
             self._save_if_due(epoch, None, {} if logs is None else logs)
+
+    def _monitored(self, batch: int | None, logs: Mapping[str, Any]) -> Any:
+        """Returns the monitored value, or None in an epoch without it; raises ValueError at a batch without it."""
+        if batch is not None and self.monitor not in logs:
+            self.check_monitor(logs)
+        return self.get_monitor_value(logs)
 
     @abc.abstractmethod
     def _save_if_due(self, epoch: int, batch: int | None, logs: Mapping[str, Any]) -> None:

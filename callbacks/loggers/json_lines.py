@@ -70,7 +70,7 @@ class JSONLines:
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
         """Writes a line with the path of the artifact."""
-        path = os.fspath(path)
+        path = arguments.as_path("path", path)
         self._write({"artifact": name or os.path.basename(path), "path": os.path.abspath(path)})
 
     def finish(self, failed: bool = False) -> None:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.core import arguments
+
 
 class Tracker(abc.ABC):
     """Base of loggers that send to a run of another package.
@@ -63,7 +65,7 @@ class Tracker(abc.ABC):
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
         """Uploads a file."""
-        path = os.fspath(path)
+        path = arguments.as_path("path", path)
         self._send_artifact(self.run, path, name or os.path.basename(path))
 
     def finish(self, failed: bool = False) -> None:

@@ -109,6 +109,9 @@ class TensorBoard(TrainBatchCallback):
         if embeddings_metadata is not None and not embeddings_freq:
             raise ValueError("`embeddings_metadata` describes embeddings, but `embeddings_freq` is 0, so none are "
                              "written. Pass, for example, `embeddings_freq=1`.")
+        for file in embeddings_metadata.values() if isinstance(embeddings_metadata, Mapping) else [embeddings_metadata]:
+            if file is not None:
+                as_path("embeddings_metadata", file, "a file, or a dict of files by embeddings")
         self.embeddings_metadata = embeddings_metadata
         self._train_dir = os.path.join(self.log_dir, "train")
         self._val_dir = os.path.join(self.log_dir, "validation")

@@ -15,7 +15,8 @@ from trainer.callbacks import Callback, CallbackList, CSVLogger
 from trainer.callbacks.checkpoints.backup_and_restore import BackupAndRestore
 
 EPOCHS = [{"loss": 0.1 * epoch, "accuracy": epoch, **({} if epoch % 2 else {"val_loss": 0.5})} for epoch in range(5)]
-BEFORE = {"no file": None, "empty": b"", "rows": b"epoch,loss\r\n0,0.5\r\n", "longer": b"0,0.5\r\n" * 99}
+HEADER, ROW = b"epoch,loss,val_loss,accuracy,val_accuracy\r\n", b"0,0.5,NA,1,NA\r\n"  # in an order of its own
+BEFORE = {"no file": None, "empty": b"", "rows": HEADER + ROW, "longer": HEADER + ROW * 99}
 
 
 def begun(path, append):
@@ -137,9 +138,9 @@ def test_rows_that_another_run_appends_meanwhile_stay(tmp_path):
     path = tmp_path / "log.csv"
     logger = begun(path, append=True)
     for epoch in range(2):
+        log(logger, epoch, epoch + 1)
         with path.open("ab") as file:
             file.write(b"another's\r\n")
-        log(logger, epoch, epoch + 1)
     assert end(logger).count(b"another's") == 2
 
 
@@ -281,3 +282,46 @@ def test_folders_that_do_not_exist_are_made(tmp_path):
     log(logger, 0, 1)
     logger.on_train_end()
     assert (tmp_path / "runs" / "1" / "log.csv").read_text().startswith("epoch,")
+
+
+APPENDED = [  # what is there, the logs, and what is there afterwards, or the error
+    (b"epoch,loss\r\n0,0.5\r\n", {"loss": 0.25}, b"epoch,loss\r\n0,0.5\r\n0,0.25\r\n"),
+    (b"epoch,mae,loss\r\n", {"loss": 0.25, "mae": 2}, b"epoch,mae,loss\r\n0,2,0.25\r\n"),
+    (b"epoch,mae,loss\r\n", {"loss": 0.25}, b"epoch,mae,loss\r\n0,NA,0.25\r\n"),
+    (b"epoch,loss\r\n0,0.5\r\n", {"loss": 0.25, "mape": 1}, r"'.*log.csv', .* epoch, loss, and none for mape\. Give"),
+    (b"epoch;loss\r\n", {"loss": 0.25}, r"has written with this separator\. Received: .*epoch;loss\. Give"),
+    (b"0,0.5\r\n", {"loss": 0.25}, "begins with the columns 0, 0.5"),
+    (b"\xff\xfe\x00", {"loss": 0.25}, "a new file, or one that it has written"),
+]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(("before", "logs", "after"), APPENDED)
+def test_a_file_that_is_appended_to_keeps_its_columns_or_is_left_as_it_is(before, logs, after, is_known, tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_bytes(before)
+    logger = CSVLogger(path, append=True)
+
+    def run():
+        if is_known:
+            CallbackList([logger]).check_monitors(logs)
+        logger.on_train_begin()
+        logger.on_epoch_end(0, dict(logs))
+        logger.on_train_end()
+
+    if isinstance(after, str):
+        with pytest.raises(ValueError, match=after):
+            run()
+        after = before
+    else:
+        run()
+    logger.on_train_end()
+    assert path.read_bytes() == after
+
+
+def test_logs_that_only_a_validation_has_get_a_column_before_there_is_one(tmp_path):
+    logger = CSVLogger(tmp_path / "log.csv")
+    CallbackList([logger]).check_monitors(["loss", "val_loss", "val_recall"], ["loss"])
+    logger.on_train_begin()
+    logger.on_epoch_end(0, {"loss": 0.5})
+    assert end(logger) == b"epoch,loss,val_loss,val_recall\r\n0,0.5,NA,NA\r\n"

@@ -181,17 +181,60 @@ def test_the_best_without_a_monitor_is_refused():
 def test_an_unknown_mode_warns_and_an_unknown_direction_is_refused_only_if_it_is_needed(tmp_path):
     with pytest.warns(UserWarning, match="ModelCheckpoint mode 'unknown' is unknown, fallback to auto mode"):
         ModelCheckpoint("x", mode="unknown")
+    available = ["loss", "score"]
     end_epochs(begun(ModelCheckpoint(tmp_path / "x", "score"), Model()), [0.5], "score")
     for arguments in ({"save_best_only": True}, {"max_to_keep": 2}):
         with pytest.raises(ValueError, match="ModelCheckpoint callback received monitor=score, and cannot"):
-            end_epochs(begun(ModelCheckpoint(tmp_path / "x", "score", **arguments), Model()), [0.5], "score")
+            end_epochs(begun(ModelCheckpoint(tmp_path / "x", "score", **arguments), Model(), available), [0.5], "score")
 
 
-def test_a_monitor_that_no_log_has_warns_and_writes_all_the_same(tmp_path):
-    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.safetensors", "unknown", save_best_only=True)
-    with pytest.warns(UserWarning, match="Can save best model only with unknown available"):
-        end_epochs(begun(checkpoint, Model()), [0.5, 0.6])
-    assert names_in(tmp_path) == ["1.safetensors", "2.safetensors"]
+@pytest.mark.parametrize("arguments", [
+    {"save_best_only": True}, {"max_to_keep": 2}, {"monitor": "val_loss", "save_best_only": True, "save_freq": 2},
+    {"monitor": "val_accuracy", "max_to_keep": 2, "save_freq": 2}])
+def test_a_monitor_that_no_log_at_the_saves_has_is_refused_before_training(arguments):
+    checkpoint = ModelCheckpoint("x", **{"monitor": "val_score", "mode": "max", **arguments})
+    with pytest.raises(ValueError, match=f"ModelCheckpoint received monitor='{checkpoint.monitor}', which no log has"):
+        CallbackList([checkpoint]).check_monitors(["loss", "val_loss", "val_accuracy"], batches=["loss"])
+
+
+def test_a_monitor_that_nobody_checked_is_refused_at_the_first_save(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "x", "unknown", save_best_only=True)
+    checkpoint.set_model(Model())
+    with pytest.raises(ValueError, match="monitor='unknown', which no log has"):
+        end_epochs(checkpoint, [0.5])
+    checkpoint = begun(ModelCheckpoint(tmp_path / "x", save_best_only=True, save_freq=1), Model())
+    with pytest.raises(ValueError, match="monitor='val_loss', which no log has"):
+        train_epoch(checkpoint, checkpoint.model, 0, 1)
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("arguments", [
+    {}, {"monitor": "score"}, {"monitor": None}, {"max_to_keep": 2}, {"max_to_keep": 2, "save_freq": 2}])
+def test_a_monitor_that_decides_nothing_need_not_be_a_log(arguments):
+    CallbackList([ModelCheckpoint("x", **arguments)]).check_monitors(["loss"])
+
+
+@pytest.mark.parametrize(("arguments", "is_refused"), [
+    ({}, True), ({"save_best_only": True}, False), ({"save_best_only": True, "monitor": "loss"}, True),
+    ({"save_freq": 2}, True), ({"max_to_keep": 2}, True)])
+def test_the_name_of_a_log_that_only_some_saves_have_is_refused_before_training(arguments, is_refused):
+    callback_list = CallbackList([ModelCheckpoint("{val_loss:.2f}", **arguments)])
+    if not is_refused:
+        callback_list.check_monitors(["loss", "val_loss"], ["loss"], ["loss"])
+        return
+    with pytest.raises(KeyError, match="Failed to format") as raised:
+        callback_list.check_monitors(["loss", "val_loss"], ["loss"], ["loss"])
+    assert "Not every save has the log 'val_loss', which comes with a validation" in raised.value.__notes__[-1]
+
+
+def test_what_callbacks_add_to_the_logs_of_batches_is_not_known_before():
+    class Adds(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            logs["norm"] = 1.0
+
+    CallbackList([Adds(), ModelCheckpoint("{norm}", save_freq=2)]).check_monitors(["loss"])
+    with pytest.raises(KeyError, match="norm"):
+        CallbackList([ModelCheckpoint("{norm}", save_freq=2), Adds()]).check_monitors(["loss"])
 
 
 def test_a_monitor_with_several_values_warns_and_writes_all_the_same(tmp_path):
@@ -221,7 +264,7 @@ def kept(folder, values, **arguments):
     ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 2}, [2, 4]),
     ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 2, "mode": "max"}, [3, 5]),
     ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 2, "monitor": None}, [4, 5]),
-    ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 2, "monitor": "unknown"}, [4, 5]),
+    ([None] * 5, {"max_to_keep": 2}, [4, 5]),
     ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 2, "save_best_only": True}, [2, 4]),
     ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 1}, [4]),
     ([0.5, 0.4, 0.6], {"max_to_keep": 9}, [1, 2, 3]),
@@ -450,11 +493,16 @@ def test_the_whole_state_is_written_to_one_file_or_to_a_folder(tmp_path):
     assert (tmp_path / "model-2.safetensors").is_file() and (tmp_path / "model-2").is_dir()
 
 
-def test_an_unknown_monitor_only_warns_in_fit(tmp_path):
-    checkpoint = ModelCheckpoint(tmp_path / "x.safetensors", "unknown", save_best_only=True, save_weights_only=True)
-    with pytest.warns(UserWarning, match="Can save best model only with unknown available"):
-        fit(compiled(), checkpoint, epochs=1)
-    assert (tmp_path / "x.safetensors").exists()
+@pytest.mark.parametrize(("checkpoint", "arguments", "error"), [
+    (ModelCheckpoint("x", "unknown", save_best_only=True), {}, ValueError),
+    (ModelCheckpoint("x", save_best_only=True), {"validation_freq": 3}, ValueError),  # of two epochs
+    (ModelCheckpoint("{val_loss}"), {"validation_freq": 2}, KeyError),
+])
+def test_a_log_that_no_save_will_have_is_refused_before_training(checkpoint, arguments, error):
+    model = compiled()
+    with pytest.raises(error, match=r"received monitor=.* no log has|Failed to format"):
+        model.fit(X, Y, epochs=2, verbose=0, callbacks=[checkpoint], validation_data=(X, Y), **arguments)
+    assert int(model.state.step) == 0
 
 
 def test_a_wrong_name_is_refused_before_training(tmp_path):

@@ -154,12 +154,15 @@ def test_an_exception_leaves_a_whole_checkpoint_and_no_thread(tmp_path):
     assert trainer.load(tmp_path / "run", compiled()).optimizer.iterations == 2
 
 
-def test_without_the_monitor_nothing_is_saved_and_a_warning_says_so(tmp_path):
+def test_without_the_monitor_of_the_best_nothing_is_trained(tmp_path):
     checkpoint = OrbaxCheckpoint(tmp_path / "run", "val_loss", save_best_only=True)
-    with pytest.warns(UserWarning, match=r"only with val_loss available .* skipping save at epoch 0"):
-        compiled().fit(X, Y, verbose=0, callbacks=[checkpoint])
-    assert names(tmp_path) == []
-    # In an epoch without a validation there is nothing to warn of.
+    by_batches = OrbaxCheckpoint(tmp_path / "run", "val_loss", save_best_only=True, save_freq=1)
+    for callback, arguments in ((checkpoint, {}), (by_batches, {"validation_data": (X, Y)})):
+        model = compiled()
+        with pytest.raises(ValueError, match="OrbaxCheckpoint received monitor='val_loss', which no log has"):
+            model.fit(X, Y, verbose=0, callbacks=[callback], **arguments)
+        assert names(tmp_path) == [] and int(model.state.step) == 0
+    # In an epoch without a validation nothing is saved, and nothing is wrong.
     compiled().fit(X, Y, epochs=2, verbose=0, validation_data=(X, Y), validation_freq=2, callbacks=[checkpoint])
     assert names(tmp_path / "run") == ["1"]
 

@@ -354,7 +354,7 @@ def test_folders_of_something_else_are_refused(model, training, tmp_path):
     ({"model": LinenMLP()}, TypeError, r"`model` must be a `trainer.Model`"),
     ({"model": trainer.Model(LinenMLP())}, RuntimeError, r"Call `compile` before"),
     ({"checkpoint_dir": None}, TypeError, "`checkpoint_dir` must be the path"),
-    ({"checkpoint_dir": ""}, ValueError, "`checkpoint_dir` is empty"),
+    ({"checkpoint_dir": ""}, ValueError, r"`checkpoint_dir` must be the path.*an empty one"),
     ({"steps": 0}, ValueError, "`steps` must be a whole number of at least 1"),
     ({"data": (batch for batch in [TEST])}, ValueError, "read again .* a generator"),
     ({"data": (*TEST, X)}, ValueError, "`data` must be"),

@@ -28,6 +28,7 @@ ROOMS = ("core/ambient", "core", "core/compile", "core/compile/traces", "core/mo
          "distribute/cluster",
          "distribute/placement", "distribute/replica", "distribute/strategies",
          "distribute/parameter_server/processes", "distribute/parameter_server/rows", "distribute/parameter_server",
+         "distribute/experimental",
          "distribute",
          "engine/step", "engine/step/on_workers", "engine/saving/arrays", "engine/saving/checkpoint", "engine/saving",
          "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks/record", "callbacks/loggers",

@@ -188,10 +188,11 @@ def cases_by_driver():
         ],
         "csv_logger": [
             {"arguments": arguments, "logs": logs, "before": before}
-            for logs in (table, validated)
+            for logs, header in ((table, "epoch,accuracy,loss,val_accuracy,val_loss\r\n"),
+                                 (validated, "epoch,loss,note,val_loss\r\n"))
             for arguments, before in (
                 ({}, None), ({}, "old\n"), ({"separator": ";"}, None), ({"append": True}, None),
-                ({"append": True}, "epoch,loss\r\n"),
+                ({"append": True}, header),
             )
         ],
         "terminate_on_nan": [

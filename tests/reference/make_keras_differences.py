@@ -9,7 +9,8 @@ from tests.support.keras_differences import DIFFERENCES
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "keras_differences.md"
 TITLES = {"losses": "Losses", "metrics": "Metrics", "optimizers": "Optimizers and schedules",
-          "regularizers": "Penalties of weights", "precision": "Mixed precision", "utils": "Images"}
+          "regularizers": "Penalties of weights", "precision": "Mixed precision", "utils": "Images",
+          "callbacks": "Callbacks"}
 INTRODUCTION = """\
 # Differences from Keras 3
 

@@ -1,4 +1,4 @@
-"""All intended differences of losses, metrics, optimizers, schedules, penalties and images from Keras 3.
+"""All intended differences of losses, metrics, optimizers, schedules, penalties, images and callbacks from Keras 3.
 
 `tests/reference/make_keras_differences.py` writes docs/keras_differences.md from this table, and
 `tests/project/test_keras_differences.py` checks that each example still differs, and that the page is up to date.
@@ -7,6 +7,9 @@
 from __future__ import annotations
 
 import io
+import os
+import tempfile
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +21,7 @@ class Difference(NamedTuple):
     """One difference.
 
     Attributes:
-      room: "losses", "metrics", "optimizers", "regularizers", "precision" or "utils".
+      room: "losses", "metrics", "optimizers", "regularizers", "precision", "utils" or "callbacks".
       names: the names concerned, in Markdown.
       keras: behaviour of Keras.
       ours: behaviour of the trainer.
@@ -279,6 +282,20 @@ DIFFERENCES: tuple[Difference, ...] = (
         "utils", "`save_img`", "JPEG drops the transparency of four channels, with a warning.", "ValueError.",
         "The file must show the given image.",
         lambda library: library.utils.save_img(io.BytesIO(), np.zeros((1, 1, 4)), file_format="jpeg")),
+    Difference(
+        "optimizers", "`exclude_from_weight_decay`", "Expressions of `var_names` are searched in the last part of a "
+        "weight's path; the configuration leaves them out.", "They are searched in the whole path, such as "
+        "`\"LayerNorm_0/scale\"`, and are a part of the configuration; `fit` raises ValueError if no weight matches.",
+        "Layers can be named; a copy trains like the original.", lambda library: _excluded_in_config(library)),
+    Difference(
+        "callbacks", "`ModelCheckpoint`, `OrbaxCheckpoint`", "With `save_best_only` and a monitor that no log has: a "
+        "warning at each save, which `ModelCheckpoint` writes over the one before.", "ValueError from `fit`, before it "
+        "trains.", "The file would not be the best.",
+        lambda library: _saved_without_monitor(library)),
+    Difference(
+        "callbacks", "`CSVLogger`", "With `append=True`, rows have the columns of this training, whatever the file's "
+        "header.", "Rows have the columns of the header; a log without a column is a ValueError.",
+        "Values must stand under their names.", lambda library: _appended(library)),
 )
 
 
@@ -294,6 +311,34 @@ def _ids_in_16_bits(library: Any) -> Any:
             return x % 7
 
     return np.asarray(Days(dtype="mixed_bfloat16")(ids)).astype("float32")
+
+
+def _saved_without_monitor(library: Any) -> Any:
+    saved: list[str] = []
+    model = types.SimpleNamespace(save=lambda path, overwrite=True: saved.append("file"))
+    callback = library.callbacks.ModelCheckpoint(
+        "best.keras" if library.__name__ == "keras" else "best", "val_acc", mode="max", save_best_only=True)
+    callback.set_model(model)
+    callback.on_epoch_end(0, {"loss": 0.5})
+    return saved
+
+
+def _excluded_in_config(library: Any) -> Any:
+    optimizer = library.optimizers.AdamW()
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return sorted(optimizer.get_config())
+
+
+def _appended(library: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "log.csv")
+        for logs in ({"loss": 0.5, "mae": 1.0}, {"loss": 0.5}):
+            logger = library.callbacks.CSVLogger(path, append=True)
+            logger.on_train_begin()
+            logger.on_epoch_end(0, logs)
+            logger.on_train_end()
+        with open(path, encoding="utf-8") as file:
+            return file.read().splitlines()
 
 
 def _grey_of_16_bits() -> bytes:

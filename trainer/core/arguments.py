@@ -10,12 +10,16 @@ from __future__ import annotations
 import math
 import numbers
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from trainer.core.errors import describe, near_names, wrong_type
+from trainer.core.errors import describe, near_names, see, wrong_type
+
+# `pathlib.Path` leaves one slash of two. A single letter is a drive of Windows.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def as_number(argument: str, value: Any, expected: str = "a number") -> float:
@@ -69,17 +73,29 @@ def as_seed(argument: str, value: object) -> int:
 
 
 def as_path(argument: str, value: object, expected: str = "the path of a file") -> str:
-    """Returns `value`, a path that is not empty, as text.
+    """Returns `value`, a path of the local file system that is not empty, as text.
+
+    Every path that a user gives passes here: taken as it is, "gs://bucket/run" would name a local folder "gs:".
 
     Raises:
       TypeError: `value` is no path.
-      ValueError: `value` is empty.
+      ValueError: `value` is empty, or a URL.
+
+    >>> as_path("log_dir", "gs://bucket/logs")
+    Traceback (most recent call last):
+    ValueError: `log_dir` must be a path of the local file system. Received: 'gs://bucket/logs', a URL. Mount the \
+store and give the path of the mount, or copy files between the store and a local folder. See \
+docs/errors.md#url-as-path.
     """
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise wrong_type(argument, value, expected)
     path = os.fsdecode(value)
     if not path:
         raise ValueError(f"`{argument}` must be {expected}. Received: an empty one.")
+    if _SCHEME.match(path):
+        raise ValueError(f"`{argument}` must be a path of the local file system. Received: {path!r}, a URL. Mount the "
+                         "store and give the path of the mount, or copy files between the store and a local folder. "
+                         f"{see('url-as-path')}")
     return path
 
 

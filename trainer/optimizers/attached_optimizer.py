@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -77,6 +79,20 @@ class AttachedOptimizer:
         else:
             with jax.transfer_guard("allow"):
                 self._write(self.optimizer.with_learning_rate(state, value))
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Sequence[str] | None = None
+    ) -> None:
+        """Leaves weights out of weight decay; see `Optimizer.exclude_from_weight_decay`."""
+        self.optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def __reduce__(self) -> Any:
+        # The optimizer by itself, at its current rate. The state belongs to the model, which `Model.save` writes.
+        alone = copy.copy(self.optimizer)
+        if alone.schedule is None:
+            with contextlib.suppress(ValueError):  # of an optax transformation, whose rate cannot be set
+                alone.learning_rate = self.learning_rate
+        return alone.__reduce__()
 
     def get_config(self) -> dict[str, Any]:
         """Returns the optimizer's arguments, as `Optimizer.get_config` does. Tracker callbacks log them."""

@@ -7,7 +7,7 @@ does not recompile. The transformation computes the updates.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -23,6 +23,9 @@ from trainer.optimizers.extra_arguments import update_with
 from trainer.optimizers.learning_rate import LearningRate, Schedule, as_rate
 from trainer.optimizers.schedules import LearningRateSchedule, deserialize, serialize
 from trainer.optimizers.transforms.accumulation import AveragedGradients
+from trainer.optimizers.weights_without_decay import WeightsWithoutDecay
+
+_EXCLUDED = "exclude_from_weight_decay"  # in configurations
 
 
 class OptimizerState(NamedTuple):
@@ -80,6 +83,8 @@ class Optimizer(ComparesByConfiguration):
 
     # The arguments of the constructor.
     _given: tuple[tuple[Any, ...], dict[str, Any]]
+    _without_decay: WeightsWithoutDecay
+    _is_used: bool  # whether there is a state, whose updates depend on the attributes
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         signature = inspect.signature(cls.__init__)
@@ -87,6 +92,8 @@ class Optimizer(ComparesByConfiguration):
             raise unknown_argument(cls.__name__, name, signature.parameters)
         made = super().__new__(cls)
         made._given = arguments, options
+        made._without_decay = WeightsWithoutDecay()
+        made._is_used = False
         return made
 
     def __init__(
@@ -102,7 +109,12 @@ class Optimizer(ComparesByConfiguration):
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in _changed_arguments(type(self), *self._given).items())
-        return f"{type(self).__name__}({given})"
+        without = f", {_EXCLUDED}={self._without_decay}" if any(self._without_decay) else ""
+        return f"{type(self).__name__}({given}{without})"
+
+    def __reduce__(self) -> Any:
+        # The transformation is made again, as functions within functions cannot be pickled.
+        return _made_again, (type(self), *self._given, self._initial, self._without_decay)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor arguments as plain data.
@@ -132,18 +144,63 @@ class Optimizer(ComparesByConfiguration):
                 raise TypeError(f"`{name}` of {type(self).__name__} cannot be written as plain data. Received: a value "
                                 f"of type {type(value).__name__}. Save the model's state, and make the optimizer again "
                                 "in code; a rate may be one of `trainer.optimizers.schedules`.")
+        if any(self._without_decay):
+            config[_EXCLUDED] = {name: list(value) for name, value in self._without_decay._asdict().items()}
         return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Creates an optimizer from the result of `get_config`."""
+        if _EXCLUDED in config:
+            config = dict(config)
+            excluded = config.pop(_EXCLUDED)
+            made = cls.from_config(config)
+            made._without_decay = WeightsWithoutDecay(tuple(excluded["paths"]), tuple(excluded["names"]))
+            return made
         if configs.is_config(config.get("learning_rate")):
             config = {**config, "learning_rate": deserialize(config["learning_rate"])}
         return cls(**config)
 
     def _attributes(self) -> dict[str, Any]:
         # Equal calls compare equal: `SGD(0.1)` is `SGD(learning_rate=0.1)`.
-        return {name: key for name, key in super()._attributes().items() if name != "_given"}
+        return {name: key for name, key in super()._attributes().items() if name not in ("_given", "_is_used")}
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Sequence[str] | None = None
+    ) -> None:
+        """Leaves weights out of the optimizer's weight decay, in place of those of an earlier call.
+
+        Call it before the model is built or trained.
+
+        Args:
+          var_list: weights of a built model, such as `model.layers[0].trainable_variables`.
+          var_names: regular expressions, searched in the paths of weights, such as "Dense_0/bias". In a model of named
+            modules, the paths are those within the module.
+
+        Raises:
+          TypeError: if an argument has another type.
+          ValueError: if the optimizer is in use, has no `weight_decay` argument, or an expression is invalid; from
+            `fit`, if a weight is not among the model's, or no weight matches.
+
+        Example:
+          >>> from trainer import optimizers
+          >>> optimizer = optimizers.AdamW(weight_decay=0.01)
+          >>> optimizer.exclude_from_weight_decay(var_names=["bias", "scale"])
+
+        Source: `keras.optimizers.Optimizer.exclude_from_weight_decay`, which searches the last part of the path alone.
+        """
+        if self._is_used:
+            raise ValueError("`exclude_from_weight_decay()` can only be configured before the optimizer is built. Call "
+                             "it before the model is built or trained, on an optimizer of its own.")
+        signatures = (inspect.signature(base.__init__) for base in type(self).__mro__)  # type: ignore[misc]
+        if not any("weight_decay" in signature.parameters for signature in signatures):
+            raise ValueError(f"{self!r} has no `weight_decay` argument. For an optax transformation, give the mask of "
+                             "`optax.add_decayed_weights`, or that of optimizers such as `optax.adamw`.")
+        self._without_decay = WeightsWithoutDecay.of(var_list, var_names)
+
+    def check_weights(self, paths: Iterable[str]) -> None:
+        """Raises ValueError if weights without weight decay are not among the weights at these paths."""
+        self._without_decay.check(paths)
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -161,6 +218,7 @@ class Optimizer(ComparesByConfiguration):
         Args:
           params: any pytree of floating-point arrays, also an empty tree.
         """
+        self._is_used = True
         return OptimizerState(
             count=jnp.zeros((), jnp.int32),
             learning_rate=jnp.asarray(self._initial, jnp.float32),
@@ -189,7 +247,8 @@ class Optimizer(ComparesByConfiguration):
         self, grads: PyTree, state: OptimizerState, params: PyTree, extra: Mapping[str, Any]
     ) -> tuple[Any, Any]:
         rate = self.read_learning_rate(state)
-        return update_with(self.transformation, grads, state.inner, params, extra, learning_rate=rate)
+        excluded = {"decays": self._without_decay.decays} if any(self._without_decay) else {}
+        return update_with(self.transformation, grads, state.inner, params, extra, learning_rate=rate, **excluded)
 
     def read_learning_rate(self, state: OptimizerState) -> jax.Array:
         """Returns the learning rate of the next update, a float32 scalar."""
@@ -253,6 +312,15 @@ class Optimizer(ComparesByConfiguration):
                 "updates, and setting one multiplies it by a factor. Give the optimizer a rate or a schedule above 0."
             )
         return rate / scheduled
+
+
+def _made_again(
+    cls: type[Optimizer], arguments: tuple[Any, ...], options: dict[str, Any], initial: float,
+    without_decay: WeightsWithoutDecay,
+) -> Optimizer:
+    made = cls(*arguments, **options)
+    made._initial, made._without_decay = initial, without_decay
+    return made
 
 
 def _changed_arguments(cls: type, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:

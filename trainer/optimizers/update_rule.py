@@ -6,7 +6,7 @@ gradients. It is pure, and independent of replicas and devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -59,6 +59,12 @@ class LossScaleOptimizer(ComparesByConfiguration):
         self.initial_scale = float(initial_scale)
         self.dynamic_growth_steps = dynamic_growth_steps
         self.name = name or "loss_scale_optimizer"
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Sequence[str] | None = None
+    ) -> None:
+        """Leaves weights out of the inner optimizer's weight decay; see `Optimizer.exclude_from_weight_decay`."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor arguments as plain data."""
@@ -144,6 +150,10 @@ class UpdateRule(ComparesByConfiguration):
         if self._scales_gradients:
             state = state._replace(loss_scale=precision.initial_loss_scale(self._initial_scale))
         return self.with_counts(state)
+
+    def check_weights(self, paths: Iterable[str]) -> None:
+        """Raises ValueError if the optimizer names weights that are not among those at these paths of the model."""
+        self.optimizer.check_weights(path.removeprefix(self._prefix) for path in paths if path.startswith(self._prefix))
 
     def with_counts(self, state: OptimizerState) -> OptimizerState:
         """Returns the state of a rule with another `skips_non_finite`, converted for this rule.

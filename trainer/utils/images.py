@@ -55,10 +55,8 @@ def load_img(
     arguments.check_word("interpolation", interpolation, _FILTERS)
     arguments.require_bool(keep_aspect_ratio=keep_aspect_ratio)
     size = None if target_size is None else _checked_size(target_size)
-    if isinstance(path, bytes):
-        path = os.fsdecode(path)
-    if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
-        raise wrong_type("path", path, "a path, or a binary file object")
+    if not hasattr(path, "read"):
+        path = arguments.as_path("path", path, "a path, or a binary file object")
     with reader.open(path) as opened:
         opened.load()
         image: Image.Image = opened.copy()
@@ -163,7 +161,9 @@ def save_img(
     Source: `keras.utils.save_img`.
     """
     image = array_to_img(x, data_format, scale)
-    if file_format is None and isinstance(path, (str, os.PathLike)):
+    if not hasattr(path, "write"):
+        path = arguments.as_path("path", path, "a path, or a binary file object")
+    if file_format is None and isinstance(path, str):
         file_format = pathlib.Path(path).suffix[1:]
     file_format = "jpeg" if (file_format or "").lower() == "jpg" else file_format
     if not file_format:
@@ -176,7 +176,7 @@ def save_img(
         image.save(buffer, format=file_format, **kwargs)
     except KeyError:
         raise ValueError(f"Unknown image format {file_format!r}. Pass `file_format`, such as 'png'.") from None
-    if isinstance(path, (str, os.PathLike)):
+    if isinstance(path, str):
         pathlib.Path(path).write_bytes(buffer.getvalue())
     else:
         path.write(buffer.getvalue())

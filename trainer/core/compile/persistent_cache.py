@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from trainer.core import errors
+from trainer.core import arguments
 
 
 def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib.Path:
@@ -31,7 +31,7 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
     Raises:
       OSError: the folder cannot be created or written to.
       TypeError: `folder` is not a path.
-      ValueError: `folder` is empty.
+      ValueError: `folder` is empty, or a URL.
 
     Example:
       >>> trainer.enable_compilation_cache("/tmp/cache")  # doctest: +SKIP
@@ -39,10 +39,8 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
 
     Source: https://docs.jax.dev/en/latest/persistent_compilation_cache.html
     """
-    if folder is not None and not isinstance(folder, (str, os.PathLike)):
-        raise errors.wrong_type("folder", folder, "a path, or None for the user's cache folder")
-    if folder is not None and not os.fspath(folder):
-        raise ValueError("`folder` is empty. Give a path, or None for the user's cache folder.")
+    if folder is not None:
+        folder = arguments.as_path("folder", folder, "a path, or None for the user's cache folder")
     caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     path = pathlib.Path(folder) if folder is not None else pathlib.Path(caches) / "trainer-jax"
     path = path.expanduser().absolute()

@@ -85,7 +85,10 @@ def fit(
         core.assert_consistent("training", lambda: describe_run(
             reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
             logs=", ".join(train.phase.log_names), validation_freq=validation_freq, **limits.describe()))
-        callbacks.check_monitors([*train.log_names, *validation_names])
+        is_each_validated = validations >= epochs - initial_epoch
+        in_each = [*train.log_names, *(validation_names if is_each_validated else [])]
+        in_some = [*train.log_names, *(validation_names if is_each_validated or validations else [])]
+        callbacks.check_monitors(in_some, in_each, train.log_names)
         run = TrainingRun(
             core, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing, limits)
         validator = functools.partial(_evaluate, tests, callbacks) if tests else None

@@ -123,10 +123,8 @@ class SidecarEvaluator:
     ):
         if not isinstance(model, Model):
             raise errors.wrong_type("model", model, "a `trainer.Model`, made and compiled as in the training")
-        if not isinstance(checkpoint_dir, (str, os.PathLike)):
-            raise errors.wrong_type("checkpoint_dir", checkpoint_dir, "the path of the folder with the checkpoints")
-        if not os.fspath(checkpoint_dir):
-            raise ValueError("`checkpoint_dir` is empty. Give the folder that the training's `BackupAndRestore` has.")
+        checkpoint_dir = arguments.as_path("checkpoint_dir", checkpoint_dir,
+                                           "the path of the folder that the training's `BackupAndRestore` has")
         arguments.check_counts(1, optional=True, steps=steps, max_evaluations=max_evaluations)
         seconds = {"poll_secs": poll_secs} | ({} if timeout_secs is None else {"timeout_secs": timeout_secs})
         arguments.require(seconds, "a number of seconds above 0", lambda secs: secs > 0)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.core import errors, tree_paths
+from trainer.core import arguments, errors, tree_paths
 from trainer.engine.model.model import Model
 from trainer.engine.saving.checkpoint import is_checkpoint
 from trainer.estimator.training import checkpoints
@@ -40,8 +40,7 @@ class WarmStartSettings:
     var_name_to_prev_var_name: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ckpt_to_initialize_from, str | os.PathLike):
-            raise errors.wrong_type("ckpt_to_initialize_from", self.ckpt_to_initialize_from, "the path of a folder")
+        arguments.as_path("ckpt_to_initialize_from", self.ckpt_to_initialize_from, "the path of a folder")
         for pattern in self.patterns:
             if not isinstance(pattern, str):
                 raise errors.wrong_type("vars_to_warm_start", pattern, "a regular expression, or a list of them")
@@ -67,9 +66,8 @@ def as_settings(value: object) -> WarmStartSettings | None:
     """Returns `warm_start_from` as settings; a path selects all weights."""
     if value is None or isinstance(value, WarmStartSettings):
         return value
-    if not isinstance(value, str | os.PathLike):
-        raise errors.wrong_type("warm_start_from", value, "the path of a folder or checkpoint, or `WarmStartSettings`")
-    return WarmStartSettings(value)
+    return WarmStartSettings(arguments.as_path(
+        "warm_start_from", value, "the path of a folder or checkpoint, or `WarmStartSettings`"))
 
 
 def warm_start(model: Model, settings: WarmStartSettings) -> list[str]:
@@ -79,7 +77,7 @@ def warm_start(model: Model, settings: WarmStartSettings) -> list[str]:
       ValueError: if there is no checkpoint, an expression matches nothing, a renamed variable is not selected, a weight
         is missing in the checkpoint, or its shape differs.
     """
-    path = os.fspath(settings.ckpt_to_initialize_from)
+    path = os.fsdecode(settings.ckpt_to_initialize_from)
     checkpoint = checkpoints.opened(path) if is_checkpoint(path) else checkpoints.newest(path)
     if checkpoint is None:
         raise ValueError(f"`warm_start_from` has no checkpoint: {path!r}.")

@@ -6,11 +6,14 @@ steps. Transformations therefore receive the rate as the extra argument `learnin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from trainer.core.tree_paths import path_name
 
 Tree = Any
 
@@ -46,14 +49,22 @@ def after_weight_decay(
 ) -> optax.GradientTransformationExtraArgs:
     """Subtracts `learning_rate * weight_decay` times the parameters, then applies `step` to the decayed parameters.
 
+    With the extra argument `decays`, a function of a parameter's path, only parameters for which it is true decay.
+
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017.
     """
     step = optax.with_extra_args_support(step)
 
     def update(
-        grads: Tree, state: Tree, params: Tree, *, learning_rate: jax.Array, **extra: Any
+        grads: Tree, state: Tree, params: Tree, *, learning_rate: jax.Array,
+        decays: Callable[[str], bool] = lambda path: True, **extra: Any
     ) -> tuple[Tree, Tree]:
-        decay = jax.tree.map(lambda param: (-learning_rate * weight_decay * param).astype(param.dtype), params)
+        def decayed_by(path: Any, param: jax.Array) -> jax.Array:
+            if not decays(path_name(path)):
+                return jnp.zeros_like(param)
+            return (-learning_rate * weight_decay * param).astype(param.dtype)
+
+        decay = jax.tree_util.tree_map_with_path(decayed_by, params)
         decayed = optax.apply_updates(params, decay)
         updates, state = step.update(grads, state, decayed, learning_rate=learning_rate, **extra)
         return optax.tree.add(updates, decay), state

@@ -27,7 +27,9 @@ _DIGITS = {"md5": 32, "sha256": 64}
 
 def cache_home() -> str:
     """Returns the cache folder, `$KERAS_HOME` or `~/.keras`, as in Keras."""
-    return os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+    chosen = os.environ.get("KERAS_HOME")
+    return arguments.as_path("KERAS_HOME", chosen, "the path of a folder") if chosen else os.path.join(
+        os.path.expanduser("~"), ".keras")
 
 
 def get_file(
@@ -82,7 +84,7 @@ def get_file(
     arguments.require_bool(untar=untar, extract=extract, force_download=force_download)
     if origin is None:
         raise ValueError("`origin` must be given: the URL of the file, or its path.")
-    url = _url_of(arguments.as_path("origin", origin, "a URL or the path of a file"))
+    url = _url_of(origin)
     if md5_hash is not None and file_hash is None:
         file_hash, hash_algorithm = md5_hash, "md5"
     algorithm = _algorithm(file_hash, hash_algorithm)
@@ -92,7 +94,8 @@ def get_file(
     if not name or name in (".", "..") or "/" in name or os.sep in name:
         raise ValueError(f"`fname` must be the name of a file in the cache folder, without folders: give these as "
                          f"`cache_dir` and `cache_subdir`. Received: {name!r}.")
-    folder = os.path.join(os.path.expanduser(os.fspath(cache_home() if cache_dir is None else cache_dir)),
+    folder = os.path.join(os.path.expanduser(cache_home() if cache_dir is None else arguments.as_path(
+        "cache_dir", cache_dir, "the path of a folder")),
                           arguments.as_path("cache_subdir", cache_subdir, "a folder in the cache folder"))
     if not (extract or untar):
         return _downloaded(url, os.path.join(folder, name), file_hash, algorithm, force_download)[0]
@@ -163,10 +166,11 @@ def _copy(url: str, file: Any, digest: Any) -> str:
     return digest.hexdigest()
 
 
-def _url_of(origin: str) -> str:
+def _url_of(origin: str | os.PathLike[str]) -> str:
+    if not isinstance(origin, str) or "://" not in origin:
+        path = arguments.as_path("origin", origin, "a URL or the path of a file")
+        return "file://" + urllib.request.pathname2url(os.path.abspath(os.path.expanduser(path)))
     scheme = urllib.parse.urlsplit(origin).scheme.lower()
-    if "://" not in origin:
-        return "file://" + urllib.request.pathname2url(os.path.abspath(os.path.expanduser(origin)))
     if scheme not in _SCHEMES:
         raise ValueError(f"`origin` must be a URL that begins with {', '.join(_SCHEMES)}, or a path. Received: one "
                          f"that begins with {scheme}.")

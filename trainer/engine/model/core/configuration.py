@@ -145,5 +145,7 @@ class Configuration:
 def _check_params(rules: UpdateRule | NamedRules | None, options: CompileOptions, params: PyTree) -> None:
     check_names(rules, params, "top-level submodule")
     paths = tree_paths.named_leaves(params)
+    for rule in rules.values() if isinstance(rules, NamedRules) else [] if rules is None else [rules]:
+        rule.check_weights(paths)
     tree_paths.check_patterns("freeze", options.freeze, paths)
     tree_paths.check_patterns("regularizers", [pattern for pattern, _ in options.regularizers], paths)

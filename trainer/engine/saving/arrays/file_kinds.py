@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trainer.core import errors
+from trainer.core import arguments, errors
 from trainer.engine.saving.arrays.safetensors_file import ArraysFile, checksum, read_arrays, save_arrays
 
 _CHECKSUM_KEY = "checksum"
@@ -28,14 +28,8 @@ _IN_ZIP = {  # by the ends of names of files in the archive
 
 
 def checked_path(argument: str, value: object) -> str:
-    """Returns a path as a string.
-
-    Raises:
-      TypeError: if `value` is not a path; the message names `argument`.
-    """
-    if not isinstance(value, (str, os.PathLike)):
-        raise errors.wrong_type(argument, value, "a path, such as 'model.safetensors'")
-    return str(os.fspath(value))
+    """Returns a path as a string; raises as `arguments.as_path` does."""
+    return arguments.as_path(argument, value, "a path, such as 'model.safetensors'")
 
 
 def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:

@@ -1,4 +1,4 @@
-"""The names of `tf.distribute.experimental`."""
+"""Partitioners of variables, as in `tf.distribute`. Only tables of `nn.Embed` are split."""
 
 from trainer.core.public_names import attach_stub
 

@@ -1,4 +1,4 @@
-from trainer.distribute.parameter_server import partitioners as partitioners
+from trainer.distribute.experimental import partitioners as partitioners
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator as ClusterCoordinator
 from trainer.distribute.parameter_server.strategy import ParameterServerStrategy as ParameterServerStrategy
 from trainer.distribute.replica.communication_options import (

@@ -1,0 +1,8 @@
+"""The names of `tf.distribute.experimental`.
+
+Owns names alone, and must not define what they name.
+"""
+
+from trainer.core.public_names import attach_stub
+
+__getattr__, __dir__, __all__ = attach_stub(__name__)
