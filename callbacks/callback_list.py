@@ -161,7 +161,7 @@ class CallbackList(Callback):
             if added is None:
                 return
             in_some, in_each = in_some | added, in_each | added
-            if any(_overrides(callback, hook) for hook in _BATCH_HOOKS["train"]):
+            if _overrides(callback, *_BATCH_HOOKS["train"]):
                 of_batches = None
             callback.check_log_names(LogNames(in_each, in_some, of_batches))
 

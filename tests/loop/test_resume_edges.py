@@ -371,10 +371,10 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_tells_the_next_what_i
         def __init__(self, rows):
             self.rows, self.begun_by = rows, None
 
-        def note_of_beginning(self):
+        def snapshot_side_effects(self):
             return {"rows": self.rows}
 
-        def begin_anew(self, note):
+        def rollback_side_effects(self, note):
             self.begun_by = note
 
     first, second = Begins(3), Begins(5)

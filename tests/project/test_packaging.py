@@ -252,5 +252,7 @@ def test_errors_of_what_is_missing_name_an_extra_that_exists():
     extras = PYPROJECT["project"]["optional-dependencies"]
     named = set()
     for path in project_files.modules().values():
-        named |= set(re.findall(r"pip install 'trainer-jax\[([\w-]+)\]'", path.read_text()))
+        source = path.read_text()
+        named |= set(re.findall(r"pip install 'trainer-jax\[([\w-]+)\]'", source))
+        named |= set(re.findall(r'missing_package\("\w+", "\w+", "([\w-]+)"\)', source))
     assert {"images", "ray", "tensorboard"} <= named <= set(extras)

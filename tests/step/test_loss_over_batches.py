@@ -10,7 +10,7 @@ from flax import linen as nn
 import trainer
 from trainer import losses
 from trainer.core import replica_context
-from trainer.engine.step.loss_parts import LossPart, exact_over_batches
+from trainer.engine.step.loss_terms import WeightedLossTerm, exact_over_batches
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(14, 4, 5)).astype(np.float32)
@@ -73,8 +73,8 @@ def test_evaluate_in_batches_gives_the_loss_of_all_rows(case):
 
 
 def test_the_loss_is_the_sum_of_the_outputs_means_times_their_weights():
-    parts = [LossPart("label", 0.5, jnp.float32(6), jnp.float32(3)),
-             LossPart("value", 2.0, jnp.float32(4), jnp.float32(1))]
+    parts = [WeightedLossTerm("label", 0.5, jnp.float32(6), jnp.float32(3)),
+             WeightedLossTerm("value", 2.0, jnp.float32(4), jnp.float32(1))]
     with replica_context.enter(replica_context.ReplicaContext(rows=4)):
         logs = exact_over_batches({"loss": jnp.float32(9.25), "value_loss": jnp.float32(4)}, parts, parts[1:])
     results = {name: float(value.metric.stateless_result(value.variables)) for name, value in logs.items()}

@@ -86,9 +86,10 @@ def fit(
             reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
             logs=", ".join(train.phase.log_names), validation_freq=validation_freq, **limits.describe()))
         is_each_validated = validations >= epochs - initial_epoch
-        in_each = [*train.log_names, *(validation_names if is_each_validated else [])]
-        in_some = [*train.log_names, *(validation_names if is_each_validated or validations else [])]
-        callbacks.check_monitors(in_some, in_each, train.log_names)
+        in_batches = train.log_names
+        in_each = [*in_batches, *(validation_names if is_each_validated else [])]
+        in_some = [*in_batches, *(validation_names if is_each_validated or validations else [])]
+        callbacks.check_monitors(in_some, in_each, in_batches)
         run = TrainingRun(
             core, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing, limits)
         validator = functools.partial(_evaluate, tests, callbacks) if tests else None

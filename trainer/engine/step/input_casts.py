@@ -58,9 +58,9 @@ def multiplied_inputs(
     return known[key]
 
 
-def overflows(policy: Policy | None) -> bool:
+def overflows(policy: Policy) -> bool:
     """Returns whether numbers of ordinary size do not fit into the compute dtype, which is so for float16."""
-    return policy is not None and float(jnp.finfo(policy.compute_dtype).max) < 1e38
+    return float(jnp.finfo(policy.compute_dtype).max) < 1e38
 
 
 def check_inputs_fit(policy: Policy, x: PyTree, uses: Callable[[], PyTree]) -> None:

@@ -183,22 +183,25 @@ class ModelCore:
         if is_new and self._is_asynchronous(kind):
             configuration.options.check_asynchronous()
             update_rules.check_asynchronous(configuration.rules)
+        rows = first_rows(batch)
         if is_new:
             output_checks.check_inputs_of_rank_one(
-                self.module, sample_inputs, batch, first_rows(batch), state.inputs if state.is_built else None)
+                self.module, sample_inputs, batch, rows, state.inputs if state.is_built else None)
         if eager and not state.is_built:
-            state.build(sample_inputs(first_rows(batch)))  # an eager step needs weights, not just shapes
+            state.build(sample_inputs(rows))  # an eager step needs weights, not just shapes
         shapes = (contextlib.nullcontext(state.state_or_shapes) if state.is_built
-                  else state.building(sample_inputs(first_rows(batch))))
+                  else state.building(sample_inputs(rows)))
         with shapes as state_or_shapes:
             phase = self._traced_phase(kind, state_or_shapes, batch)
         if is_new and not is_trained:  # after training, different kinds of processors may have rounded differently
             self.assert_consistent(
                 f"model for `{_METHODS[kind]}`", lambda: describe_step(state.current, phase.program()))
-        self._row_shapes[kind] = shapes_of(first_rows(batch))
+        policy = self.configuration.options.policy
+        if policy is not None and overflows(policy):
+            self._row_shapes[kind] = shapes_of(rows)
         self.check_values(kind, batch)
         if kind != "predict":
-            self._check_outputs(batch)
+            self._check_outputs(rows)
         return phase
 
     def place_arrays(self, kind: str, reader: Reader, passes: int, requested: bool = False) -> Any | None:
@@ -284,7 +287,8 @@ class ModelCore:
 
     def checks_values(self, kind: str) -> bool:
         """Returns whether `check_values` reads the values of batches."""
-        return kind != "predict" or overflows(self.configuration.options.policy)
+        policy = self.configuration.options.policy
+        return kind != "predict" or (policy is not None and overflows(policy))
 
     def check_values(self, kind: str, batch: Batch) -> None:
         """Raises ValueError for labels that the loss cannot take, and inputs that the compute dtype cannot represent.
@@ -389,12 +393,12 @@ class ModelCore:
         of_loss = () if kind == "predict" else ("compute_loss", "compute_penalties", "compute_metrics")
         return [name for name in (f"{kind}_step", *of_loss, "apply", "make_rng") if self.overrides(name)]
 
-    def _check_outputs(self, batch: Batch) -> None:
+    def _check_outputs(self, rows: Batch) -> None:
         configuration = self.configuration
         # Only the user's own step knows which of several named modules gives the outputs.
         if configuration.outputs_are_checked or self.module.names:
             return
-        x, y, _ = unpack_x_y_sample_weight(first_rows(batch))
+        x, y, _ = unpack_x_y_sample_weight(rows)
 
         def apply(state: TrainState) -> Any:
             state = self.strategy.on_devices(state)
