@@ -114,15 +114,15 @@ def test_weights_alone_are_files_for_load_weights(tmp_path):
 
 
 def test_the_training_goes_on_while_a_thread_writes(tmp_path, monkeypatch):
-    from trainer.engine.saving.checkpoint import parts
+    from trainer.engine.saving.checkpoint import array_shards
 
-    write, may_write, went_on = parts.write_parts, threading.Event(), []
+    write, may_write, went_on = array_shards.write_shards, threading.Event(), []
 
     def waiting(*args):
         assert may_write.wait(30)
         return write(*args)
 
-    monkeypatch.setattr(parts, "write_parts", waiting)
+    monkeypatch.setattr(array_shards, "write_shards", waiting)
 
     class GoesOn(Callback):
         def on_epoch_begin(self, epoch, logs=None):
