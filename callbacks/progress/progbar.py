@@ -21,7 +21,8 @@ _LINE_SECS = 30  # between whole lines, where nothing can be drawn
 class Progbar:
     """Displays the progress of a loop, and the averages of its values.
 
-    Terminals and notebooks redraw a bar. Elsewhere a line is printed every 30 seconds and at the end.
+    Terminals and notebooks redraw a bar. Elsewhere, as in files and pipes, a line is printed every 30 seconds, or every
+    `interval` if it is longer, and at the end.
 
     Args:
       target: total number of steps; None if unknown.
@@ -123,7 +124,7 @@ class Progbar:
         if self._line is None:
             self._line = open_line(None, self.width)
         if self._line is None:
-            if final or now - self._line_printed_at >= _LINE_SECS:
+            if final or now - self._line_printed_at >= max(_LINE_SECS, self.interval):
                 self._line_printed_at = now
                 self._print(now, secs_per_step)
             return

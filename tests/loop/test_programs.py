@@ -57,7 +57,7 @@ def test_one_epoch_several_and_an_evaluation_share_two_programs_of_each_phase(ke
         model.evaluate(*validation, batch_size=8, verbose=0)
     assert not evaluated
     phases = core_of(model).configuration.phases
-    assert {kind: len(phase.programs) for kind, phase in phases.items()} == {"train": 2, "test": 2}
+    assert {kind: phase.programs.count for kind, phase in phases.items()} == {"train": 2, "test": 2}
 
 
 class CountedLinen(nn.Module):

@@ -198,9 +198,9 @@ class Optimizer(ComparesByConfiguration):
                              "`optax.add_decayed_weights`, or that of optimizers such as `optax.adamw`.")
         self._without_decay = WeightsWithoutDecay.of(var_list, var_names)
 
-    def check_weights(self, paths: Iterable[str]) -> None:
-        """Raises ValueError if weights without weight decay are not among the weights at these paths."""
-        self._without_decay.check(paths)
+    def check_weights(self, names: Iterable[str]) -> None:
+        """Raises ValueError if weights without weight decay are not among these, given by their paths."""
+        self._without_decay.check(names)
 
     @property
     def gradient_accumulation_steps(self) -> int:

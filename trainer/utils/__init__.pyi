@@ -37,3 +37,4 @@ from trainer.utils.images import (
 )
 from trainer.utils.model_plot import model_to_dot as model_to_dot, plot_model as plot_model
 from trainer.utils.random_seed import set_random_seed as set_random_seed
+from trainer.utils.session import clear_session as clear_session

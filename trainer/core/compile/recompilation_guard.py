@@ -60,6 +60,26 @@ class CompileGuard:
                    f"{_difference(before[-1], batch)}. Every new shape compiles once more. Give all batches equally "
                    "many rows (the last one of an epoch may have fewer), or allow it with "
                    f"`compile(compile_guard='off')`. {errors.see('compiles-again')}")
+        self._report(message)
+
+    def report_dropped(self, number: int, kept: int) -> None:
+        """Reports that the step is about to compile a program that it had before.
+
+        Args:
+          number: number of the batch in its epoch.
+          kept: number of programs that are kept.
+
+        Raises:
+          RuntimeError: the mode is "error".
+        """
+        self._report(f"The {self._step} compiles again for batch {number}, as for batches of the same shape before: "
+                     f"programs of more than {kept} shapes are in use, and those last used are kept. Pad batches to "
+                     f"fewer numbers of rows and lengths, or allow it with `compile(compile_guard='off')`. "
+                     f"{errors.see('compiles-again')}")
+
+    def _report(self, message: str) -> None:
+        if self._mode == "off":
+            return
         if self._mode == "error":
             raise RuntimeError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=2)

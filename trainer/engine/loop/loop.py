@@ -206,10 +206,10 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
         agrees = core.strategy.spans_processes and callbacks.may_stop_differently("predict")
         with inputs.groups(epoch=0) as groups:
             for group in _agreed_on(inputs, _awaited(inputs, groups)):
-                programs = len(inputs.phase.programs)
+                programs = inputs.phase.programs.count
                 executable = inputs.phase.executable(group=group, guard=inputs.guard, timing=timing)
                 outputs = executable(core.state.current)
-                if group.first == 0 and len(inputs.phase.programs) > programs:
+                if group.first == 0 and inputs.phase.programs.count > programs:
                     _precompile(inputs, inputs.reader.group_size)
                 timing.begin_steps(group.count)
                 with timing.callbacks:
@@ -318,11 +318,11 @@ def _run_epoch(
             if per_batch:
                 with timing.callbacks:
                     getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
-            programs, is_first = len(inputs.phase.programs), batch == begun
+            programs, is_first = inputs.phase.programs.count, batch == begun
             running = _execute(inputs, group, start, stop, running)
-            if is_first and len(inputs.phase.programs) > programs:
+            if is_first and inputs.phase.programs.count > programs:
                 _precompile(inputs, 1 if one_by_one else inputs.reader.group_size)
-                if next_phase is not None and len(next_phase.phase.programs) == 0:  # else compiled by an earlier run
+                if next_phase is not None and next_phase.phase.programs.count == 0:  # else compiled by an earlier run
                     _precompile(next_phase, next_phase.reader.group_size)
             _queue(inputs, group, stop - start, running)
             with timing.callbacks:

@@ -22,6 +22,7 @@ from trainer.core.compile.traces.late_gathers import with_late_gathers
 from trainer.core.compile.traces.passed_through import first_passed_through
 from trainer.core.compile.traces.row_bits import UnlikeDraws, with_bits_of_rows
 from trainer.core.compile.traces.undivided import with_undivided_axes
+from trainer.core.recently_used import RecentlyUsed
 from trainer.core.replica_context import ReplicaContext, single_context
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
@@ -36,6 +37,8 @@ _ONE_BATCH: dict[str, Callable[..., Any]] = {
     "train": steps.train_one_batch, "test": steps.test_one_batch, "predict": steps.predict_one_batch}
 _GROUP: dict[str, Callable[..., Any]] = {
     "train": steps.train_group, "test": steps.test_group, "predict": steps.predict_group}
+
+MAX_PROGRAMS = 64  # of a phase: those last used
 
 
 class Execution:
@@ -69,7 +72,7 @@ class Execution:
         self.state_shapes: Any = None
         self._state_shardings: Any = None
         self._unchanged_leaves: list[bool] | None = None  # leaves of an offloaded state that need not be sent back
-        self._functions: dict[tuple[int, bool, int | None], Any] = {}
+        self._functions: RecentlyUsed[tuple[int, bool, int | None], Any] = RecentlyUsed(MAX_PROGRAMS)
 
     def prepare(self, state: TrainState) -> None:
         """Records the shapes of the state, from the state or its shapes."""
@@ -106,11 +109,13 @@ class Execution:
           count: number of steps, if it is a constant of the program.
         """
         key = rows, fused, count
-        if key not in self._functions:
+        function = self._functions.use(key)
+        if function is None:
             one_batch = functools.partial(self._one_batch, rows)
             run = functools.partial(_GROUP[self._kind], one_batch, fused, count=count)
-            self._functions[key] = self._eager_function(run) if self._eager else self._compiled_function(run)
-        return self._functions[key]
+            function = self._eager_function(run) if self._eager else self._compiled_function(run)
+            self._functions[key] = function
+        return function
 
     def _compiled_function(self, run: Callable[..., Any]) -> Any:
         strategy = self._strategy

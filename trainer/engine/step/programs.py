@@ -11,11 +11,12 @@ import jax
 from trainer.core.compile.compiler_options import CompilerOptions
 from trainer.core.compile.jit import begin_compiling, compile_lowered
 from trainer.core.compile.recompilation_guard import CompileGuard
+from trainer.core.recently_used import RecentlyUsed
 from trainer.core.timing import Timing
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import PlacedGroup
-from trainer.engine.step.execution import Execution
+from trainer.engine.step.execution import MAX_PROGRAMS, Execution
 from trainer.engine.step.gathered_rows import gathered_bytes, log_gathered
 from trainer.engine.step.running_logs import RunningLogs
 
@@ -23,7 +24,7 @@ KNOWN_COUNTS = 2  # constant step counts per shape: of a whole execution, and of
 
 
 class Programs:
-    """The compiled programs of a phase.
+    """The compiled programs of a phase: the `MAX_PROGRAMS` last used. A dropped program is compiled again when needed.
 
     Args:
       execution: the functions to compile.
@@ -31,6 +32,7 @@ class Programs:
 
     Attributes:
       compiled: programs, or futures of programs, by the shapes of a group and the number of steps, if it is constant.
+      count: number of programs that were compiled, or are being compiled, dropped programs included.
       specializes_on_step_count: whether the number of steps is a constant of a program.
     """
 
@@ -38,11 +40,10 @@ class Programs:
         self.execution = execution
         self._kind, self._strategy, self._options = kind, strategy, options
         self.specializes_on_step_count = not strategy.is_on_cpu  # a loop on CPU does not wait for the host
-        self.compiled: dict[Any, Any] = {}
+        self.compiled: RecentlyUsed[Any, Any] = RecentlyUsed(MAX_PROGRAMS)
+        self.count = 0
+        self._seen: set[Any] = set()  # the keys of all programs
         self._has_logged_gathers = False
-
-    def __len__(self) -> int:
-        return len(self.compiled)
 
     def get(self, running: tuple[RunningLogs, ...], group: PlacedGroup, steps: int,
             guard: CompileGuard, timing: Timing) -> Callable[..., Any]:
@@ -58,7 +59,7 @@ class Programs:
           RuntimeError: if it has to compile and the guard forbids it.
         """
         key = self._key(group, steps)
-        program = self.compiled.get(key)
+        program = self.compiled.use(key)
         if program is None:
             lowered = self._lowered(key, running, group, guard, timing)
             with timing.compile:
@@ -103,6 +104,10 @@ class Programs:
         batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
         guard.check(jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
+        if key in self._seen:
+            guard.report_dropped(group.first, MAX_PROGRAMS)
+        self._seen.add(key)
+        self.count += 1
         with timing.compile:
             return self.lowered(running, group, key[1])
 
