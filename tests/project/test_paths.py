@@ -26,7 +26,7 @@ NO_PATHS = {
     ("Exporter.export", "export_path"): "abstract", ("Exporter.export", "checkpoint_path"): "abstract",
     ("Logger.log_artifact", "path"): "abstract", ("TensorBoardFiles.log_artifact", "path"): "not used",
     ("RemoteMonitor", "path"): "of the URL in `root`", ("get_file", "origin"): "may be a URL",
-    ("LayoutMap.get", "path"): "of a weight", ("Optimizer.check_weights", "paths"): "of weights",
+    ("LayoutMap.get", "path"): "of a weight",
     ("get_file", "fname"): "a name without folders",
     ("RowDataset", "file_paths"): "made by the loaders", ("model_to_dot", "rankdir"): "a direction",
     ("plot_model", "rankdir"): "a direction",
