@@ -23,7 +23,7 @@ OURS_ALONE = {"as_loss"}  # losses that Keras lacks, and other names
 SLOW = ("CTC", "Circle")  # many operations, each of which is compiled for each shape
 FIRST = 3  # cases of a loss, which `make test-rest` runs; quick are the stored numbers of `test_losses.py`
 CASES = [pytest.param(name, *case, id="-".join([name, *map(str, case[0].values()), case[1]]),
-                      marks=[pytest.mark.slow, *([pytest.mark.every_case] if name not in SLOW and number < FIRST else [])])
+                      marks=[pytest.mark.slow] + [pytest.mark.every_case] * (name not in SLOW and number < FIRST))
          for name, cases in LOSSES.items() for number, case in enumerate(cases)]
 
 
