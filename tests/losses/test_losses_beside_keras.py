@@ -72,6 +72,8 @@ def test_numbers_of_more_inputs_are_those_of_keras(name, arguments, kind, rows):
     compare_case(name, arguments, kind, rows, seeds, is_thorough=True)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("function", sorted(LOSS_FUNCTIONS))
 def test_a_function_gives_the_numbers_of_kerass(function):
     for arguments, kind in LOSSES[LOSS_FUNCTIONS[function]]:
