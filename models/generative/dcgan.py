@@ -35,7 +35,7 @@ class DCGANGenerator(ConvLayers):
     >>> import jax, jax.numpy as jnp
     >>> model = DCGANGenerator(image_shape=(28, 28, 1), features=(16, 8))
     >>> noise = jnp.zeros((2, 10))
-    >>> model.apply(model.init(jax.random.key(0), noise), noise).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), noise)[0].shape
     (2, 28, 28, 1)
     """
 
@@ -86,7 +86,7 @@ class DCGANDiscriminator(ConvLayers):
     >>> import jax, jax.numpy as jnp
     >>> model = DCGANDiscriminator(features=(8, 16))
     >>> images = jnp.zeros((2, 28, 28, 1))
-    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), images)[0].shape
     (2, 1)
     """
 

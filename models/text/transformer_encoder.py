@@ -60,7 +60,7 @@ class TransformerEncoder(nn.Module):
     >>> import jax, jax.numpy as jnp
     >>> model = TransformerEncoder(vocab_size=50, num_layers=2, d_model=32, num_heads=4, max_len=16, num_classes=3)
     >>> tokens = jnp.ones((2, 16), jnp.int32)
-    >>> model.apply(model.init(jax.random.key(0), tokens), tokens).shape
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), tokens)[0].shape
     (2, 3)
     """
 

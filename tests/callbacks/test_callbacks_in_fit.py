@@ -17,7 +17,8 @@ from trainer import callbacks as cb
 from trainer.engine.loop import loop, phase_input
 
 
-@pytest.fixture(autouse=True, params=["auto", 1, 3], ids=lambda steps: f"{steps}_steps")
+@pytest.fixture(autouse=True, params=["auto", pytest.param(1, marks=pytest.mark.slow), 3],
+                ids=lambda steps: f"{steps}_steps")
 def fusing(request, monkeypatch):
     """How many steps every model of these tests fuses: as many as the trainer likes, none, and so many."""
     monkeypatch.setitem(globals(), "STEPS_PER_EXECUTION", request.param)

@@ -138,7 +138,7 @@ def outcome(strategy, step, state, message, **rows):
     return None
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("loss_of", "options", "message"), CASES.values(), ids=CASES)
 def test_gradients_of_another_scale_are_refused_unless_the_step_says_how_they_are_reduced(
         loss_of, options, message, replicas):

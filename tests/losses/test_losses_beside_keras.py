@@ -21,9 +21,9 @@ OF_BATCH = ("Dice", "Tversky")  # one value, for `axis=None`, which rows' weight
 OF_INDICES = ("SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy", "CTC", "Circle")
 OURS_ALONE = {"as_loss"}  # losses that Keras lacks, and other names
 SLOW = ("CTC", "Circle")  # many operations, each of which is compiled for each shape
-QUICK = 3  # cases of a loss
+FIRST = 3  # cases of a loss, which `make test-rest` runs; quick are the stored numbers of `test_losses.py`
 CASES = [pytest.param(name, *case, id="-".join([name, *map(str, case[0].values()), case[1]]),
-                      marks=[pytest.mark.slow] if name in SLOW or number >= QUICK else [])
+                      marks=[pytest.mark.slow] + [pytest.mark.every_case] * (name not in SLOW and number < FIRST))
          for name, cases in LOSSES.items() for number, case in enumerate(cases)]
 
 
@@ -72,6 +72,8 @@ def test_numbers_of_more_inputs_are_those_of_keras(name, arguments, kind, rows):
     compare_case(name, arguments, kind, rows, seeds, is_thorough=True)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("function", sorted(LOSS_FUNCTIONS))
 def test_a_function_gives_the_numbers_of_kerass(function):
     for arguments, kind in LOSSES[LOSS_FUNCTIONS[function]]:

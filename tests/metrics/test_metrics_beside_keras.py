@@ -18,9 +18,9 @@ with pytest.MonkeyPatch.context() as patch:
 pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning")
 
 ROWS = (4, 2)  # of the updates: a mean of means would be noticed
-QUICK = 2  # cases of a metric
+FIRST = 2  # cases of a metric, which `make test-rest` runs; quick are the stored results of `test_metrics.py`
 CASES = [pytest.param(name, *case, id="-".join([name, *map(str, case[0].values()), case[1]]),
-                      marks=[pytest.mark.slow] if number >= QUICK else [])
+                      marks=[pytest.mark.slow] + [pytest.mark.every_case] * (number < FIRST))
          for name, cases in METRICS.items() for number, case in enumerate(cases)]
 # Metrics that Keras lacks, and other names. Not here: what the names of tests/support/keras_differences.py are about.
 OURS_ALONE = {"ExpectedCalibrationError",

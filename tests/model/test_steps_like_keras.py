@@ -3,6 +3,7 @@
 Where we differ on purpose, a test at the end says how and why.
 """
 
+import functools
 import itertools
 import warnings
 
@@ -90,10 +91,16 @@ def re_iterable_of_unknown_length(count, keras):
     return {"x": grain.MapDataset.range(count).map(batch).to_iter_dataset()}
 
 
-def in_keras(keras, call, **options):
+@functools.cache
+def model_of_keras(keras):
+    """Returns a model that no training changes: compiled once, it serves all cases."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
     model.compile(keras.optimizers.SGD(0.0), loss=lambda y, y_pred: y_pred[:, 0])
-    return recorded(model, keras.callbacks, call, options)
+    return model
+
+
+def in_keras(keras, call, **options):
+    return recorded(model_of_keras(keras), keras.callbacks, call, options)
 
 
 def here(keras, call, **options):

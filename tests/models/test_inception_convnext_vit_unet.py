@@ -179,9 +179,9 @@ def test_images_of_a_size_that_does_not_fit_are_refused(model, shape, message):
 
 def test_vit_refuses_images_of_another_size_than_it_was_made_with():
     model = models.ViTB16(**TINY_VIT)
-    variables = model.init(jax.random.key(0), images(16))
+    variables = jax.eval_shape(model.init, jax.random.key(0), images(16))
     with pytest.raises(ValueError, match=r"ViTB16 are of images with 4 patches.*with 9\. Resize"):
-        model.apply(variables, images(24))
+        jax.eval_shape(model.apply, variables, images(24))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ pytestmark = [
 ]
 
 
-MARKS = {"MobileNetV2": pytest.mark.smoke}
+MARKS = {"MobileNetV2": pytest.mark.every_case, "MobileNet": pytest.mark.smoke}
 
 
 @pytest.fixture(scope="module")

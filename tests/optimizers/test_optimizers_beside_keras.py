@@ -65,6 +65,9 @@ def compare_case(name, arguments):
             compare.check_equal("optimizers", one, other, f"{name}({arguments}) after step {number}", rtol=2e-5)
 
 
+# Quick: the stored weights of tests/optimizers/test_optimizers.py.
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_weights_are_those_of_keras(name):
     compare_case(name, {"weight_decay": 0.1, "clipvalue": 0.5, "gradient_accumulation_steps": 2})

@@ -68,6 +68,8 @@ def resolves(name):
 # --- examples --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=[code.splitlines()[0][:60] for code, _ in EXAMPLES])
 def test_an_example_runs_and_prints_what_the_page_shows(code, shown):
     names = {"__name__": "__main__"}

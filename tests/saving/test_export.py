@@ -1,6 +1,7 @@
 """An exported model gives the numbers of `predict` without the model's code, or says why it cannot."""
 
 import collections
+import functools
 import json
 import os
 import subprocess
@@ -97,15 +98,28 @@ assert not {"tests", "flax.nnx"} & set(sys.modules)
 
 
 @pytest.fixture(scope="module")
-def exported_cases(tmp_path_factory):
-    """A folder with each case exported, and what another process, which does not import these tests, makes of it."""
+def exported_case(tmp_path_factory):
+    """A function that returns a case's model and the file that it was exported to."""
     folder = tmp_path_factory.mktemp("exported")
+
+    @functools.cache
+    def exported(name):
+        model = CASES[name][0]()
+        model.export(folder / f"{name}.export")
+        return model, folder / f"{name}.export"
+
+    return exported
+
+
+@pytest.fixture(scope="module")
+def exported_cases(exported_case):
+    """A folder with each case exported, and what another process, which does not import these tests, makes of it."""
     models = {}
-    for name, (make, inputs) in CASES.items():
-        models[name] = make()
-        models[name].export(folder / f"{name}.export")
-        np.savez(folder / f"{name}.npz", **{f"{rows}/{index}": leaf for rows in ROWS
-                                            for index, leaf in enumerate(jax.tree.leaves(inputs(rows)))})
+    for name, (_, inputs) in CASES.items():
+        models[name], path = exported_case(name)
+        np.savez(path.with_suffix(".npz"), **{f"{rows}/{index}": leaf for rows in ROWS
+                                              for index, leaf in enumerate(jax.tree.leaves(inputs(rows)))})
+    folder = path.parent
     script = folder / "script.py"
     script.write_text(IN_ANOTHER_PROCESS)
     done = subprocess.run([sys.executable, str(script), str(folder), *CASES], cwd=folder, timeout=120, check=False,
@@ -142,24 +156,24 @@ def test_predict_of_the_loaded_model_takes_any_number_of_rows(exported_cases):
     assert isinstance(outputs, tuple) and outputs[1]["scores"].shape == (40, 2) and outputs[1]["more"][0].shape == (40,)
 
 
-def test_a_loaded_model_tells_what_it_takes(exported_cases):
-    exported = load_exported(exported_cases[0] / "dict_inputs.export")
+def test_a_loaded_model_tells_what_it_takes(exported_case):
+    exported = load_exported(exported_case("dict_inputs")[1])
     spec = exported.input_spec["image"]
     assert (spec.shape[1:], spec.dtype, str(spec.shape[0])) == ((2, 3), np.float32, "rows")
     assert exported.batch_size is None and exported.platforms == ("cpu",)
     text = repr(exported)
     assert "'image': 'float32(rows, 2, 3)'" in text and "'scores': 'float32(rows, 2)'" in text
-    assert repr(load_exported(exported_cases[0] / "linen.export")) == (
+    assert repr(load_exported(exported_case("linen")[1])) == (
         "ExportedModel(float32(rows, 6) -> float32(rows, 3), for cpu)")
 
 
-def test_jax_arrays_lists_and_wider_dtypes_are_taken(exported_cases):
-    exported = load_exported(exported_cases[0] / "linen.export")
+def test_jax_arrays_lists_and_wider_dtypes_are_taken(exported_case):
+    exported = load_exported(exported_case("linen")[1])
     expected = exported(X[:2])
     assert isinstance(expected, jax.Array)
     for x in (jnp.asarray(X[:2]), X[:2].astype(np.float64), X[:2].tolist()):
         np.testing.assert_allclose(exported(x), expected, rtol=1e-6)
-    both = load_exported(exported_cases[0] / "tuple_inputs.export")
+    both = load_exported(exported_case("tuple_inputs")[1])
     np.testing.assert_array_equal(both([X[:2], X[:2, :3]]), both((X[:2], X[:2, :3])))
 
 
@@ -172,10 +186,10 @@ def test_the_weights_are_in_the_file_once(tmp_path):
         np.testing.assert_array_equal(file["params/kernel"], model.state.params["kernel"])
 
 
-def test_with_moving_averages_these_are_the_weights(exported_cases):
-    folder, models = exported_cases
-    state = models["moving_average"].state
-    with read_arrays(folder / "moving_average.export") as file:
+def test_with_moving_averages_these_are_the_weights(exported_case):
+    model, path = exported_case("moving_average")
+    state = model.state
+    with read_arrays(path) as file:
         kernel = file["params/Dense_0/kernel"]
     np.testing.assert_array_equal(kernel, state.averaged().params["Dense_0"]["kernel"])
     assert np.any(kernel != state.params["Dense_0"]["kernel"])
@@ -285,8 +299,8 @@ def test_a_model_that_must_know_the_number_of_rows_is_exported_for_one_number(tm
      r"`x\['image'\]` must be float32\(rows, 2, 3\)"),
     ("dict_inputs", {**named_inputs(4), "image": named_inputs(5)["image"]}, "the same number of rows"),
 ])
-def test_inputs_that_are_not_like_those_of_the_model_are_refused(exported_cases, case, x, words):
-    exported = load_exported(exported_cases[0] / f"{case}.export")
+def test_inputs_that_are_not_like_those_of_the_model_are_refused(exported_case, case, x, words):
+    exported = load_exported(exported_case(case)[1])
     for use in (exported, exported.predict):
         with pytest.raises(ValueError, match=words):
             use(x)
