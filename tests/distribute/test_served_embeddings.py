@@ -269,7 +269,7 @@ def test_rows_are_scaled_by_staleness_and_pushed_once():
     model = one_device(optax.sgd(1.0), Bag())
     on_servers, client, _, handles = served(model)
     for handle in handles:
-        handle.server._shards["m"]._scales = True
+        handle.server._models["m"]._scales = True
     before = jax.device_get(model.state.params["table"]["embedding"])
     client.pull()
     number = np.array([3, 4], np.int32)
