@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import gc
 import threading
 import time
 
@@ -355,6 +356,7 @@ def test_workers_forget_an_iterator_that_the_chief_has_let_go_of(coordinator):
     key = iterator.__as_resource__().key
     coordinator.join()
     del iterator
+    gc.collect()  # the pickler that sent it, too
     for _ in range(20):
         coordinator.schedule(double, (1,)).fetch()
     slots = [slot for slot in coordinator._slots if not slot.released]
