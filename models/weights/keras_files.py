@@ -15,6 +15,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from trainer.core.errors import brief, naming_file
+from trainer.core.files import check_regular
+
 _GENERATORS = "seed_generator"  # dropout state, not a weight
 _OPTIMIZER = "optimizer"  # stored beside the layers of a compiled model
 _MEMBER = "model.weights.h5"  # inside a `.keras` archive
@@ -53,30 +56,36 @@ def keras_layers(path: str, most_bytes: int) -> Iterator[list[KerasLayer]]:
         import h5py
     except ImportError as error:
         raise ImportError("Keras's weights need h5py. Install it: pip install 'trainer-jax[images]'.") from error
+    check_regular(path)
     with open(path, "rb") as opened:
         _check_is_of_keras(path, opened.read(9))
         source: Any = opened
         if zipfile.is_zipfile(opened):
-            source = _unpacked(path, opened, most_bytes)
+            with naming_file(path):
+                source = _unpacked(path, opened, most_bytes)
         opened.seek(0)
         try:
             file = h5py.File(source, "r")
         except OSError as error:
             raise ValueError(
-                f"{path!r} is no HDF5 file, or is truncated: {error}. Download or copy it again.") from error
+                f"{path!r} is no HDF5 file, or is truncated: {brief(error)}. Download or copy it again.") from error
         with file:
             try:
-                layers = _legacy_layers(file) if _is_legacy(file) else list(_walk(file, ""))
-            except (KeyError, AttributeError, RuntimeError, OSError, UnicodeDecodeError) as error:
-                raise ValueError(f"{path!r} is damaged, or no file of Keras's weights: {error!r}.") from error
+                with naming_file(path):
+                    layers = _legacy_layers(file) if _is_legacy(file) else list(_walk(file, ""))
+            except (RuntimeError, OSError) as error:
+                raise ValueError(
+                    f"{path!r} is damaged, or no file of Keras's weights: {brief(repr(error))}.") from error
             if not layers:
                 raise ValueError(f"{path!r} has no layers with weights. Expected: a file of `model.save_weights` or "
-                                 f"`model.save` of Keras. Received: {', '.join(list(file)[:5]) or 'an empty file'}.")
+                                 f"`model.save` of Keras. Received: {', '.join(map(brief, list(file)[:5])) or 'an empty file'}.")
             yield layers
 
 
 def read(array: Any) -> np.ndarray:
     """Loads an array of a `KerasLayer`."""
+    if array.dtype.kind not in "biufV" or array.dtype.names is not None:
+        raise ValueError(f"The array {brief(repr(array.name))} holds {array.dtype}, no numbers.")
     return np.array(array, jnp.bfloat16 if array.attrs.get("dtype") == "bfloat16" else None)
 
 
@@ -98,6 +107,8 @@ def _unpacked(path: str, opened: Any, most_bytes: int) -> io.BytesIO:
             if size > most_bytes:
                 raise ValueError(f"{path!r} holds {size:,} bytes of weights, and the model has room for "
                                  f"{most_bytes:,} at most: it is of another model.")
+            if archive.getinfo(_MEMBER).flag_bits & 1:
+                raise ValueError(f"{path!r} is encrypted.")
             return io.BytesIO(archive.read(_MEMBER))
     except (zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path!r} is damaged: {error}. Download or copy it again.") from error
@@ -115,7 +126,7 @@ def _legacy_layers(file: Any) -> list[KerasLayer]:
         group = _member(root, name)
         parts: dict[str, list[Any]] = {}
         for weight in _names(group, "weight_names"):
-            parts.setdefault(weight.rpartition("/")[0], []).append(_member(group, weight))
+            parts.setdefault(weight.rpartition("/")[0], []).append(_array(group, weight))
         if len(parts) == 1:  # the weights may carry the name of another layer
             layers.append(KerasLayer(name.replace("/", "_"), "", *parts.values()))  # as renamed in Keras 3
         else:  # a nested model, such as a `Sequential`
@@ -136,7 +147,7 @@ def _walk(group: Any, group_name: str) -> Iterator[KerasLayer]:
             continue
         child = _member(group, name)
         if name == "vars" and hasattr(child, "keys"):
-            arrays = [_member(child, number) for number in sorted(child, key=int)]
+            arrays = [_array(child, number) for number in sorted(child, key=int)]
             if arrays and group_name != _GENERATORS:
                 if "name" not in child.attrs:
                     raise ValueError("The file keeps no names of layers, as files of older versions of Keras. Load it "
@@ -144,6 +155,13 @@ def _walk(group: Any, group_name: str) -> Iterator[KerasLayer]:
                 yield KerasLayer(str(child.attrs["name"]), group.name.rpartition("/layers/")[0], arrays)
         elif hasattr(child, "keys"):
             yield from _walk(child, name)
+
+
+def _array(group: Any, name: str) -> Any:
+    array = _member(group, name)
+    if not hasattr(array, "shape"):
+        raise ValueError(f"The file has a group at {brief(repr(name))}, where an array belongs.")
+    return array
 
 
 def _member(group: Any, name: str) -> Any:
@@ -154,8 +172,8 @@ def _member(group: Any, name: str) -> Any:
         link = group.get(part, getlink=True)
         if not isinstance(link, h5py.HardLink):
             what = "no member" if link is None else "a link out of it"
-            raise ValueError(f"The file has {what} at {name!r}. It is damaged, or was made to read other files.")
+            raise ValueError(f"The file has {what} at {brief(repr(name))}. It is damaged, or was made to read other files.")
         group = group[part]
     if isinstance(group, h5py.Dataset) and (group.external or group.is_virtual):
-        raise ValueError(f"The array {name!r} of the file lies in other files, which are not read.")
+        raise ValueError(f"The array {brief(repr(name))} of the file lies in other files, which are not read.")
     return group

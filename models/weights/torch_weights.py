@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer.core.errors import brief, naming_file
+from trainer.core.files import check_regular
 from trainer.models.weights.model_layers import (
     HasWeights,
     Weight,
@@ -23,7 +25,7 @@ _RENAMED = (
     (re.compile(r"layer(\d+)\.(\d+)\.downsample\.([01])"), lambda m: f"{_block(m)}_0_{('conv', 'bn')[int(m[3])]}"),
     (re.compile(r"(conv|bn)1"), lambda m: f"conv1_{m[1]}"),
     (re.compile(r"fc"), lambda m: "predictions"),
-    (re.compile(r".*"), lambda m: m[0].replace(".", "_")),  # timm's ViTs
+    (re.compile(r"(?s).*"), lambda m: m[0].replace(".", "_")),  # timm's ViTs
 )
 _ARRAYS = {"bias": ("bias",), "running_mean": ("mean",), "running_var": ("var",), "weight": ("kernel", "scale")}
 _HEADS = ("predictions", "head")
@@ -59,9 +61,10 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_
     """
     path = os.fspath(path)
     layers = weights_of(model)
-    arrays = _read(path)
-    own, outside = map(_arrays_of, split_at_architecture(layers, {_layer(name) for name in arrays}))
-    in_file = {_name(name, own): array for name, array in arrays.items()}
+    with naming_file(path):
+        arrays = _read(path)
+        own, outside = map(_arrays_of, split_at_architecture(layers, {_layer(name) for name in arrays}))
+        in_file = {_name(name, own): array for name, array in arrays.items()}
     if skip_head:
         own = {name: weight for name, weight in own.items() if not _in_head(name)}
         in_file = {name: array for name, array in in_file.items() if not _in_head(name)}
@@ -90,6 +93,7 @@ def _read(path: str) -> dict[str, np.ndarray]:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ImportError("These weights need safetensors. Install it: pip install 'trainer-jax[images]'.") from error
+    check_regular(path)
     with open(path, "rb") as file:
         beginning = file.read(4)
     if beginning == b"\x89HDF" or path.endswith(".keras"):
@@ -102,7 +106,7 @@ def _read(path: str) -> dict[str, np.ndarray]:
             return {name: file.get_tensor(name) for name in file.keys() if not name.endswith(_COUNTER)}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
-            f"{path!r} is no safetensors file, or is damaged: {error}. Download or copy it again.") from error
+            f"{path!r} is no safetensors file, or is damaged: {brief(error)}. Download or copy it again.") from error
 
 
 def _in_head(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import os
 import zipfile
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from trainer.core import arguments
 from trainer.core.errors import naming_file
-from trainer.utils.files import object_stream
+from trainer.utils.files import archives, object_stream
 from trainer.utils.files.get_file import get_file
 
 Split = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -88,7 +89,7 @@ def npz_arrays(path: str, *names: str) -> list[np.ndarray]:
         if not zipfile.is_zipfile(path):
             raise ValueError("The file is no zip archive, as `.npz` files are.")
         with zipfile.ZipFile(path) as archive:
-            return [_array(archive.read(f"{name}.npy")) for name in names]
+            return [_array(archives.read_member(path, archive, f"{name}.npy")) for name in names]
 
 
 def _array(data: bytes) -> np.ndarray:
@@ -104,13 +105,17 @@ def _array(data: bytes) -> np.ndarray:
 
 def idx_array(path: str) -> np.ndarray:
     """Returns the array of a gzipped file in MNIST's original format."""
-    with naming_file(path), gzip.open(path, "rb") as file:
-        data = file.read()
-        kind, dimensions = data[2], data[3]
-        shape = np.frombuffer(data, ">u4", dimensions, 4)
-        if data[:2] != b"\0\0" or kind != 8:
-            raise ValueError("The file does not begin as those of MNIST do.")
-        return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    try:
+        with naming_file(path), gzip.open(path, "rb") as file:
+            start = file.read(4)
+            if start[:3] != b"\0\0\x08":
+                raise ValueError("The file does not begin as those of MNIST do.")
+            shape = np.frombuffer(file.read(4 * start[3]), ">u4", start[3]).tolist()
+            archives.check_expansion(path, os.path.getsize(path), math.prod(shape))
+            data = file.read(math.prod(shape) + 1)  # the one more would be wrong, and its end verifies the checksum
+            return np.frombuffer(data, np.uint8).reshape(shape)
+    except gzip.BadGzipFile as error:
+        raise ValueError(f"{path!r} is no file of gzip, or damaged: {error}. Download or copy it again.") from error
 
 
 def cifar_batches(paths: list[str], labels: str) -> tuple[np.ndarray, np.ndarray]:
@@ -121,6 +126,8 @@ def cifar_batches(paths: list[str], labels: str) -> tuple[np.ndarray, np.ndarray
             batch = {_text(key): value for key, value in object_stream.parse(file.read()).items()}
             images.append(np.asarray(batch["data"]).reshape(-1, 3, 32, 32))
             classes.append(np.asarray(batch[labels], np.uint8))
+            if images[-1].dtype != np.uint8 or classes[-1].shape != images[-1].shape[:1]:
+                raise ValueError("It does not have a label for each image of bytes")
     return np.concatenate(images).transpose(0, 2, 3, 1), np.concatenate(classes)[:, None]
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.errors import brief
+from trainer.core.files import check_regular
 from trainer.data.files.folder_dataset import FirstFile, folder_datasets
 from trainer.data.files.folders import Labels
 from trainer.data.files.row_dataset import RowDataset
@@ -117,7 +119,7 @@ def _decoded(path: str) -> tuple[int, np.ndarray]:
         if rate < 1:
             raise ValueError(f"it has {rate} samples per second")
     except Exception as error:  # of any type: SciPy's reader fails in many ways
-        reason = str(error).rstrip(".")
+        reason = brief(str(error).rstrip("."))
         raise DataError(f"The sound {path!r} cannot be read: {type(error).__name__}: {reason}. Delete it, or write it "
                         "as WAV.") from error
     values = values[:, None] if values.ndim == 1 else values
@@ -130,6 +132,7 @@ def _decoded(path: str) -> tuple[int, np.ndarray]:
 
 def _check_is_whole(path: str) -> None:
     # For a truncated file, SciPy only warns, without its name.
+    check_regular(path)
     with open(path, "rb") as file:
         head = file.read(8)
         size = file.seek(0, os.SEEK_END)

@@ -6,11 +6,14 @@ import contextlib
 import struct
 import threading
 import types
+import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainer.core.errors import brief
+from trainer.core.files import check_regular
 from trainer.data.sources.arrays import DataError
 
 if TYPE_CHECKING:
@@ -20,7 +23,8 @@ CHANNELS = {"rgb": 3, "rgba": 4, "grayscale": 1}
 MODES = {"rgb": "RGB", "rgba": "RGBA", "grayscale": "L"}
 MODES_OF_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")  # Pillow would clip these modes at 255
 MODES_OF_32_BITS = ("I", "F")
-_MALFORMED = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error)
+MALFORMED = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, MemoryError,
+              struct.error, zlib.error)
 _lock = threading.Lock()
 _opening = 0  # number of threads that open a file
 _pillows_limit: int | None = None
@@ -83,6 +87,7 @@ def _open(path: str) -> Image.Image:
     from PIL import Image
 
     with _naming(path), _without_pillows_limit():
+        check_regular(path)
         return Image.open(path)
 
 
@@ -92,9 +97,9 @@ def _naming(path: str) -> Iterator[None]:
 
     try:
         yield
-    except (*_MALFORMED, Image.DecompressionBombError) as error:
+    except (*MALFORMED, Image.DecompressionBombError) as error:
         raise DataError(
-            f"The image {path!r} cannot be read: {error}. Delete it, or pass `skip_unreadable=True`.") from error
+            f"The image {path!r} cannot be read: {brief(error)}. Delete it, or pass `skip_unreadable=True`.") from error
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core.errors import describe, wrong_type
+from trainer.core.files import check_regular
 from trainer.data.files.folder_dataset import FirstFile, folder_datasets
 from trainer.data.files.folders import Labels
 from trainer.data.files.row_dataset import RowDataset
@@ -27,6 +28,7 @@ class _Texts:
     def __getitem__(self, number: int) -> Any:
         path = self._paths[number]
         try:
+            check_regular(path)
             with open(path, encoding="utf-8-sig") as file:
                 text = file.read()
         except (OSError, UnicodeDecodeError) as error:

@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.core import arguments, errors
 from trainer.core.compile.entry_points import with_entry_points
-from trainer.core.file_suffixes import check_suffix
+from trainer.core.files import check_suffix
 from trainer.core.modules import CallKwargs, as_functional, print_summary, render_summary
 from trainer.core.rng import default_seed
 from trainer.core.train_state import TrainState

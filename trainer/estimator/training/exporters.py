@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.core import arguments, errors
+from trainer.core import arguments, errors, files
 from trainer.estimator.training import serving
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.events import LOGGER
@@ -145,13 +145,11 @@ def _keep_newest(folder: str, count: int | None) -> None:
 
 
 def _read(path: str) -> dict[str, float] | None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return dict(json.load(file))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except ValueError as error:
-        raise ValueError(f"{path!r} is not what `BestExporter` has written: {error}. Delete it.") from error
+    files.check_regular(path)
+    with errors.naming_file(path), open(path, encoding="utf-8") as file:
+        return {name: arguments.as_number(name, value) for name, value in json.load(file).items()}
 
 
 def _write(path: str, result: EvalResult) -> None:

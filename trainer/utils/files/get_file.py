@@ -17,6 +17,7 @@ from typing import Any
 from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.progress.progbar import Progbar
 from trainer.core import arguments
+from trainer.core.files import check_regular
 from trainer.utils.files import archives
 
 _SCHEMES = ("http", "https", "ftp", "file")
@@ -169,6 +170,8 @@ def _copy(url: str, file: Any, digest: Any) -> str:
 def _url_of(origin: str | os.PathLike[str]) -> str:
     if not isinstance(origin, str) or "://" not in origin:
         path = arguments.as_path("origin", origin, "a URL or the path of a file")
+        if os.path.exists(os.path.expanduser(path)):
+            check_regular(os.path.expanduser(path))
         return "file://" + urllib.request.pathname2url(os.path.abspath(os.path.expanduser(path)))
     scheme = urllib.parse.urlsplit(origin).scheme.lower()
     if scheme not in _SCHEMES:

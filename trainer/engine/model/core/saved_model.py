@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from trainer.core import tree_paths
-from trainer.core.errors import naming_file, see
+from trainer.core.errors import brief, naming_file, see
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import to_host
@@ -76,7 +76,7 @@ def restore(path: str, holder: StateHolder) -> None:
                          "`BackupAndRestore`; what `Model.save` writes is loaded here.")
     with naming_file(path):
         if document["format_version"] > FORMAT_VERSION:
-            raise ValueError(f"{path!r} has version {document['format_version']} of the format of training states. "
+            raise ValueError(f"{path!r} has version {brief(document['format_version'])} of the format of training states. "
                              f"This trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
         inputs = jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype), document["inputs"])
         then = document["optimizer"]
@@ -85,10 +85,10 @@ def restore(path: str, holder: StateHolder) -> None:
     state = holder.current
     now = optimizer_kinds(state.optimizer)
     if now is None and then is not None:
-        raise ValueError(f"The model is not compiled, and {path!r} is a training state of the optimizer {then!r}. Call "
+        raise ValueError(f"The model is not compiled, and {path!r} is a training state of the optimizer {brief(repr(then))}. Call "
                          f"`compile(...)` as when it was saved, before `load`. {see('not-compiled')}")
     if None not in (now, then) and now != then:
-        raise ValueError(f"{path!r} is a training state of the optimizer {then!r}. Received: {now!r}. Make and compile "
+        raise ValueError(f"{path!r} is a training state of the optimizer {brief(repr(then))}. Received: {now!r}. Make and compile "
                          "the model as it was when it was saved, or save and load its weights alone.")
     try:
         holder.load(tree_paths.with_leaves(state, read(tree_paths.named_leaves(state))))

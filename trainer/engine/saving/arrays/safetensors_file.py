@@ -26,6 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import errors, tree_paths
+from trainer.core.errors import brief
+from trainer.core.files import check_regular
 from trainer.engine.saving.arrays import file_locks
 
 Spec = tuple[tuple[int, ...], Any]  # a shape and a dtype
@@ -128,6 +130,7 @@ def read_arrays(path: str | os.PathLike[str]) -> ArraysFile:
     ...     list(weights), weights.shapes
     (['up/kernel'], {'up/kernel': ((2, 3), dtype('int8'))})
     """
+    check_regular(path)
     file = open(path, "rb")  # noqa: SIM115  ArraysFile closes it
     try:
         return ArraysFile(os.fspath(path), file)
@@ -159,7 +162,7 @@ class ArraysFile(Mapping[str, np.ndarray]):
             header = json.loads(file.read(self._data_start - 8).decode(), object_pairs_hook=_unique)
             self.metadata, self.shapes, self._offsets = _parsed(header)
         except _HeaderError as error:
-            raise ValueError(f"{path!r} has a damaged header: {error}.") from None
+            raise ValueError(f"{path!r} has a damaged header: {brief(error)}.") from None
         except (ValueError, RecursionError):
             raise ValueError(f"{path!r} is not a safetensors file, or its header is damaged: it has no JSON where a "
                              "header would be.") from None

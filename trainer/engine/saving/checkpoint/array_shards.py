@@ -18,6 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from trainer.core.files import check_regular
+
 _BLOCK_BYTES = 2**18  # is hashed and written while it is in the processor's cache
 _READ_BYTES = 2**26  # that are in memory beside an array of which not all columns are read
 _COLLECT_BYTES = 2**26
@@ -85,6 +87,7 @@ def read_index(folder: str, processes: int) -> dict[str, list[ArrayShard]]:
     """Returns the locations of the shards of each array by name, from the files of that many processes."""
     found: dict[str, list[ArrayShard]] = {}
     for process in range(processes):
+        check_regular(os.path.join(folder, f"{process}.json"))
         with open(os.path.join(folder, f"{process}.json"), encoding="ascii") as file:
             index = json.load(file)
         for name, shards in index.items():
@@ -172,6 +175,8 @@ def _read_into(target: np.ndarray, shard: ArrayShard, inside: Window) -> int:
 
 def _fill(values: np.ndarray, file: Any, offset: int) -> None:
     content = values.reshape(-1).view(np.uint8).data
+    if not 0 <= offset <= os.fstat(file.fileno()).st_size:
+        raise ValueError(f"{file.name!r} is cut short, or its index is damaged.")
     file.seek(offset)
     done = 0
     while done < len(content):  # one call reads 2 GiB at most

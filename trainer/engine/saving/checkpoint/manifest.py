@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainer.core.errors import brief, naming_file
+from trainer.core.files import check_regular
 from trainer.engine.saving.checkpoint import disk
 
 FORMAT = 2  # of a checkpoint as a whole: one higher for each change that older versions could not read
@@ -121,10 +123,17 @@ def _read(folder: str) -> dict[str, Any]:
         whole = False
     if not whole:
         raise _damaged(folder, FILE_NAME, "has other bytes than were written")
-    if content["format"] > FORMAT:
+    with naming_file(os.path.join(folder, FILE_NAME)):
+        is_newer = content["format"] > FORMAT
+        for name, expected in content["files"].items():
+            if os.path.isabs(name) or os.path.pardir in name.split("/") or "\0" in name:
+                raise ValueError("it names a file outside of the checkpoint")
+            expected["size"], expected["sha256"]
+    if is_newer:
         raise NewerFormatError(
             f"The checkpoint {folder!r} was written by a newer version of the trainer: it has the format "
-            f"{content['format']}, this version reads up to {FORMAT}. Upgrade with `pip install -U trainer-jax`.")
+            f"{brief(content['format'])}, this version reads up to {FORMAT}. Upgrade with "
+            "`pip install -U trainer-jax`.")
     return content
 
 
@@ -146,11 +155,13 @@ def _files_below(folder: str) -> Iterator[str]:
 
 
 def _bytes_of(path: str) -> bytes:
+    check_regular(path)
     with open(path, "rb") as file:
         return file.read()
 
 
 def _size_and_hash(path: str) -> dict[str, Any]:
+    check_regular(path)
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"size": file.tell(), "sha256": digest.hexdigest()}
@@ -162,10 +173,10 @@ def _checked(folder: str, name: str, read: Any) -> Any:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise _damaged(folder, name, "is missing") from None
     except OSError as error:
-        if error.errno != errno.EIO:
+        if error.errno not in (errno.EIO, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP):
             raise
         raise _damaged(folder, name, f"cannot be read ({error.strerror})") from None
 
 
 def _damaged(folder: str, name: str, what: str) -> CheckpointError:
-    return CheckpointError(f"The checkpoint {folder!r} is damaged: its file {name!r} {what}.")
+    return CheckpointError(f"The checkpoint {folder!r} is damaged: its file {brief(repr(name))} {what}.")

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from trainer.core import errors
+from trainer.core.files import check_regular
 from trainer.engine.saving.arrays import safetensors_file
 from trainer.engine.saving.checkpoint import array_shards, layout, plain, processes
 from trainer.engine.saving.checkpoint.manifest import CheckpointError, check_manifest
@@ -109,6 +110,7 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkp
     if verify:
         check_manifest(path)
     with errors.naming_file(path):
+        check_regular(os.path.join(path, layout.DOCUMENT))
         with open(os.path.join(path, layout.DOCUMENT), encoding="ascii") as file:
             content = json.load(file)
         with safetensors_file.read_arrays(os.path.join(path, layout.DOCUMENT_ARRAYS)) as arrays:

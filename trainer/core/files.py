@@ -1,11 +1,14 @@
-"""Checks of file suffixes.
+"""Checks of files before they are opened.
 
-Owns the suffixes of other programs' formats: a file that is written under such a name would fail in these programs.
+Owns the suffixes of other programs' formats, because a file that is written under such a name would fail in these
+programs, and the refusal to read what is no file.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 _FORMATS = {
     ".h5": "HDF5, in which Keras saves weights", ".hdf5": "HDF5, in which Keras saves weights",
@@ -15,6 +18,22 @@ _FORMATS = {
     ".msgpack": "Flax's serialization", ".gguf": "llama.cpp", ".joblib": "joblib", ".zip": "ZIP archives",
     ".tar": "tape archives", ".json": "JSON",
 }
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raises an error for a pipe, a device or a socket: to open or to read it may never end.
+
+    Raises:
+      OSError: if the path is such, or does not exist.
+
+    >>> check_regular("/dev/zero")
+    Traceback (most recent call last):
+    OSError: [Errno 22] It is a pipe, a device or a socket. Copy its content into a file: '/dev/zero'
+    """
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "It is a pipe, a device or a socket. Copy its content into a file",
+                      os.fspath(path))
 
 
 def check_suffix(argument: str, path: str | os.PathLike[str], suffix: str, or_folder: bool = False) -> None:

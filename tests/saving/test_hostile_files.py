@@ -1,0 +1,61 @@
+"""Files that were damaged or made to do harm end in a short error that names them, within seconds and little memory.
+
+`tests/support/hostile_files.py` has the cases, for every reader, and what counts as wrong.
+"""
+
+import collections
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import hostile_files
+from tests.support.hostile_contents import CRAFTED
+
+CASES = hostile_files.cases()
+PARTS = 4
+
+
+def wrong_outcomes(numbers):
+    """Returns what is wrong with some cases, by their names, after each was read in one process."""
+    process = subprocess.run([sys.executable, "-m", "tests.support.hostile_files"], input=" ".join(map(str, numbers)),
+                             capture_output=True, text=True, timeout=600)
+    outcomes = dict(map(json.loads, process.stdout.splitlines()))
+    assert process.returncode == 0 and len(outcomes) == len(numbers), (outcomes, process.stderr[-2000:])
+    return {name: outcome for name, outcome in outcomes.items() if outcome}
+
+
+def test_files_that_were_made_to_do_harm_are_refused():
+    chosen = [number for number, case in enumerate(CASES) if hostile_files.is_quick(case)]
+    assert len(chosen) >= 200
+    assert wrong_outcomes(chosen) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("part", range(PARTS))
+def test_all_hostile_files_are_refused(part):
+    assert wrong_outcomes(range(part, len(CASES), PARTS)) == {}
+
+
+def test_every_reader_has_cases_and_each_case_has_a_name_of_its_own():
+    assert len(set(map(str, CASES))) == len(CASES)
+    counts = collections.Counter(case.reader for case in CASES)
+    assert counts.keys() == hostile_files.hostile_readers.READERS.keys()
+    assert min(counts.values()) >= 10
+
+
+@pytest.mark.parametrize(("read", "outcome"), [
+    (lambda path: None, "it was read"),
+    (lambda path: print("\x1b[31m") or int("x"), "the message does not name the file: ValueError: "),
+    (lambda path: {}["a"], "KeyError: "),
+    (lambda path: int(f"{path}{'a' * 3000}"), "characters: ValueError"),
+    (lambda path: (_ for _ in ()).throw(ValueError(f"{path} \x1b[31m")), "control characters: ValueError"),
+    (lambda path: (path.parent.parent / "canary").mkdir(), "its code was run"),
+    (lambda path: (path.parent.parent / "other").touch(), "written outside"),
+])
+def test_the_outcome_is_wrong_where_a_reader_is(tmp_path, monkeypatch, read, outcome):
+    monkeypatch.setitem(hostile_files.hostile_readers.READERS, "words", read)
+    case = hostile_files.Case("words", "a", CRAFTED["words", "JSON: a list"][0])
+    assert outcome in hostile_files.judged(case, hostile_files.Contents(), tmp_path)
