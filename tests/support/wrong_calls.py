@@ -26,8 +26,9 @@ from trainer import callbacks, data, distribute, estimator, losses, metrics, mod
 
 ROOT = pathlib.Path(__file__).parents[2]
 OURS = tuple(str(ROOT / name) for name in ("trainer", "callbacks", "models"))
-_COUNTS: tuple[Any, ...] = ("3", 1.5, True, [], float("nan"), -5, np.array([1, 2]), 10**400)
-_NUMBERS: tuple[Any, ...] = ("0.1", True, [], float("nan"), np.zeros(2), 10**400, np.array([None]))
+_COUNTS: tuple[Any, ...] = ("3", 1.5, True, [], float("nan"), -5, np.array([1, 2]))
+_HUGE = 10**400
+_NUMBERS: tuple[Any, ...] = ("0.1", True, [], float("nan"), np.zeros(2), _HUGE, np.array([None]))
 _ARRAYS: tuple[Any, ...] = (None, "text", np.array([[None, "a"]]), np.array(["a", "b"]), {"a"})
 
 
@@ -56,7 +57,7 @@ class WrongCall:
     value: Any
 
     def __str__(self) -> str:
-        value = "a tracer" if self.value is TRACER else "10**400" if self.value is _COUNTS[-1] else repr(self.value)
+        value = "a tracer" if self.value is TRACER else "10**400" if self.value is _HUGE else repr(self.value)
         return f"{self.good.name}({self.parameter}={value[:40]})"
 
 
