@@ -121,8 +121,8 @@ def outcome(call: WrongCall) -> str:
         call.good.function(**{**call.good.arguments, call.parameter: value})
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
             if call.value is TRACER:
                 jax.make_jaxpr(lambda value: (run(value), value)[1])(1.0)
             else:
@@ -141,7 +141,7 @@ def outcome(call: WrongCall) -> str:
                 return ""
             return f"by chance: {type(error).__name__}: {str(error)[:100]!r} at {pathlib.Path(file).name}: {raised[:60]}"
         return f"foreign: {type(error).__name__}: {str(error)[:100]!r} at {file[-40:]}"
-    return "silent"
+    return "" if any(warning.category is UserWarning for warning in warned) else "silent"
 
 
 def _line(file: str, number: int) -> str:
@@ -155,7 +155,7 @@ def _line(file: str, number: int) -> str:
 
 _PAIR = {"y_true": np.ones((4, 3), np.float32), "y_pred": np.full((4, 3), 0.5, np.float32)}
 _NOT_CALLED = ("Loss", "BuiltinLoss", "Metric", "Optimizer", "CommonArguments", "OptimizerState", "Penalty", "Regularizer",
-               "Callback", "LossMetric", "LazyLogs", "Run", "RunDetails", "SavePoint", "MonitorCallback", "AnyMetric")
+               "Callback", "Registry", "Variable", "LossMetric", "LazyLogs", "Run", "RunDetails", "SavePoint", "MonitorCallback", "AnyMetric")
 
 
 def _classes(package: Any, arguments: Mapping[str, Mapping[str, Any]]) -> Iterator[Good]:
@@ -223,7 +223,7 @@ def _methods() -> Iterator[Good]:
             "predict_on_batch": {"x": _X}, "save_weights": {"filepath": f"{_folder()}/a"},
             "export": {"filepath": f"{_folder()}/b"}, "save": {"filepath": f"{_folder()}/c"},
             "load_weights": {"filepath": f"{_folder()}/d"}, "set_weights": {"weights": model.get_weights()},
-            "summary": {}, "build": {"inputs": _X}}.items():
+            "summary": {}, "build": {"sample": _X}}.items():
         method = getattr(model, name, None)
         if method is not None and inspect.signature(method).parameters:
             yield Good(f"Model.{name}", method, arguments)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from trainer.core import replica_context
+from trainer.core import arguments, replica_context
 from trainer.core.replica_context import ReplicaContext, divide_sum, get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses.shapes import (
@@ -31,6 +31,7 @@ from trainer.losses.shapes import (
 #: Keras's epsilon: the bound of probabilities near 0 and 1, and the replacement of a divisor of 0.
 EPSILON = 1e-7
 
+_PACKAGE = __name__.partition(".")[0] + "."
 _WORD_STARTS = r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])"
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "none", None)
@@ -176,13 +177,19 @@ class Loss:
     #: Whether `call` receives labels as floats, as in Keras. Otherwise only integers are cast, to int32 or wider.
     casts_labels: ClassVar[bool] = True
 
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith(_PACKAGE) and "__init__" in vars(cls):
+            cls.__init__ = arguments.checked(vars(cls)["__init__"])  # type: ignore[method-assign]
+
+    @arguments.checked
     def __init__(
         self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: DTypeLike | None = None
     ):
         if reduction not in REDUCTIONS:
             raise ValueError(f"Invalid value for argument `reduction`. Expected one of {REDUCTIONS}. "
                              f"Received: reduction={reduction!r}.")
-        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        if dtype is not None and not jnp.issubdtype(arguments.as_dtype("dtype", dtype), jnp.floating):
             raise ValueError(f"Invalid value for argument `dtype`. Expected a float dtype such as \"float32\". "
                              f"Received: dtype={dtype!r}.")
         self.name = name or re.sub(_WORD_STARTS, "_", type(self).__name__).lower()
@@ -203,9 +210,9 @@ class Loss:
         ('BinaryCrossentropy(from_logits=True)', 'MeanSquaredError()')
         """
         defaults = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
-        arguments = [f"{name}={value!r}" for name, value in self.get_config().items()
+        differing = [f"{name}={value!r}" for name, value in self.get_config().items()
                      if name != "name" and isinstance(value, (bool, int, float, str)) and value != defaults.get(name)]
-        return f"{type(self).__name__}({', '.join(arguments)})"
+        return f"{type(self).__name__}({', '.join(differing)})"
 
     def __repr__(self) -> str:
         return self.kind

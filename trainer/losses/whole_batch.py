@@ -16,7 +16,7 @@ from trainer.core import arguments
 from trainer.core.replica_context import get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses.base import EPSILON, BuiltinLoss
-from trainer.losses.shapes import as_float, as_float_pair, check_arrays, match_ranks
+from trainer.losses.shapes import as_float, as_float_pair, check_arrays, in_dtype, match_ranks
 
 Axis = int | Sequence[int] | None
 
@@ -44,6 +44,7 @@ def dice(y_true: ArrayLike, y_pred: ArrayLike, axis: Axis = None) -> jax.Array:
     return 1.0 - 2.0 * overlap / (jnp.sum(y_true, axes) + jnp.sum(y_pred, axes) + EPSILON)
 
 
+@arguments.checked
 def tversky(
     y_true: ArrayLike, y_pred: ArrayLike, alpha: float = 0.5, beta: float = 0.5, axis: Axis = None
 ) -> jax.Array:
@@ -72,6 +73,7 @@ def tversky(
     return 1.0 - overlap / (overlap + alpha * missed + beta * found + EPSILON)
 
 
+@arguments.checked
 def circle(
     y_true: ArrayLike, y_pred: ArrayLike, ref_labels: ArrayLike | None = None, ref_embeddings: ArrayLike | None = None,
     remove_diagonal: bool = True, gamma: float = 80.0, margin: float = 0.4,
@@ -100,13 +102,17 @@ def circle(
     return _circle(y_true, y_pred, None, ref_labels, ref_embeddings, remove_diagonal, gamma, margin)
 
 
+def _as_labels(what: str, labels: ArrayLike) -> jax.Array:
+    return in_dtype(what, labels, None).astype(jnp.int32).reshape(-1)
+
+
 def _circle(
     y_true: ArrayLike, y_pred: ArrayLike, mask: jax.Array | None, ref_labels: ArrayLike | None = None,
     ref_embeddings: ArrayLike | None = None, remove_diagonal: bool = True, gamma: float = 80.0, margin: float = 0.4,
 ) -> jax.Array:
     """Returns `circle` without the padding rows, whose loss is 0."""
-    y_true, y_pred = jnp.asarray(y_true).astype(jnp.int32).reshape(-1), as_float(y_pred)
-    labels = y_true if ref_labels is None else jnp.asarray(ref_labels).astype(jnp.int32).reshape(-1)
+    y_true, y_pred = _as_labels("`y_true`", y_true), as_float(y_pred)
+    labels = y_true if ref_labels is None else _as_labels("`ref_labels`", ref_labels)
     is_same = y_true[:, None] == labels[None]
     is_other = ~is_same
     if remove_diagonal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from numpy.lib.array_utils import normalize_axis_index
 
+from trainer.core.errors import wrong_type
 from trainer.core.types import ArrayLike
 from trainer.metrics.arrays import divide_no_nan, full_weights, sums_by_bucket
 from trainer.metrics.base import Metric
@@ -55,6 +56,8 @@ class IoU(Metric):
         sparse_y_pred: bool = True,
         axis: int = -1,
     ):
+        if isinstance(target_class_ids, str) or not isinstance(target_class_ids, Collection):
+            raise wrong_type("target_class_ids", target_class_ids, "a list of classes")
         outside = [target for target in target_class_ids if not 0 <= target < num_classes]
         if outside:
             raise ValueError(f"Target class id {outside[0]} is out of range, which is [0, {num_classes}).")

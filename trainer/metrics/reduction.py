@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 
 from trainer import losses
 from trainer.core import configs
+from trainer.core.errors import wrong_type
 from trainer.core.replica_context import get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses import Loss
@@ -127,6 +128,8 @@ class MeanMetricWrapper(WeightedMean):
     matches_arguments: ClassVar[bool] = True
 
     def __init__(self, fn: Callable[..., Any], name: str | None = None, dtype: DTypeLike | None = None, **kwargs: Any):
+        if not callable(fn):
+            raise wrong_type("fn", fn, "a function of labels and predictions")
         super().__init__(name, dtype)
         self._function = fn
         self.fn_kwargs = kwargs

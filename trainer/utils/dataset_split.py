@@ -20,6 +20,7 @@ from trainer.data.sources.host_arrays import HostArrays
 _CHUNK_ROWS = 1024  # of an unbatched dataset, read at once
 
 
+@arguments.checked
 def split_dataset(
     dataset: ArrayTree | Dataset | Iterable[Any], left_size: float | None = None, right_size: float | None = None,
     shuffle: bool = False, seed: int | None = None,

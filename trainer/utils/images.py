@@ -101,7 +101,7 @@ def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None,
     Source: `keras.utils.img_to_array`.
     """
     channels_first = _is_channels_first(data_format)
-    values = np.asarray(img, dtype=dtype or "float32")
+    values = arguments.as_numbers("img", img, dtype or "float32")
     if values.ndim not in (2, 3):
         raise ValueError(f"`img` must be an image, with two or three dimensions. Received: shape {values.shape}.")
     values = values.reshape(*values.shape[:2], -1)
@@ -128,7 +128,7 @@ def array_to_img(x: ArrayLike, data_format: str | None = None, scale: bool = Tru
     writer = pillow()
     channels_first = _is_channels_first(data_format)
     arguments.require_bool(scale=scale)
-    values = np.asarray(x, dtype=dtype or "float32")
+    values = arguments.as_numbers("x", x, dtype or "float32")
     if values.ndim == 3 and channels_first:
         values = values.transpose(1, 2, 0)
     if values.ndim != 3 or values.shape[-1] not in (1, 3, 4) or not values.size:

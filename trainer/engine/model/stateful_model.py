@@ -64,6 +64,8 @@ class StatefulModel(OverridableSteps):
         functional = as_functional(module, CallKwargs(train_kwargs, eval_kwargs), eval_module)
         seed = default_seed() if seed is None else arguments.as_seed("seed", seed)
         self.module = module
+        if name is not None:
+            arguments.require_text(name=name)
         self.name = name or functional.name
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
         self._core = ModelCore(self, OverridableSteps, functional, get_strategy(), seed)
@@ -300,6 +302,7 @@ class StatefulModel(OverridableSteps):
           RuntimeError: if the model is not built.
         """
         table = forward.table_of_layers(self._core, self.name)
+        arguments.require_functions(print_fn=print_fn)
         if print_fn is None and sys.stdout.isatty():
             print_summary(*table)
             return
@@ -411,6 +414,7 @@ class StatefulModel(OverridableSteps):
 
         Source: `keras.Model.save_weights`; the format is https://github.com/huggingface/safetensors.
         """
+        arguments.require_bool(overwrite=overwrite)
         weights_io.save_weights(self._core.state, filepath, overwrite)
 
     def load_weights(self, filepath: Path, patterns: Sequence[str] | None = None, partial: bool = False) -> MatchReport:
@@ -471,6 +475,7 @@ class StatefulModel(OverridableSteps):
         path = checked_path("filepath", filepath)
         check_suffix("filepath", path, ".safetensors", or_folder=True)
         state = self._core.state.current
+        arguments.require_bool(overwrite=overwrite)
         weights_io.check_may_write(path, overwrite)
         saved_model.save(path, state, self._core.state.inputs)
 

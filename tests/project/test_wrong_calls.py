@@ -1,0 +1,94 @@
+"""Calls of public names with one wrong argument are refused by errors of the trainer: none is silent, none JAX's.
+
+`tests/support/wrong_calls.py` makes the calls. `MEANINGS` lists values that look wrong and have a meaning, and `OPEN`
+the parameters that are not checked yet.
+"""
+
+import collections
+
+import pytest
+
+from tests.support import wrong_calls
+
+STRIDE = 8  # of the calls, the quick part makes one of so many
+MEANINGS = {
+    ("axis", "-5"): "counts from the last axis",
+    ("class_id", "-5"): "counts from the last class; an update refuses one that is not there",
+    ("ignore_class", "-5"): "a label of no class",
+    ("ema_overwrite_frequency", "-5"): "ignored without `use_ema`",
+    ("mask_token", "-5"): "any token",
+    ("seed", "-5"): "unused without `shuffle`, or a seed of Python's `random`",
+    ("callbacks", "[]"): "none", ("loss", "[]"): "none", ("loss_weights", "[]"): "none", ("metrics", "[]"): "none",
+    ("weighted_metrics", "[]"): "none", ("metrics", "None"): "none", ("weighted_metrics", "None"): "none",
+    ("loss_weights", "3"): "of the one output",
+    ("classifier_activation", "None"): "logits",
+    ("validation_split", "None"): "0", ("validation_freq", "3"): "in each third epoch",
+    ("decay_steps", "1.5"): "a period of 1.5 updates", ("warmup_steps", "1.5"): "a period of 1.5 updates",
+    ("first_decay_steps", "1.5"): "a period of 1.5 updates",
+    ("dtype", "None"): "the default", ("num_oov_buckets", "None"): "0", ("axis", "[]"): "no axis",
+    ("axis", "None"): "all axes", ("profile_batch", "3"): "the third batch", ("shape", "3"): "(3,)",
+    ("default_value", "nan"): "NaN for rows that lack the feature", ("order", "None"): "2",
+    ("axis", "3"): "of arrays of more axes", ("name", "[]"): "layers of none",
+}
+TRACED = "a tracer"  # a number that JAX traces is one of an enclosing step, for losses, metrics and optimizers
+OPEN = {
+    "axis": "Dice, Tversky, normalize and the functions of losses: an axis that is not there is NumPy's error",
+    "alpha": "CategoricalFocalCrossentropy: weights of classes are checked at the first call alone",
+    "label_weights": "AUC: the shape is checked in the first update, the values are not",
+    "order": "normalize: NumPy's error names the order", "dtype": "pad_sequences: NumPy's error names the dtype",
+    "name": "schedules: a name that is no text has no effect", "value": "LearningRate: JAX's error names the value",
+    "depths": "ConvNeXt", "widths": "ConvNeXt", "layer_prefix": "ConvNeXt", "convolutions": "VGG", "hidden": "MLP, CNN",
+    "exclude_layers": "Muon",
+}
+
+
+@pytest.fixture(scope="module")
+def calls():
+    return list(wrong_calls.wrong_calls(wrong_calls.good_calls()))
+
+
+def wrong_outcomes(calls):
+    return {str(call): found for call in calls if (found := wrong_calls.outcome(call)) and not is_known(call)}
+
+
+def is_known(call):
+    text = str(call)
+    value = text[text.index("=") + 1:-1]
+    return value == TRACED or (call.parameter, value) in MEANINGS or call.parameter in OPEN
+
+
+def test_wrong_arguments_are_refused(calls):
+    chosen = calls[::STRIDE]
+    assert len(chosen) >= 300
+    assert wrong_outcomes(chosen) == {}
+
+
+@pytest.mark.slow
+def test_all_wrong_arguments_are_refused(calls):
+    assert wrong_outcomes(calls) == {}
+
+
+@pytest.mark.slow
+def test_what_is_open_and_what_has_a_meaning_is_still_so(calls):
+    silent = collections.defaultdict(set)
+    for call in filter(is_known, calls):
+        if wrong_calls.outcome(call):
+            silent[call.parameter].add(str(call).rpartition("=")[2][:-1])
+    assert set(OPEN) <= silent.keys(), "take it from the list"
+    assert [known for known in MEANINGS if known[1] not in silent[known[0]]] == [], "take it from the list"
+
+
+def refusing(value: int) -> None:
+    raise TypeError("not of the trainer")
+
+
+@pytest.mark.parametrize(("function", "outcome"), [(lambda value: None, "silent"), (refusing, "foreign: TypeError")])
+def test_the_outcome_is_wrong_where_a_function_is(function, outcome):
+    call = wrong_calls.WrongCall(wrong_calls.Good("f", function), "value", 3)
+    assert wrong_calls.outcome(call).startswith(outcome)
+
+
+def test_a_good_call_is_good():
+    for good in wrong_calls.good_calls():
+        if not good.name.startswith(("models.", "Model.load_weights", "distribute.")):
+            good.function(**good.arguments)
