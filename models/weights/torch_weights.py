@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core.errors import brief, naming_file
-from trainer.core.files import check_regular
+from trainer.core.files import open_file
 from trainer.models.weights.model_layers import (
     HasWeights,
     Weight,
@@ -93,8 +93,7 @@ def _read(path: str) -> dict[str, np.ndarray]:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ImportError("These weights need safetensors. Install it: pip install 'trainer-jax[images]'.") from error
-    check_regular(path)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         beginning = file.read(4)
     if beginning == b"\x89HDF" or path.endswith(".keras"):
         raise ValueError(f"{path!r} is a file of Keras, whose weights `models.load_keras_weights` loads.")

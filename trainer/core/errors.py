@@ -22,8 +22,8 @@ MAX_ITEMS = 8  # maximum number of listed items in a message
 _MAX_CHARACTERS = 200  # of a name or an error that comes from a file
 _MAX_NEAR = 5  # maximum number of suggested names
 _NEAR = 0.6
-_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError, ArithmeticError, EOFError, MemoryError,
-              NotImplementedError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
+_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError, ArithmeticError, EOFError,
+              MemoryError, NotImplementedError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
 _WORDS = re.compile(r"[A-Z]*[a-z0-9]+|[A-Z]+")
 
 

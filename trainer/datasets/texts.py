@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from trainer.core import arguments
-from trainer.core.errors import naming_file
+from trainer.core.errors import brief, naming_file
+from trainer.core.files import check_expansion, read_json
 from trainer.datasets.keras_files import Split, npz_arrays, path_of, shuffled, shuffled_split
 
+_WORD_BYTES = 8  # of a number in a list
 _TOPICS = """
     cocoa grain veg-oil earn acq wheat copper housing money-supply coffee sugar trade reserves ship cotton
     carcass crude nat-gas cpi money-fx interest gnp meal-feed alum oilseed gold tin strategic-metal livestock
@@ -48,7 +49,8 @@ class imdb:
 
         Source: https://keras.io/api/datasets/imdb/.
         """
-        found = npz_arrays(path_of(path, "imdb.npz"), "x_train", "y_train", "x_test", "y_test")
+        path = path_of(path, "imdb.npz")
+        found = npz_arrays(path, "x_train", "y_train", "x_test", "y_test")
         _check_texts(path, *found)
         random, parts = np.random.RandomState(arguments.as_seed("seed", seed)), []
         for texts, labels in (found[:2], found[2:]):
@@ -94,7 +96,8 @@ class reuters:
         Source: https://keras.io/api/datasets/reuters/.
         """
         arguments.require({"test_split": test_split}, "a number in [0, 1)", lambda share: 0 <= share < 1)
-        texts, labels = npz_arrays(path_of(path, "reuters.npz"), "x", "y")
+        path = path_of(path, "reuters.npz")
+        texts, labels = npz_arrays(path, "x", "y")
         _check_texts(path, texts, labels)
         (texts, labels), _ = shuffled_split(texts, labels, 0, seed)
         kept, labels = _shorter(_begun(texts, start_char, index_from), labels, maxlen)
@@ -121,13 +124,16 @@ class reuters:
         return tuple(_TOPICS.split())
 
 
-def _check_texts(path: str | os.PathLike[str], *texts_and_labels: np.ndarray) -> None:
+def _check_texts(path: str, *texts_and_labels: np.ndarray) -> None:
     """Raises ValueError unless arrays are lists of word numbers, each with a label."""
-    with naming_file(os.fspath(path)):
+    with naming_file(path):
         for texts, labels in zip(texts_and_labels[::2], texts_and_labels[1::2], strict=True):
-            if labels.shape != (len(texts),) or not all(
-                    isinstance(text, list) and set(map(type, text)) <= {int} for text in texts):
-                raise ValueError("it does not have lists of whole numbers, each with a label")
+            if labels.shape != (len(texts),) or not all(isinstance(text, list) for text in texts):
+                raise ValueError("it does not have lists, each with a label")
+            # A file can hold one long list many times.
+            check_expansion(path, os.path.getsize(path), _WORD_BYTES * sum(map(len, texts)))
+            if not all(set(map(type, text)) <= {int} for text in texts):
+                raise ValueError("its texts are not lists of whole numbers")
 
 
 def _begun(texts: Iterable[Any], start_char: int | None, index_from: int | None) -> list[list[int]]:
@@ -166,5 +172,5 @@ def _as_objects(texts: list[list[int]]) -> np.ndarray:
 
 def _word_index(path: str) -> dict[str, int]:
     """Returns the number of each word, from a file of JSON."""
-    with naming_file(path), open(path, encoding="utf-8") as file:
-        return {word: arguments.as_count(word, number, 0) for word, number in json.load(file).items()}
+    with naming_file(path):
+        return {word: arguments.as_count(brief(word), number, 0) for word, number in read_json(path).items()}

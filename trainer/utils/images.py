@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pathlib
@@ -11,10 +12,10 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
-from trainer.core.errors import brief, wrong_type
-from trainer.core.files import check_regular
+from trainer.core.errors import MAX_ITEMS, brief, wrong_type
+from trainer.core.files import open_file
 from trainer.core.types import ArrayLike
-from trainer.data.files.decoding import MALFORMED, MODES, MODES_OF_16_BITS, MODES_OF_32_BITS, pillow
+from trainer.data.files.decoding import MALFORMED, MODES, MODES_OF_16_BITS, MODES_OF_32_BITS, formats_of, pillow
 from trainer.data.files.resizing import box_of_aspect_ratio
 
 if TYPE_CHECKING:
@@ -58,16 +59,17 @@ def load_img(
     size = None if target_size is None else _checked_size(target_size)
     if not hasattr(path, "read"):
         path = arguments.as_path("path", path, "a path, or a binary file object")
-    if isinstance(path, str):
-        check_regular(path)
+    formats = formats_of(path)
     try:
-        with reader.open(path) as opened:
+        with (contextlib.nullcontext(path) if not isinstance(path, str) else open_file(path)) as file, reader.open(
+                file, formats=formats) as opened:
             opened.load()
             image: Image.Image = opened.copy()
     except (*MALFORMED, reader.DecompressionBombError) as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        raise OSError(f"The image {path!r} cannot be read: {brief(error)}.") from error
+        raise OSError(f"The image {path!r} cannot be read as {', '.join(formats[:MAX_ITEMS])}: "
+                      f"{brief(error)}.") from error
     mode = MODES[color_mode]
     if color_mode != "grayscale" and image.mode in MODES_OF_16_BITS + MODES_OF_32_BITS:
         raise ValueError(f"The image {path!r} is grey with more than 8 bits (mode {image.mode!r}), which Pillow cuts "

@@ -261,8 +261,9 @@ def _exported(path: str, manifest: dict[str, Any], arrays: dict[str, np.ndarray]
         exported = jax.export.deserialize(bytearray(arrays.pop(_PROGRAM).tobytes()))
         exported.mlir_module()  # the program itself would be read in the first call only
     except Exception as error:
-        raise ValueError(f"{path!r} was exported with JAX {errors.brief(manifest['jax'])}, and JAX {jax.__version__} "
-                         f"cannot read it. JAX reads what the same or an older version exported. {errors.brief(error)}") from error
+        raise ValueError(
+            f"{path!r} was exported with JAX {errors.brief(manifest['jax'])}, and JAX {jax.__version__} cannot read "
+            f"it. JAX reads what the same or an older version exported. {errors.brief(error)}") from error
     device = _device_for(path, exported.platforms)
     weights = [jax.device_put(arrays.pop(name), device) for name in manifest["weights"]]
     arguments.check_count("batch_size", manifest["batch_size"], optional=True)

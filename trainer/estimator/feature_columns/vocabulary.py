@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from trainer.core import arguments
 from trainer.core.errors import MAX_ITEMS, wrong_type
-from trainer.core.files import check_regular
+from trainer.core.files import open_file
 from trainer.estimator.feature_columns.base import MISSING_ID
 from trainer.estimator.feature_columns.keyed import KeyedColumn
 from trainer.estimator.feature_columns.values import checks
@@ -217,8 +217,7 @@ def _as_hashed(value: bytes | int) -> bytes:
 
 
 def _lines(path: str) -> list[bytes]:
-    check_regular(path)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return file.read().replace(b"\r", b"").removesuffix(b"\n").split(b"\n") if os.path.getsize(path) else []
 
 

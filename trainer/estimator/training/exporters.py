@@ -147,9 +147,9 @@ def _keep_newest(folder: str, count: int | None) -> None:
 def _read(path: str) -> dict[str, float] | None:
     if not os.path.lexists(path):
         return None
-    files.check_regular(path)
-    with errors.naming_file(path), open(path, encoding="utf-8") as file:
-        return {name: arguments.as_number(name, value) for name, value in json.load(file).items()}
+    with errors.naming_file(path):
+        found = files.read_json(path)
+        return {name: arguments.as_number(errors.brief(name), value) for name, value in found.items()}
 
 
 def _write(path: str, result: EvalResult) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.core.errors import brief, naming_file
-from trainer.core.files import check_regular
+from trainer.core.files import open_file, read_json
 from trainer.core.received_text import printable
 from trainer.core.units import columns, readable_bytes
 
@@ -159,7 +159,7 @@ def _of_weights(path: str, file: Any) -> Inspection:
     for name, spec in file.shapes.items():
         state = VERIFIED if file.has_checksums else UNCHECKED
         try:
-            _ = file[name]
+            file.verify(name)
         except ValueError as error:
             state = DAMAGED
             problems.append(str(error))
@@ -233,9 +233,7 @@ def _of_stablehlo(path: str) -> Inspection:
 
     kind = "exported model, a StableHLO program"
     try:
-        check_regular(os.path.join(path, SIGNATURE))
-        with open(os.path.join(path, SIGNATURE), encoding="utf-8") as file:
-            signature = json.load(file)
+        signature = read_json(os.path.join(path, SIGNATURE), path)
         facts = {name: signature[name] for name in ("format_version", "jax", "stablehlo", "platform")}
         facts["batch_size"] = signature["batch_size"] or "any"
         facts |= {name: _described(signature[name]) for name in ("inputs", "outputs")}
@@ -243,8 +241,7 @@ def _of_stablehlo(path: str) -> Inspection:
         for name, expected in signature["sha256"].items():
             if os.path.basename(name) != name:
                 raise ValueError("it names a file outside of the export")
-            check_regular(os.path.join(path, name))
-            with open(os.path.join(path, name), "rb") as program:
+            with open_file(os.path.join(path, name), path) as program:
                 if hashlib.file_digest(program, "sha256").hexdigest() != expected:
                     problems.append(f"{os.path.join(path, name)!r} has other bytes than were written.")
         weights = _of_file(os.path.join(path, WEIGHTS))
@@ -269,11 +266,10 @@ def _of_checkpoint(path: str) -> Inspection:
     except (ValueError, OSError) as error:
         if layout.DOCUMENT_ARRAYS not in damages or layout.DOCUMENT in damages:
             return Inspection(path, "checkpoint", problems=[*problems, *([] if problems else [str(error)])])
-        check_regular(os.path.join(path, layout.DOCUMENT))
-        with naming_file(path), open(os.path.join(path, layout.DOCUMENT), encoding="ascii") as file:
-            content = json.load(file)
-        checkpoint = checkpoints.Checkpoint(  # its state's files may be whole
-            path, None, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
+        with naming_file(path):
+            content = read_json(os.path.join(path, layout.DOCUMENT), path)
+            checkpoint = checkpoints.Checkpoint(  # its state's files may be whole
+                path, None, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
     index: Mapping[str, list[Any]] = {}
     state_folder = os.path.join(path, layout.STATE)
     try:

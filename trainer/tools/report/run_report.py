@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence, Set
@@ -13,7 +12,7 @@ import jax
 from trainer.callbacks.record.run_record import FILE_NAME, FORMAT
 from trainer.core import arguments
 from trainer.core.errors import naming_file, wrong_type
-from trainer.core.files import check_regular
+from trainer.core.files import read_json
 from trainer.core.types import Data
 from trainer.tools.report import predictions, sections
 from trainer.tools.report.html_page import as_html
@@ -142,9 +141,7 @@ def _read(folder: str) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{folder!r} has no {FILE_NAME}, of which a report is made. `fit` keeps one in the folder of "
             "`RunRecord(folder)`, `TensorBoard`, `LogTo` or `BackupAndRestore(delete_checkpoint=False)`.")
-    check_regular(path)
-    with naming_file(path), open(path, encoding="utf-8") as file:
-        record = json.load(file)
+    record = read_json(path, folder)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise ValueError(f"{path!r} is not what this version of the trainer writes.")
     return record

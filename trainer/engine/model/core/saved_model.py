@@ -76,8 +76,8 @@ def restore(path: str, holder: StateHolder) -> None:
                          "`BackupAndRestore`; what `Model.save` writes is loaded here.")
     with naming_file(path):
         if document["format_version"] > FORMAT_VERSION:
-            raise ValueError(f"{path!r} has version {brief(document['format_version'])} of the format of training states. "
-                             f"This trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
+            raise ValueError(f"{path!r} has version {brief(document['format_version'])} of the format of training "
+                             f"states. This trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
         inputs = jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype), document["inputs"])
         then = document["optimizer"]
     if not holder.is_built:
@@ -85,11 +85,12 @@ def restore(path: str, holder: StateHolder) -> None:
     state = holder.current
     now = optimizer_kinds(state.optimizer)
     if now is None and then is not None:
-        raise ValueError(f"The model is not compiled, and {path!r} is a training state of the optimizer {brief(repr(then))}. Call "
-                         f"`compile(...)` as when it was saved, before `load`. {see('not-compiled')}")
+        raise ValueError(f"The model is not compiled, and {path!r} is a training state of the optimizer "
+                         f"{brief(repr(then))}. Call `compile(...)` as when it was saved, before `load`. "
+                         f"{see('not-compiled')}")
     if None not in (now, then) and now != then:
-        raise ValueError(f"{path!r} is a training state of the optimizer {brief(repr(then))}. Received: {now!r}. Make and compile "
-                         "the model as it was when it was saved, or save and load its weights alone.")
+        raise ValueError(f"{path!r} is a training state of the optimizer {brief(repr(then))}. Received: {now!r}. Make "
+                         "and compile the model as it was when it was saved, or save and load its weights alone.")
     try:
         holder.load(tree_paths.with_leaves(state, read(tree_paths.named_leaves(state))))
     except CheckpointError as error:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.core.errors import brief, naming_file
-from trainer.core.files import check_regular
+from trainer.core.files import open_file, read_file
 from trainer.engine.saving.checkpoint import disk
 
 FORMAT = 2  # of a checkpoint as a whole: one higher for each change that older versions could not read
@@ -50,7 +50,7 @@ def write_manifest(folder: str | os.PathLike[str], known: Mapping[str, Mapping[s
         name = os.path.relpath(path, folder).replace(os.sep, "/")
         if name != FILE_NAME and name not in files:
             disk.flush(path)
-            files[name] = _size_and_hash(path)
+            files[name] = _size_and_hash(path, folder)
     content = {"files": files, "format": FORMAT}
     path = os.path.join(folder, FILE_NAME)
     with open(path, "wb") as file:
@@ -101,19 +101,18 @@ def _damages(folder: str | os.PathLike[str]) -> Iterator[tuple[str, CheckpointEr
         raise FileNotFoundError(f"There is no checkpoint {folder!r}.")
     for name, expected in _read(folder)["files"].items():
         try:
-            found = _checked(folder, name, _size_and_hash)
+            size = _checked(folder, name, os.path.getsize)
+            if size != expected["size"]:
+                raise _damaged(folder, name, f"has {size} bytes instead of {brief(expected['size'])}")
+            if _checked(folder, name, lambda path: _size_and_hash(path, folder))["sha256"] != expected["sha256"]:
+                raise _damaged(folder, name, "has other bytes than were written")
         except CheckpointError as error:
             yield name, error
-            continue
-        if found["size"] != expected["size"]:
-            yield name, _damaged(folder, name, f"has {found['size']} bytes instead of {expected['size']}")
-        elif found["sha256"] != expected["sha256"]:
-            yield name, _damaged(folder, name, "has other bytes than were written")
 
 
 def _read(folder: str) -> dict[str, Any]:
     """Returns the content of a manifest after its verification."""
-    text = _checked(folder, FILE_NAME, _bytes_of)
+    text = _checked(folder, FILE_NAME, lambda path: read_file(path, folder))
     try:
         content = json.loads(text)
         digest = content.pop("digest")
@@ -154,15 +153,8 @@ def _files_below(folder: str) -> Iterator[str]:
             yield os.path.join(parent, name)
 
 
-def _bytes_of(path: str) -> bytes:
-    check_regular(path)
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _size_and_hash(path: str) -> dict[str, Any]:
-    check_regular(path)
-    with open(path, "rb") as file:
+def _size_and_hash(path: str, folder: str) -> dict[str, Any]:
+    with open_file(path, folder) as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"size": file.tell(), "sha256": digest.hexdigest()}
 
@@ -176,6 +168,8 @@ def _checked(folder: str, name: str, read: Any) -> Any:
         if error.errno not in (errno.EIO, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP):
             raise
         raise _damaged(folder, name, f"cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise _damaged(folder, name, f"cannot be read ({brief(error)})") from None
 
 
 def _damaged(folder: str, name: str, what: str) -> CheckpointError:
