@@ -1,8 +1,8 @@
 """Files that were damaged or made to do harm, for every reader, and what each reader makes of them.
 
 A case is a reader and a function that makes its file. `judged` reads the file under a limit of time and memory, and says
-what is wrong with the outcome: another error than of a value or of the operating system, a message that does not name
-the file, is long or could steer a terminal, code of the file that ran, or a file outside of the folder. As a program,
+what is wrong with the outcome: another error than of a value, or of the operating system where there is no file to
+read, a message that does not name the file, is long or could steer a terminal, code of the file that ran, or a file outside of the folder. As a program,
 it judges a list of cases in one process, as the limit of memory is of a process.
 """
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tests.support import hostile_readers
+from tests.support import hostile_arrays, hostile_data, hostile_readers  # noqa: F401  the first two register files
 from tests.support.hostile_contents import CRAFTED, NO_FILES, Canary, Contents, path_in
 
 MOST_SECS = 8
@@ -33,7 +33,6 @@ MOST_BYTES = 500_000_000
 MOST_CHARACTERS = 1500
 MAY_LACK = {(reader, "nothing") for reader in ("csv", "begun", "best")} | {
     ("csv", "a link to a device"), ("begun", "a link to itself")}
-QUICK = ("cut in half", "zeros")  # of the mutations; with all crafted cases
 Reading = Callable[[pathlib.Path], object]
 
 
@@ -89,6 +88,11 @@ def _pickled(contents: Contents, path: pathlib.Path, rng: random.Random) -> None
     path.write_bytes(pickle.dumps(Canary(path.parent.parent / "canary"), 2))
 
 
+def may_lack(reader: str, name: str) -> bool:
+    """Returns whether a reader may go on where there is no file."""
+    return reader == "earlier" or (reader, name) in MAY_LACK
+
+
 def cases() -> list[Case]:
     """Returns all cases, in a fixed order."""
     found = []
@@ -96,16 +100,11 @@ def cases() -> list[Case]:
         if reader not in hostile_readers.FOLDERS:
             found += [Case(reader, name, _mutated(change), may_read or reader in hostile_readers.TAKE_ANY_BYTES)
                       for name, (change, may_read) in MUTATIONS.items()]
-            found += [Case(reader, name, lambda contents, path, rng, make=make: make(path), (reader, name) in MAY_LACK)
+            found += [Case(reader, name, lambda contents, path, rng, make=make: make(path), may_lack(reader, name))
                       for name, make in NO_FILES.items() if reader != "csv" or name != "a pipe"]  # it waits for readers
             found.append(Case(reader, "a pickle that runs code", _pickled, reader in hostile_readers.TAKE_ANY_BYTES))
     found += [Case(reader, name, make, may_read) for (reader, name), (make, may_read) in CRAFTED.items()]
     return found
-
-
-def is_quick(case: Case) -> bool:
-    """Returns whether a case belongs to the quick part."""
-    return (case.reader, case.name) in CRAFTED or case.name in QUICK or case.name == "a pipe"
 
 
 @contextlib.contextmanager
@@ -122,6 +121,12 @@ def _within(secs: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def outcome_of(case: Case, contents: Contents) -> str:
+    """Returns what is wrong with the outcome of a case, in a folder of its own; "" if nothing is."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        return judged(case, contents, pathlib.Path(folder))
+
+
 def judged(case: Case, contents: Contents, folder: pathlib.Path) -> str:
     """Returns what is wrong with the outcome of a case; "" if nothing is."""
     path = path_in(folder / case.reader, case.reader)
@@ -130,12 +135,14 @@ def judged(case: Case, contents: Contents, folder: pathlib.Path) -> str:
     before = _names(folder, path.parent)
     printed = io.StringIO()
     try:
-        with _within(MOST_SECS), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with _within(MOST_SECS), limited_memory(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             hostile_readers.READERS[case.reader](path)
         outcome = "" if case.may_read else "it was read"
     except HungError:
         return f"it took more than {MOST_SECS} s"
     except (ValueError, OSError) as error:
+        if isinstance(error, OSError) and case.name not in NO_FILES and case.reader != "image":
+            return f"an error of the operating system: {error!r:.300}"
         outcome = _of_message(str(error), path)
         outcome = f"{outcome}: {type(error).__name__}: {str(error)[:300]!r}" if outcome else ""
     except BaseException as error:
@@ -165,11 +172,16 @@ def _unprintable(text: str) -> str:
     return "" if wrong.isprintable() else "control characters"
 
 
-def limit_memory() -> None:
+@contextlib.contextmanager
+def limited_memory() -> Iterator[None]:
     """Limits the address space to what the process has now, and `MOST_BYTES`."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-    size = pages * resource.getpagesize() + MOST_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def main() -> None:
@@ -179,12 +191,9 @@ def main() -> None:
     os.dup2(2, 1)  # the readers print too
     contents = Contents()
     hostile_readers.warm_up(contents)
-    limit_memory()
     for case in chosen:
         print(json.dumps([str(case), "the process ended"]), file=out, flush=True)
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            outcome = judged(case, contents, pathlib.Path(folder))
-        print(json.dumps([str(case), outcome]), file=out, flush=True)
+        print(json.dumps([str(case), outcome_of(case, contents)]), file=out, flush=True)
     out.flush()
     os._exit(0)  # a thread may still wait for a pipe
 

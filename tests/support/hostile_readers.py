@@ -15,7 +15,8 @@ from flax import linen as nn
 import trainer
 from tests.support.hostile_contents import Contents
 from trainer import datasets, models, utils
-from trainer.callbacks import CallbackList, CSVLogger
+from trainer.callbacks import BackupAndRestore, CallbackList, CSVLogger
+from trainer.callbacks.record import run_record
 from trainer.data import audio_dataset_from_directory, image_dataset_from_directory, text_dataset_from_directory
 from trainer.distribute.parameter_server.rows import stored_rows
 from trainer.engine.loop import begun_run
@@ -45,6 +46,12 @@ def model() -> trainer.Model:
         made.build(np.zeros((1, 3), np.float32))
         _made.append(made)
     return _made[0]
+
+
+def train(folder: pathlib.Path, epochs: int = 2) -> None:
+    """Trains the model for some epochs, after those of the checkpoints in a folder."""
+    model().fit(np.ones((4, 3), np.float32), np.ones((4, 2), np.float32), batch_size=4, epochs=epochs, verbose=0,
+                callbacks=[BackupAndRestore(folder, delete_checkpoint=False)])
 
 
 def _inspect(path: pathlib.Path) -> None:
@@ -125,9 +132,11 @@ READERS: dict[str, Any] = {
     "vocabulary": lambda path: _extend_vocabulary(path),
     "checkpoint": lambda path: trainer.load(path, model()),
     "inspected folder": _inspect,
+    "run": _quietly(train),
+    "earlier": lambda path: run_record._earlier(str(path)),
 }
-FOLDERS = ("checkpoint", "inspected folder")
-TAKE_ANY_BYTES = ("texts", "csv", "vocabulary")  # of which any bytes are lines
+FOLDERS = ("checkpoint", "inspected folder", "run")
+TAKE_ANY_BYTES = ("texts", "csv", "vocabulary", "earlier")  # of which any bytes are lines, or nothing
 
 
 def warm_up(contents: Contents) -> None:

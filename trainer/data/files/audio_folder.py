@@ -16,6 +16,7 @@ from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
 SUFFIXES = (".wav",)
+_MOST_BYTES = 2**30  # of a sound, which is decoded as a whole
 _UNKNOWN_SIZE = 2**32 + 7  # size of a file that was written as a stream
 
 
@@ -137,6 +138,8 @@ def _check_is_whole(file: Any) -> None:
     head = file.read(8)
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
+    if size > _MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes, more than {_MOST_BYTES:,}: cut it into parts")
     said = int.from_bytes(head[4:], "little") + 8
     if head[:4] == b"RIFF" and size < said != _UNKNOWN_SIZE:
         raise ValueError(f"it ends after {size} of {said} bytes")

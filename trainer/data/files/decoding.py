@@ -27,7 +27,7 @@ MODES_OF_32_BITS = ("I", "F")
 MALFORMED = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, MemoryError,
              struct.error, zlib.error)
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
-_USUAL = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
+_USUAL = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 _lock = threading.Lock()
 _opening = 0  # number of threads that open a file
 _pillows_limit: int | None = None
@@ -93,7 +93,7 @@ def formats_of(path: Any) -> list[str]:
     formats often have each other's suffixes.
 
     >>> formats_of("1.png")
-    ['BMP', 'GIF', 'JPEG', 'PNG', 'WEBP']
+    ['BMP', 'GIF', 'JPEG', 'PNG', 'TIFF', 'WEBP']
     """
     if isinstance(path, str) and path.lower().endswith(SUFFIXES):
         return list(_USUAL)

@@ -148,7 +148,7 @@ def _read(path: str) -> dict[str, float] | None:
     if not os.path.lexists(path):
         return None
     with errors.naming_file(path):
-        found = files.read_json(path)
+        found = files.read_json(path, os.path.dirname(path))
         return {name: arguments.as_number(errors.brief(name), value) for name, value in found.items()}
 
 

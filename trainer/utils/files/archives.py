@@ -22,7 +22,7 @@ from trainer.core.errors import brief
 from trainer.core.files import check_expansion, chunk_of, open_file
 
 FORMATS = ("tar", "zip")
-_MEMBER_BYTES = 2048  # of a member's entry, in memory and on the disk
+_FEW_MEMBERS, _MEMBER_BYTES = 10_000, 32  # above so many, a member has at least so many packed bytes
 _LONGEST_PATH = 2048  # of a member, with links resolved: some versions of `tarfile` check no longer ones
 _LARGEST_READ = 2**20
 _COMPRESSIONS: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ": lzma, b"]\0\0": lzma}
@@ -130,19 +130,23 @@ _OPENERS = {"tar": _open_tar, "zip": _open_zip}
 
 def _within_limits(path: str, opened: tarfile.TarFile, folder: str) -> Iterator[tarfile.TarInfo]:
     """Yields the members of an archive, which is read once, and extracted meanwhile."""
-    unpacked, packed = 0, os.path.getsize(path)
-    for member in opened:
-        unpacked += member.size + _MEMBER_BYTES
+    unpacked, packed, has_links = 0, os.path.getsize(path), False
+    for count, member in enumerate(opened):
+        unpacked += member.size
         check_expansion(path, packed, unpacked)
+        if count > max(_FEW_MEMBERS, packed // _MEMBER_BYTES):
+            raise ValueError(f"it has more than {count:,} members in {packed:,} bytes")
+        has_links = has_links or member.issym()
         for name in (member.name, os.path.join(os.path.dirname(member.name), member.linkname)):
-            if len(os.fsencode(os.path.realpath(os.path.join(folder, name)))) > _LONGEST_PATH:
+            place = os.path.join(folder, name)
+            if len(os.fsencode(os.path.realpath(place) if has_links else place)) > _LONGEST_PATH:
                 raise ValueError(f"the path of the member {brief(repr(member.name))} is too long")
         yield member
 
 
 def _unpack_zip(archive: str, opened: zipfile.ZipFile, folder: str) -> None:
     root, members = os.path.realpath(folder), opened.infolist()
-    check_expansion(archive, os.path.getsize(archive), sum(each.file_size + _MEMBER_BYTES for each in members))
+    check_expansion(archive, os.path.getsize(archive), sum(member.file_size for member in members))
     for member in members:
         path = os.path.realpath(os.path.join(root, member.filename))
         if os.path.commonpath([root, path]) != root or os.path.isabs(member.filename):

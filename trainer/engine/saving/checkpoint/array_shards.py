@@ -88,7 +88,11 @@ def read_index(folder: str, processes: int) -> dict[str, list[ArrayShard]]:
     """Returns the locations of the shards of each array by name, from the files of that many processes."""
     found: dict[str, list[ArrayShard]] = {}
     for process in range(processes):
-        index = read_json(os.path.join(folder, f"{process}.json"), os.path.dirname(folder))
+        path = os.path.join(folder, f"{process}.json")
+        try:
+            index = read_json(path, os.path.dirname(folder))
+        except FileNotFoundError:
+            raise ValueError(f"Arrays were saved by {processes} processes, and there is no {path!r}.") from None
         for name, shards in index.items():
             found.setdefault(name, []).extend(
                 ArrayShard(os.path.join(folder, f"{process}.bytes"), shard["offset"],

@@ -101,7 +101,7 @@ def _damages(folder: str | os.PathLike[str]) -> Iterator[tuple[str, CheckpointEr
         raise FileNotFoundError(f"There is no checkpoint {folder!r}.")
     for name, expected in _read(folder)["files"].items():
         try:
-            size = _checked(folder, name, os.path.getsize)
+            size = _checked(folder, name, _size)
             if size != expected["size"]:
                 raise _damaged(folder, name, f"has {size} bytes instead of {brief(expected['size'])}")
             if _checked(folder, name, lambda path: _size_and_hash(path, folder))["sha256"] != expected["sha256"]:
@@ -124,15 +124,16 @@ def _read(folder: str) -> dict[str, Any]:
         raise _damaged(folder, FILE_NAME, "has other bytes than were written")
     with naming_file(os.path.join(folder, FILE_NAME)):
         is_newer = content["format"] > FORMAT
-        for name, expected in content["files"].items():
-            if os.path.isabs(name) or os.path.pardir in name.split("/") or "\0" in name:
-                raise ValueError("it names a file outside of the checkpoint")
-            expected["size"], expected["sha256"]
     if is_newer:
         raise NewerFormatError(
             f"The checkpoint {folder!r} was written by a newer version of the trainer: it has the format "
             f"{brief(content['format'])}, this version reads up to {FORMAT}. Upgrade with "
             "`pip install -U trainer-jax`.")
+    with naming_file(os.path.join(folder, FILE_NAME)):
+        for name, expected in content["files"].items():
+            if os.path.isabs(name) or os.path.pardir in name.split("/") or "\0" in name:
+                raise ValueError("it names a file outside of the checkpoint")
+            expected["size"], expected["sha256"]
     return content
 
 
@@ -151,6 +152,12 @@ def _files_below(folder: str) -> Iterator[str]:
     for parent, _, names in os.walk(folder, onerror=fail):
         for name in sorted(names):
             yield os.path.join(parent, name)
+
+
+def _size(path: str) -> int:
+    if os.path.isdir(path):
+        raise IsADirectoryError(path)
+    return os.path.getsize(path)
 
 
 def _size_and_hash(path: str, folder: str) -> dict[str, Any]:
