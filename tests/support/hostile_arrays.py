@@ -92,7 +92,8 @@ for _name in (".weight", "weight", "", "head.weight.weight", "layer99999999999.0
 _TEXTS = {
     "deeply nested": "[" * 100_000,
     "deeply nested dicts": '{"dict":' * 900 + "1" + "}" * 900,
-    "a list": "[]", "null": "null", "a number": "1" * 5000, "NaN": "NaN", "no text": "", "half a surrogate": '"\\ud800"',
+    "a list": "[]", "null": "null", "a number": "1" * 5000, "NaN": "NaN", "no text": "",
+    "half a surrogate": '"\\ud800"',
 }
 
 
@@ -139,10 +140,12 @@ for _name, _change in {
         "weights of a number": {"weights": 3}, "a version of text": {"format_version": ESCAPE},
         "a long version": {"format_version": "a" * 100_000},
         "inputs of text": {"inputs": ESCAPE}, "a batch size of text": {"batch_size": "x"},
-        "a negative batch size": {"batch_size": -3}, "inputs of another dtype": {"inputs": {"dtype": ESCAPE, "shape": [1]}},
+        "a negative batch size": {"batch_size": -3},
+        "inputs of another dtype": {"inputs": {"dtype": ESCAPE, "shape": [1]}},
 }.items():
     CRAFTED["export", _name] = _exported(lambda of, change=_change: change), _name == "a negative batch size"
-for _name, _program in {"random bytes": random.Random(0).randbytes(2000), "no bytes": b"", "zeros": bytes(2000)}.items():
+for _name, _program in {
+        "random bytes": random.Random(0).randbytes(2000), "no bytes": b"", "zeros": bytes(2000)}.items():
     CRAFTED["export", f"a program of {_name}"] = _exported(lambda of: {}, _program), False
 
 
@@ -233,8 +236,8 @@ def _signature(change: Callable[[dict[str, Any]], Any]) -> Callable[[pathlib.Pat
     def write(path: pathlib.Path) -> None:
         path.mkdir()
         save_arrays(path / "weights.safetensors", {"a": np.zeros(2, np.float32)})
-        content = {"format_version": 1, "jax": "1", "stablehlo": "1", "platform": "cpu", "batch_size": 1, "inputs": None,
-                   "outputs": None, "sha256": {}}
+        content = {"format_version": 1, "jax": "1", "stablehlo": "1", "platform": "cpu", "batch_size": 1,
+                   "inputs": None,"outputs": None, "sha256": {}}
         (path / "signature.json").write_text(json.dumps(content | change(content)))
     return write
 
@@ -313,7 +316,7 @@ for _name, _write in {
 def _doubled(file: Any, group: Any) -> None:
     del file.attrs["layer_names"]
     place = file
-    for number in range(40):  # 2**40 ways to the last
+    for _ in range(40):  # 2**40 ways to the last
         following = place.create_group("a")
         place["b"] = following
         place = following
@@ -379,7 +382,8 @@ def _run(**changes: Any) -> Make:
 
 
 for _key in ("epoch", "batch", "batches", "initial_epoch", "epochs"):
-    for _name, _value in {"a": "a", "a negative number": -1, "True": True, "a fraction": 1.5, "escapes": ESCAPE}.items():
+    for _name, _value in {
+            "a": "a", "a negative number": -1, "True": True, "a fraction": 1.5, "escapes": ESCAPE}.items():
         CRAFTED["run", f"{_key} of {_name}"] = _run(**{_key: _value}), False
 for _key in ("settings", "stop_training", "data", "fingerprint", "callbacks", "validation_sets", "kind"):
     for _value in (ESCAPE, 3, [ESCAPE], {"dict": {ESCAPE: "a" * 9000}}):

@@ -48,12 +48,13 @@ for _name, _text_or_bytes in _JSON.items():
     for _reader in ("report", "words", "begun", "best"):
         add(_reader, f"JSON: {_name}", lambda path, content=_text_or_bytes: path.write_bytes(
             content if isinstance(content, bytes) else content.encode()), _reader == "begun" and _name == "null")
-for _name, _words in {"values of text": {"a": ESCAPE}, "values of NaN": {"a": float("nan")}, "lists": {"a": [1]}}.items():
+for _name, _words in {
+        "values of text": {"a": ESCAPE}, "values of NaN": {"a": float("nan")}, "lists": {"a": [1]}}.items():
     add("words", _name, lambda path, words=_words: write_json(path, words))
 for _name, _best in {"a loss of text": {"loss": ESCAPE}, "a loss of a list": {"loss": [1]}}.items():
     add("best", _name, lambda path, best=_best: write_json(path, best))
-for _key in ("history", "epochs", "epochs_of", "timing", "model", "status", "error", "earlier", "peak_memory", "compile",
-             "data", "git", "command", "versions"):
+for _key in ("history", "epochs", "epochs_of", "timing", "model", "status", "error", "earlier", "peak_memory",
+             "compile", "data", "git", "command", "versions"):
     for _value in (ESCAPE, [1, [ESCAPE]], {"name": {"a": ESCAPE}}):
         add("report", f"{_key} of {ascii(_value)[:12]}", lambda path, key=_key, value=_value: write_json(
             path, record(**{key: value})), True)
@@ -83,7 +84,8 @@ _NPY = {
     "a huge array": _npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,)}\n"),
     "a negative size": _npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-3,)}\n", bytes(24)),
     "code in the header": _npy("{'descr': __import__('os').mkdir('canary'), 'fortran_order': False, 'shape': (3,)}\n"),
-    "a deep header": _npy("(" * 9000), "an unknown dtype": _npy(f"{{'descr': {ESCAPE!r}, 'fortran_order': 0, 'shape': ()}}"),
+    "a deep header": _npy("(" * 9000),
+    "an unknown dtype": _npy(f"{{'descr': {ESCAPE!r}, 'fortran_order': 0, 'shape': ()}}"),
     "fields": _npy("{'descr': [('a', '<f8')], 'fortran_order': False, 'shape': (1,)}\n", bytes(8)),
     "objects without a stream": _npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n"),
     "another version": _npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1,)}\n", bytes(8), b"\x09\0"),
@@ -108,21 +110,25 @@ add("objects", "labels of another length", lambda path: save_npz(
 
 
 for _name, _data in {"255 dimensions": b"\0\0\x08\xff" + b"\1" * 40,
-                     "a huge shape": b"\0\0\x08\x03" + b"\xff" * 12 + bytes(9), "no dimensions": b"\0\0\x08\0" + bytes(9),
-                     "another kind": b"\0\0\x0d\1\0\0\0\1\0", "trailing bytes": b"\0\0\x08\1\0\0\0\1" + bytes(9)}.items():
+                     "a huge shape": b"\0\0\x08\x03" + b"\xff" * 12 + bytes(9),
+                     "no dimensions": b"\0\0\x08\0" + bytes(9),
+                     "another kind": b"\0\0\x0d\1\0\0\0\1\0",
+                     "trailing bytes": b"\0\0\x08\1\0\0\0\1" + bytes(9)}.items():
     add("idx", _name, lambda path, data=_data: gzipped(path, data))
 add("idx", "a bomb", lambda path: gzip_bomb(path, b"\0\0\x08\1\x17\xd7\x84\0"))
 add("idx", "a bomb of zeros", lambda path: gzip_bomb(path, b""))
 
 for _name, _value in {
-        "a list": [1, 2], "no data": {b"labels": [1]}, "data of another size": {b"data": np.zeros(5, np.uint8), b"labels": [1]},
+        "a list": [1, 2], "no data": {b"labels": [1]},
+        "data of another size": {b"data": np.zeros(5, np.uint8), b"labels": [1]},
         "labels of text": {b"data": np.zeros((1, 3072), np.uint8), b"labels": [ESCAPE]},
         "large labels": {b"data": np.zeros((1, 3072), np.uint8), b"labels": [3000]},
         "keys of numbers": {3: 4}, "more labels": {b"data": np.zeros((1, 3072), np.uint8), b"labels": [1, 2]},
         "keys of bytes": {b"\xff": 4}}.items():
     add("cifar", _name, lambda path, value=_value: path.write_bytes(pickle.dumps(value, 2)))
 for _name, _data in {
-        "an allocation": b"\x80\x04\x8e" + (2**40).to_bytes(8, "little"), "deep lists": b"(" * 100_000 + b"l" * 100_000 + b".",
+        "an allocation": b"\x80\x04\x8e" + (2**40).to_bytes(8, "little"),
+        "deep lists": b"(" * 100_000 + b"l" * 100_000 + b".",
         "a long memo": b"\x80\x02Nr\xff\xff\xff\x7f.", "a name of code": b"cos\nsystem\n(S'mkdir canary'\ntR.",
         "a long name of code": b"c" + b"o" * 50_000 + b"\nsystem\n.", "extensions": b"\x80\x02\x82\1.",
         "a persistent name": b"Pa\n."}.items():
@@ -161,7 +167,8 @@ def _cut_tar(path: pathlib.Path) -> None:
 
 for _name in ("../../../outside.txt", "/tmp/outside-hostile.txt", f"../../../{ESCAPE}", "a" * 5000, "a/" * 2500 + "b",
               "../" + "a" * 5000):
-    add("archive", f"a zip with {ascii(_name)[:30]} ({len(_name)})", lambda path, name=_name: save_zip(path, {name: b"x"}))
+    add("archive", f"a zip with {ascii(_name)[:30]} ({len(_name)})",
+        lambda path, name=_name: save_zip(path, {name: b"x"}))
 add("archive", "a zip with a file for a folder", lambda path: save_zip(path, {"a": b"x", "a/b": b"x"}))
 
 
@@ -200,7 +207,8 @@ _IMAGES = {
     "GIF cut short": _encoded("GIF")[:60], "JPEG cut short": _encoded("JPEG")[:200],
     "JPEG of a huge size": _encoded("JPEG").replace(struct.pack(">HH", 10, 10), b"\xff\xdc\xff\xdc", 1),
     "TIFF with a circle": b"II*\0\x08\0\0\0\0\0\x08\0\0\0", "PPM of a huge size": b"P6 99999 99999 255\n",
-    "PPM of a long number": b"P6 " + b"9" * 5000 + b" 1 255\n", "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+    "PPM of a long number": b"P6 " + b"9" * 5000 + b" 1 255\n",
+    "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
     "XBM": b"#define a_width 9999999\n#define a_height 9999999\nstatic char a[] = {",
 }
 for _name, _data in _IMAGES.items():
@@ -218,9 +226,11 @@ def _wav(tag: int = 1, channels: int = 1, rate: int = 8000, align: int = 2, bits
 
 
 for _name, _data in {
-        "no channels": _wav(channels=0), "no bits": _wav(bits=0), "no rate": _wav(rate=0), "no alignment": _wav(align=0),
+        "no channels": _wav(channels=0), "no bits": _wav(bits=0), "no rate": _wav(rate=0),
+        "no alignment": _wav(align=0),
         "another format": _wav(tag=85), "a long chunk": _wav(length=2**32 - 2), "no samples": _wav(length=0, data=b""),
-        "many channels": _wav(channels=65535, align=65535), "many bits": _wav(bits=65535), "half a sample": _wav(length=15),
+        "many channels": _wav(channels=65535, align=65535), "many bits": _wav(bits=65535),
+        "half a sample": _wav(length=15),
         "a stream": b"RIFF\xff\xff\xff\xff" + _wav()[8:], "RF64": b"RF64" + _wav()[4:], "RIFX": b"RIFX" + _wav()[4:],
         "NaN": _wav(3, bits=32, align=4, data=struct.pack("<4f", *[float("nan")] * 4))}.items():
     add("sounds", _name, lambda path, data=_data: path.write_bytes(data), _name in (
@@ -244,7 +254,7 @@ for _reader in ("report", "words", "begun", "best", "npz", "objects", "rows", "c
 add_sparse("sounds", b"RIFF\xff\xff\xff\xff" + _wav()[8:])
 add_sparse("image", _encoded("PNG")[:-12], True)
 for _reader in ("words", "report"):
-    add(_reader, "many lists", lambda path: path.write_bytes(b"[" + b"[]," * 15_000_000))
+    add(_reader, "many lists", lambda path: path.write_bytes(b"[" + b"[]," * 4_000_000))
 for _reader in ("report", "begun", "rows", "best", "images", "sounds", "texts"):
     CRAFTED[_reader, "a link out of the folder"] = (
         lambda contents, path, rng, reader=_reader: path.symlink_to(contents.good(reader))), False
@@ -298,7 +308,8 @@ def _chained(path: pathlib.Path) -> None:
     save_tar(path, *members)
 
 
-for _name, _kind in {"a": tarfile.XHDTYPE, "a global": tarfile.XGLTYPE, "a long name's": tarfile.GNUTYPE_LONGNAME}.items():
+for _name, _kind in {
+        "a": tarfile.XHDTYPE, "a global": tarfile.XGLTYPE, "a long name's": tarfile.GNUTYPE_LONGNAME}.items():
     add("archive", f"{_name} header of 2 GB", lambda path, kind=_kind: gzip_bomb(path, _large_member(kind).tobuf()))
 add("archive", "many members", lambda path: path.write_bytes(
     gzip.compress(tarfile.TarInfo("a").tobuf() * 50_000) * 4))

@@ -1,9 +1,9 @@
 """Files that were damaged or made to do harm, for every reader, and what each reader makes of them.
 
-A case is a reader and a function that makes its file. `judged` reads the file under a limit of time and memory, and says
-what is wrong with the outcome: another error than of a value, or of the operating system where there is no file to
-read, a message that does not name the file, is long or could steer a terminal, code of the file that ran, or a file outside of the folder. As a program,
-it judges a list of cases in one process, as the limit of memory is of a process.
+A case is a reader and a function that makes its file. `judged` reads the file under a limit of time and memory, and
+says what is wrong with the outcome: another error than of a value, or of the operating system where there is no file to
+read; a message that does not name the file, is long or could steer a terminal; code of the file that ran; a file
+outside of the folder. As a program, it judges a list of cases in one process.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def judged(case: Case, contents: Contents, folder: pathlib.Path) -> str:
     before = _names(folder, path.parent)
     printed = io.StringIO()
     try:
-        with _within(MOST_SECS), limited_memory(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with (_within(MOST_SECS), limited_memory(), contextlib.redirect_stdout(printed),
+              contextlib.redirect_stderr(printed)):
             hostile_readers.READERS[case.reader](path)
         outcome = "" if case.may_read else "it was read"
     except HungError:

@@ -139,7 +139,7 @@ def outcome(call: WrongCall) -> str:
             raised = _line(file, last.tb_lineno if last else 0)
             if "raise" in raised or code in ("__getattr__",):
                 return ""
-            return f"by chance: {type(error).__name__}: {str(error)[:100]!r} at {pathlib.Path(file).name}: {raised[:60]}"
+            return f"by chance: {error!r:.100} at {pathlib.Path(file).name}: {raised[:60]}"
         return f"foreign: {type(error).__name__}: {str(error)[:100]!r} at {file[-40:]}"
     return "" if any(warning.category is UserWarning for warning in warned) else "silent"
 
@@ -154,8 +154,9 @@ def _line(file: str, number: int) -> str:
 # --- good calls ------------------------------------------------------------------------------------------------------
 
 _PAIR = {"y_true": np.ones((4, 3), np.float32), "y_pred": np.full((4, 3), 0.5, np.float32)}
-_NOT_CALLED = ("Loss", "BuiltinLoss", "Metric", "Optimizer", "CommonArguments", "OptimizerState", "Penalty", "Regularizer",
-               "Callback", "Registry", "Variable", "LossMetric", "LazyLogs", "Run", "RunDetails", "SavePoint", "MonitorCallback", "AnyMetric")
+_NOT_CALLED = ("Loss", "BuiltinLoss", "Metric", "Optimizer", "CommonArguments", "OptimizerState", "Penalty",
+               "Regularizer", "Callback", "Registry", "Variable", "LossMetric", "LazyLogs", "Run", "RunDetails",
+               "SavePoint", "MonitorCallback", "AnyMetric")
 
 
 def _classes(package: Any, arguments: Mapping[str, Mapping[str, Any]]) -> Iterator[Good]:
@@ -219,7 +220,8 @@ def _methods() -> Iterator[Good]:
     model.fit(_X, _Y, verbose=0)
     for name, arguments in {
             "fit": {"x": _X, "y": _Y, "verbose": 0}, "evaluate": {"x": _X, "y": _Y, "verbose": 0},
-            "predict": {"x": _X, "verbose": 0}, "train_on_batch": {"x": _X, "y": _Y}, "test_on_batch": {"x": _X, "y": _Y},
+            "predict": {"x": _X, "verbose": 0}, "train_on_batch": {"x": _X, "y": _Y},
+            "test_on_batch": {"x": _X, "y": _Y},
             "predict_on_batch": {"x": _X}, "save_weights": {"filepath": f"{_folder()}/a"},
             "export": {"filepath": f"{_folder()}/b"}, "save": {"filepath": f"{_folder()}/c"},
             "load_weights": {"filepath": f"{_folder()}/d"}, "set_weights": {"weights": model.get_weights()},
@@ -246,7 +248,8 @@ def good_calls() -> list[Good]:
             "MeanMetricWrapper": {"fn": metrics.accuracy}, "PrecisionAtRecall": {"recall": 0.5},
             "RecallAtPrecision": {"precision": 0.5}, "SensitivityAtSpecificity": {"specificity": 0.5},
             "SpecificityAtSensitivity": {"sensitivity": 0.5}}),
-        *_classes(optimizers, {"LearningRate": {"value": 0.1}, "LossScaleOptimizer": {"inner_optimizer": optimizers.SGD()}}),
+        *_classes(optimizers, {
+            "LearningRate": {"value": 0.1}, "LossScaleOptimizer": {"inner_optimizer": optimizers.SGD()}}),
         *_classes(optimizers.schedules, {
             "CosineDecay": {"initial_learning_rate": 0.1, "decay_steps": 9},
             "CosineDecayRestarts": {"initial_learning_rate": 0.1, "first_decay_steps": 9},

@@ -15,7 +15,8 @@ from typing import Any
 
 from trainer.core.errors import brief, naming_file
 
-MOST_BYTES = 2**26  # of a file that is read at once, such as one of JSON or text
+MOST_BYTES = 2**26  # of a file that is read at once, such as a text
+_MOST_JSON_BYTES, _MOST_VALUES = 2**27, 2**22  # a value can take a hundred bytes of memory
 _CHUNK_BYTES = 2**20
 _LARGE = 2**28  # bytes, from which on content must not unpack to many times its own size
 _LARGEST_EXPANSION = 100
@@ -69,7 +70,20 @@ def read_file(path: str | os.PathLike[str], folder: str | None = None, most_byte
 def read_json(path: str | os.PathLike[str], folder: str | None = None) -> Any:
     """Returns the value of a JSON file; see `read_file`."""
     with naming_file(os.fspath(path)):
-        return json.loads(read_file(path, folder))
+        return parse_json(read_file(path, folder, _MOST_JSON_BYTES).decode())
+
+
+def parse_json(text: str, **options: Any) -> Any:
+    """Returns the value of a JSON text, with options of `json.loads`.
+
+    Raises:
+      ValueError: if it is no JSON, or has more values than this package writes, which would fill the memory.
+      RecursionError: if it is nested too deeply.
+    """
+    values = sum(map(text.count, "[{,"))
+    if values > _MOST_VALUES:
+        raise ValueError(f"it has about {values:,} values. Expected: at most {_MOST_VALUES:,}")
+    return json.loads(text, **options)
 
 
 def read_at_most(path: str, file: Any, most_bytes: int, chunk_bytes: int = _CHUNK_BYTES) -> bytes:

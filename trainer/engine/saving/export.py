@@ -21,6 +21,7 @@ import numpy as np
 from trainer.core import arguments, errors
 from trainer.core.compile.entry_points import entry_point
 from trainer.core.compile.jit import compiled
+from trainer.core.files import parse_json
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data.sources.arrays import as_arrays, is_leaf
@@ -108,7 +109,7 @@ def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
         path, MANIFEST_KEY, "an exported model, as `Model.export` writes it",
         "A checkpoint folder is loaded with `trainer.load`.", "The `load_weights` of a model reads weights.")
     with errors.naming_file(path):
-        return _exported(path, json.loads(text), arrays)
+        return _exported(path, parse_json(text), arrays)
 
 
 class ExportedModel:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.core.errors import brief, naming_file
-from trainer.core.files import open_file, read_json
+from trainer.core.files import open_file, parse_json, read_json
 from trainer.core.received_text import printable
 from trainer.core.units import columns, readable_bytes
 
@@ -180,7 +180,7 @@ def _of_file_with_text(path: str, file: Any, key: str) -> Inspection:
     found = Inspection(path, _texts()[key], rows, problems=problems)
     with naming_file(path) if whole else contextlib.suppress(
             ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        document = json.loads(file.metadata[key])
+        document = parse_json(file.metadata[key])
         # The plain values of a training state are tagged; see `engine/saving/checkpoint/plain.py`.
         tagged = document.get("dict", document)
         found.facts = {name: value for name, value in tagged.items()

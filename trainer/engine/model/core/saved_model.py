@@ -16,6 +16,7 @@ import numpy as np
 
 from trainer.core import tree_paths
 from trainer.core.errors import brief, naming_file, see
+from trainer.core.files import parse_json
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import to_host
@@ -137,4 +138,4 @@ def _open_file(path: str) -> tuple[Any, Restore]:
                 for name, leaf in targets.items()}
 
     with naming_file(path):
-        return plain.decode(json.loads(text), part(_DOCUMENT_ARRAYS)), restore
+        return plain.decode(parse_json(text), part(_DOCUMENT_ARRAYS)), restore

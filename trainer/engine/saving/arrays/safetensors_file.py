@@ -27,7 +27,7 @@ import numpy as np
 
 from trainer.core import errors, tree_paths
 from trainer.core.errors import brief
-from trainer.core.files import open_file
+from trainer.core.files import open_file, parse_json
 from trainer.engine.saving.arrays import file_locks
 
 Spec = tuple[tuple[int, ...], Any]  # a shape and a dtype
@@ -161,7 +161,7 @@ class ArraysFile(Mapping[str, np.ndarray]):
             raise ValueError(f"{path!r} is not a safetensors file, or was cut short: a header of "
                              f"{self._data_start - 8} bytes does not fit into {size} bytes.")
         try:
-            header = json.loads(file.read(self._data_start - 8).decode(), object_pairs_hook=_unique)
+            header = parse_json(file.read(self._data_start - 8).decode(), object_pairs_hook=_unique)
             self.metadata, self.shapes, self._offsets = _parsed(header)
         except _HeaderError as error:
             raise ValueError(f"{path!r} has a damaged header: {brief(error)}.") from None
@@ -387,7 +387,7 @@ def _parsed_digests(path: str, text: str | None, names: Mapping[str, Spec]) -> d
     if text is None:
         return None
     try:
-        digests = json.loads(text)
+        digests = parse_json(text)
     except (ValueError, RecursionError):
         digests = None
     if not isinstance(digests, dict) or digests.keys() != names.keys():

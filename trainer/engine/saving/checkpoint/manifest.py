@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.core.errors import brief, naming_file
-from trainer.core.files import open_file, read_file
+from trainer.core.files import open_file, parse_json, read_file
 from trainer.engine.saving.checkpoint import disk
 
 FORMAT = 2  # of a checkpoint as a whole: one higher for each change that older versions could not read
@@ -114,7 +114,7 @@ def _read(folder: str) -> dict[str, Any]:
     """Returns the content of a manifest after its verification."""
     text = _checked(folder, FILE_NAME, lambda path: read_file(path, folder))
     try:
-        content = json.loads(text)
+        content = parse_json(text.decode())
         digest = content.pop("digest")
         # For all formats, now and later: the digest distinguishes a damaged manifest from a newer manifest.
         whole = digest == _digest(content) and text == _text({**content, "digest": digest})
