@@ -50,6 +50,7 @@ def test_in_the_mode_error_nothing_compiles_and_the_weights_of_the_last_step_sta
     assert int(model.state.step) == 2
 
 
+@pytest.mark.slow
 def test_turned_off_it_says_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

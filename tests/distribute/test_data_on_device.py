@@ -138,6 +138,7 @@ def test_what_is_read_once_is_not_placed(monkeypatch):
     assert len(placed) == 2
 
 
+@pytest.mark.slow
 def test_on_cpu_devices_only_what_is_forced_is_placed(monkeypatch):
     x, y, _ = classification(ROWS)
     monkeypatch.undo()

@@ -169,6 +169,7 @@ def wait_for_tasks(address):
         chief.close(0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("make", "message"), [
     (lambda address: tf_config_cluster.serve(address, "worker 0"),
      r"worker 0 has not reached the chief at .* within 0.5 s: connection refused, nothing listens on port"),

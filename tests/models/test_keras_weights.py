@@ -287,6 +287,7 @@ def test_the_flags_are_named_and_the_model_is_built(path):
         models.load_keras_weights(models.MobileNetV2(), path)
 
 
+@pytest.mark.slow
 def test_files_for_another_function_name_it(path, tmp_path):
     model = built(trainer.Sequential([nn.Dense(2)]), (1, 3))
     model.save_weights(tmp_path / "ours.safetensors")
