@@ -37,6 +37,7 @@ from trainer.data.stream import END, Stream, named
 _ROWS_AT_ONCE = 2**15  # number of rows whose indices are computed ahead
 # Minimum capacity of a group in bytes, of rows and of row indices: short arrays of any length then share a program.
 _LEAST_BYTES, _LEAST_NUMBER_BYTES = 2**20, 2**14
+_LEAST_STACK_BYTES = 2**24  # that stacks of larger batches may always take
 
 
 class Reader:
@@ -124,6 +125,13 @@ class Reader:
         enough = 2 ** max(((self.num_batches or group_size) - 1).bit_length(), 1)
         return min(max(enough, least_bytes // max(row_bytes * (self.batch_rows or 1), 1)), group_size)
 
+    def _capacity_for(self, batch: Batch | LocalRows) -> int:
+        """Returns the capacity of stacks of batches like `batch`: fewer batches that are larger than the first."""
+        if self._spec is None or isinstance(batch, LocalRows):  # equal in all processes, whose rows differ
+            return self.capacity
+        affordable = max(self.capacity * self._spec.nbytes, _LEAST_STACK_BYTES)
+        return min(max(affordable // max(BatchSpec.of(batch).nbytes, 1), 2), self.capacity)
+
     @property
     def is_single_pass(self) -> bool:
         """Whether a single epoch reads all data."""
@@ -137,9 +145,9 @@ class Reader:
     def read(
         self, epoch: int, start: int = 0, numbers_of: int | None = None, is_urgent: Callable[[], bool] = lambda: False
     ) -> Generator[Group, None, None]:
-        """Yields the batches of an epoch in order, in groups of batches with the same number of rows.
+        """Yields the batches of an epoch in order, in groups of batches with the same shapes.
 
-        A group ends at `group_size`, before a batch with other rows or dtypes, at the end of the epoch, and when it is
+        A group ends at `group_size`, before a batch with other shapes or dtypes, at the end of the epoch, and when it is
         urgent. Groups share no memory with the user's arrays.
 
         Args:
@@ -326,6 +334,7 @@ class Reader:
                     if not buffer.add_if_alike(batch):
                         if buffer.count:
                             yield buffer.take(token)  # valid for the next group too: its first batch was read
+                        buffer.capacity = self._capacity_for(batch)
                         buffer.begin(batch, number)
                 number += 1
                 if buffer.is_full or is_urgent():
@@ -447,7 +456,8 @@ class Reader:
             batch = element if isinstance(element, LocalRows) else as_batch(element)
             rows = rows_here(batch)
             self._spec = self._spec or BatchSpec.of(rows)
-            self._spec.check(rows)
+            # Each process sees its own rows only, and all must run the same program.
+            self._spec.check(rows, sizes_may_differ=rows is batch)
             return batch
         except Exception as error:
             raise named(error, number) from error
