@@ -139,6 +139,8 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
         return x
     if isinstance(x, Dataset):
         x.require_batched()
+        if not x.is_mapped:  # else `map` may make numbers of text
+            x.arrays.require_numbers()
         return DatasetSource(x)
     if isinstance(x, RowDataset):
         return RowSource(x, processes if policy is AutoShardPolicy.AUTO else None)

@@ -72,16 +72,20 @@ def pack_x_y_sample_weight(
     return (x,) if isinstance(x, (tuple, list)) else x
 
 
-def as_batch(element: PyTree) -> Batch:
+def as_batch(element: PyTree, text: bool = False) -> Batch:
     """Returns an element of a user's pipeline as a batch of numpy arrays in canonical dtypes.
 
     Arrays that need no conversion are not copied, so the batch may share memory with the pipeline.
+
+    Args:
+      element: the element.
+      text: whether arrays may be text.
 
     Raises:
       DataError: if a leaf is unusable, integers would overflow or floats become infinite, the numbers of rows differ,
         or there are no rows.
     """
-    arrays = as_arrays(element)
+    arrays = as_arrays(element, text)
     check_integers_fit(arrays)
     batch = map_casting(lambda leaf: leaf.astype(canonical_dtype(leaf.dtype), copy=False), arrays)
     check_rows(batch)
