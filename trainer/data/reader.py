@@ -37,6 +37,7 @@ from trainer.data.stream import END, Stream, named
 _ROWS_AT_ONCE = 2**15  # number of rows whose indices are computed ahead
 # Minimum capacity of a group in bytes, of rows and of row indices: short arrays of any length then share a program.
 _LEAST_BYTES, _LEAST_NUMBER_BYTES = 2**20, 2**14
+_MANY_BATCHES = 100_000  # of an epoch, after which the data may be endless
 _LEAST_STACK_BYTES = 2**24  # that stacks of larger batches may always take
 
 
@@ -99,6 +100,7 @@ class Reader:
         self.exhausted = False
         self.keeps_resume_tokens = False
         self._stream: Stream | None = None
+        self._may_be_endless = may_be_endless
         self._starts: dict[int, tuple[int, int]] = {}  # starts of epochs within passes, found by reading
         self._is_being_read = False
         self._spec: BatchSpec | None = None
@@ -337,6 +339,8 @@ class Reader:
                         buffer.capacity = self._capacity_for(batch)
                         buffer.begin(batch, number)
                 number += 1
+                if number == _MANY_BATCHES:
+                    self._warn_if_endless(epoch)
                 if buffer.is_full or is_urgent():
                     yield buffer.take(token)
         except (DataError, RuntimeError):
@@ -471,6 +475,13 @@ class Reader:
         self.exhausted = True
         warnings.warn("Your input ran out of data; there will be no further batches. Make sure that it yields at "
                       "least `steps_per_epoch * epochs` batches, or pass data that can be read again.", stacklevel=2)
+
+    def _warn_if_endless(self, epoch: int) -> None:
+        if epoch == self._first_epoch and self.num_batches is None and not self._may_be_endless:
+            warnings.warn(
+                f"The data have yielded {_MANY_BATCHES} batches, and nobody knows how many there are. If they are "
+                "endless, this epoch never ends: say how many batches an epoch has by `steps_per_epoch` "
+                "(`validation_steps`, `steps`).", stacklevel=2)
 
     def _warn_if_short(self, number: int) -> None:
         if self._steps is not None and number < self._steps:
