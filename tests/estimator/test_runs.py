@@ -76,7 +76,8 @@ def test_an_input_fn_may_return_columns_of_a_table(tmp_path, input_fn):
                                config=est.RunConfig(tmp_path))
     made.train(input_fn, steps=1)
     # The gradient of the mean of (0 - label)**2 is -2/3 for the second row, whose city is "b".
-    np.testing.assert_allclose(np.ravel(made.get_variable_value("params/linear_model/city/weights")), [0.0, 2e-3 / 3], rtol=1e-5)
+    weights = made.get_variable_value("params/linear_model/city/weights")
+    np.testing.assert_allclose(np.ravel(weights), [0.0, 2e-3 / 3], rtol=1e-5)
 
 
 class Recorder(est.SessionRunHook):

@@ -149,8 +149,8 @@ class Reader:
     ) -> Generator[Group, None, None]:
         """Yields the batches of an epoch in order, in groups of batches with the same shapes.
 
-        A group ends at `group_size`, before a batch with other shapes or dtypes, at the end of the epoch, and when it is
-        urgent. Groups share no memory with the user's arrays.
+        A group ends at `group_size`, before a batch with other shapes or dtypes, at the end of the epoch, and when it
+        is urgent. Groups share no memory with the user's arrays.
 
         Args:
           epoch: index of the epoch, from 0.

@@ -96,14 +96,8 @@ def is_list_of_batches(value: object) -> bool:
                     and is_array_tree(tuple(item)) for item in value))
 
 
-def is_numeric(array: np.ndarray) -> bool:
-    """Returns whether an array has a boolean or numeric dtype."""
-    # By JAX, because numpy does not treat bfloat16 and similar dtypes as numbers.
-    return bool(array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number))
-
-
 def is_text(array: np.ndarray) -> bool:
-    """Returns whether all values of an array are strings, or bytes of text; in objects, None and NaN are missing text."""
+    """Returns whether all values of an array are strings, or bytes of text; of objects, None and NaN are missing."""
     if array.dtype.kind != "O":
         return array.dtype.kind in _TEXT_KINDS
     values = [value for value in array.flat if value is not None and value == value]
@@ -129,7 +123,9 @@ def as_arrays(tree: PyTree, text: bool = False) -> Any:
     arrays = []
     for position, leaf in enumerate(leaves):
         array = _to_numpy(leaf)
-        is_usable = is_numeric(array) or (text and is_text(array))
+        # By JAX, because numpy does not treat bfloat16 and similar dtypes as numbers.
+        is_numeric = array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)
+        is_usable = is_numeric or (text and is_text(array))
         if not is_usable or array.ndim == 0 or np.ma.isMaskedArray(leaf):
             raise unusable(f"`{leaf_names(tree)[position]}`", array, is_usable)
         arrays.append(array)

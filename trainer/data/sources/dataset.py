@@ -42,12 +42,12 @@ class Dataset:
     and `shuffle`, `map`, `repeat` and `take` act on the elements. Iteration yields pass 0; `fit` reads another pass in
     each epoch.
 
-    Batches are owned copies, in JAX's dtypes (32 bits instead of 64 unless `jax_enable_x64` is set). Do not write to
-    the arrays once the dataset is in use: `fit` may keep a copy of them on the devices as long as the dataset, a
-    dataset derived from it, or the arrays exist.
+    Batches are owned copies, in JAX's dtypes (32 bits instead of 64 unless `jax_enable_x64` is set). `fit` may
+    keep a copy of the arrays on the devices as long as the dataset, a dataset derived from it, or the arrays exist, and
+    makes it anew if they were written to before the call, or by a callback before an epoch.
 
     Attributes:
-      arrays: the numpy arrays that rows are gathered from: the user's own, not to be written to.
+      arrays: the numpy arrays that rows are gathered from: the user's own.
 
     Example:
       >>> dataset = Dataset.from_arrays((np.arange(5.0), np.arange(5))).batch(2)

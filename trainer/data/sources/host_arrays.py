@@ -24,7 +24,7 @@ from trainer.data.sources.arrays import (
     check_integers_fit,
     check_rows,
     is_array_tree,
-    is_numeric,
+    is_text,
     leaf_names,
     map_casting,
     unusable,
@@ -74,7 +74,7 @@ class HostArrays:
     def require_numbers(self) -> None:
         """Raises DataError, which names the array and its column, if an array is text."""
         for position, leaf in enumerate(jax.tree.leaves(self.tree)):
-            if not is_numeric(leaf):
+            if is_text(leaf):
                 column = f" (the column {self._columns[position]!r})" if self._columns else ""
                 raise unusable(f"`{leaf_names(self.tree)[position]}`{column}", leaf)
 

@@ -46,7 +46,7 @@ class PhaseInput:
       prefix: the first part of the names of its logs, such as "clean_" for one of several validation sets.
       arrays: the reader's arrays on the devices, if batches are gathered from them.
       numbers_of: number of batches whose row indices are placed at once; None without `arrays`.
-      values_are_checked: whether all values of the arrays on the devices are checked, or none needs to be.
+      values_are_checked: whether all values of the arrays on the devices are checked.
       interrupts: defers Ctrl-C.
       in_flight: an array of each execution that may be unfinished, the oldest first.
       begun: the first group on the devices and the other groups, by epoch; see `look_ahead`.
@@ -75,19 +75,18 @@ class PhaseInput:
         self.begun.clear()
         with self.timing.data:
             self.arrays = core.place_arrays(self.kind, reader, self.passes, self.data_on_device)
-            self.values_are_checked = not core.checks_values(self.kind) or (
-                self.arrays is not None and _has_good_values(core, self.kind, reader))
-        # Invalid values are reported when their execution is due, and all rows of a group are checked.
-        at_once = _batches_at_once(reader.group_size, reader.batch_rows) if self.values_are_checked else (
-            reader.group_size)
-        self.numbers_of = None if self.arrays is None else at_once
+            self.values_are_checked = self.arrays is not None and _has_good_values(core, self.kind, reader)
+        self.numbers_of = None
+        if self.arrays is not None:
+            # Invalid values are reported when their execution is due, and all rows of a group are checked.
+            self.numbers_of = _batches_at_once(reader.group_size, reader.batch_rows) if self.values_are_checked else (
+                reader.group_size)
 
     def replace_stale_arrays(self) -> None:
         """Places the arrays again if the user has written to the reader's arrays since."""
-        if self.arrays is None or self.reader.arrays is None:
-            return
         with self.timing.data:
-            are_stale = self.core.strategy.has_stale_arrays(self.reader.arrays)
+            are_stale = (self.reader.arrays is not None
+                         and self.core.strategy.has_stale_arrays(self.reader.arrays))
         if are_stale:
             self.place_arrays()
 

@@ -204,8 +204,8 @@ def _of_equal_sizes(batches: Iterator[Any]) -> Iterator[Any]:
         received = [leaf.shape[1:] for leaf in jax.tree.leaves(batch)]
         sizes = received if sizes is None else sizes
         if received != sizes:
-            raise ValueError(f"`predict` returns the outputs of all batches as one array, rows first. Received: outputs "
-                             f"with rows of shape {', '.join(map(str, sizes))}, and of shape "
+            raise ValueError(f"`predict` returns the outputs of all batches as one array, rows first. Received: "
+                             f"outputs with rows of shape {', '.join(map(str, sizes))}, and of shape "
                              f"{', '.join(map(str, received))} for batch {number}. Use `predict_iter`, which yields "
                              "the outputs of each batch, or pad all batches to one length.")
         yield batch

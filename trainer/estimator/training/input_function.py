@@ -19,6 +19,7 @@ from trainer.core.types import PyTree
 from trainer.data import Dataset, RowDataset
 from trainer.estimator.training.spec import BatchMap
 
+
 class InputBatches:
     """The batches of an `input_fn` call, with a known first batch.
 
