@@ -215,7 +215,8 @@ def ones_model(replicas=1, **options):
 
 
 @pytest.mark.parametrize(("replicas", "options", "make"), [
-    (1, {}, lambda x, y: (x, y)), (2, {}, as_dataset), (1, {"data_on_device": False}, lambda x, y: (x, y))], ids=str)
+    (1, {}, lambda x, y: (x, y)), (2, {}, as_dataset), (1, {"data_on_device": False}, lambda x, y: (x, y))],
+    ids=["arrays", "a dataset", "sent"])
 def test_what_a_callback_writes_to_arrays_is_seen_by_the_next_epoch_and_validation(replicas, options, make):
     x, y = np.ones((16, 1), np.float32), np.ones((16, 1), np.float32)
     data, model = make(x, y), ones_model(replicas, **options)
