@@ -11,9 +11,11 @@ from typing import Any
 import jax
 
 from trainer.callbacks.base.callback import Callback, LogNames, Logs
-from trainer.callbacks.base.keras_callback import as_callback
+from trainer.callbacks.base.keras_callback import KerasCallback, as_callback
 from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.callbacks.history import History
+from trainer.callbacks.lambda_callback import LambdaCallback
+from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler
 from trainer.callbacks.progress.progress_bar import ProgbarLogger
 from trainer.callbacks.terminate_on_nan import TerminateOnNaN, warn_of_non_finite_logs
 from trainer.core.arguments import as_count, require_bool
@@ -24,6 +26,7 @@ _BATCH_HOOKS = {
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
+_OF_FUNCTIONS = (KerasCallback, LambdaCallback, LearningRateScheduler)
 
 
 class CallbackList(Callback):
@@ -116,6 +119,11 @@ class CallbackList(Callback):
     def wants_batch_hooks(self, phase: str) -> bool:
         """Returns whether any callback must be called for every batch of "train", "test" or "predict"."""
         return any(_overrides(callback, *_BATCH_HOOKS[phase]) for callback in self.callbacks)
+
+    def run_user_code(self) -> bool:
+        """Returns whether any callback runs code that is not the trainer's."""
+        return any(isinstance(callback, _OF_FUNCTIONS) or not type(callback).__module__.startswith("trainer.")
+                   for callback in self.callbacks)
 
     def may_stop_differently(self, phase: str) -> bool:
         """Returns whether a callback may end "train", "test" or "predict" at another batch than other processes."""

@@ -39,7 +39,7 @@ def test_an_error_of_the_pipeline_names_the_batch_after_those_before_it(data, gr
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        ((X[:, :3], Y), ["`x`", "(10, 3)", "(10, 4)"]),
+        ((X[:, :, None], Y), ["`x`", "(10, 4, 1)", "(10, 4)"]),
         ((X, Y.astype(np.float32)), ["`y`", "float32", "int32"]),
         ((X,), ["structure", "(10, 4)"]),
         (({"a": X}, Y), ["structure"]),
@@ -57,7 +57,7 @@ def test_a_batch_unlike_the_first_or_inconsistent_is_refused_by_number(second, w
 
 
 def test_batches_are_compared_with_the_first_of_the_run_not_of_the_epoch():
-    data = [[X], [X[:, :3]]]
+    data = [[X], [X[:, :, None]]]
 
     class Changing:
         def __iter__(self):

@@ -19,6 +19,7 @@ from trainer.core.errors import MAX_ITEMS, describe, see
 from trainer.core.tree_paths import argument_names
 from trainer.core.types import PyTree
 
+_TEXT_KINDS = "OSTU"  # of objects, bytes, and strings of any and of one length
 _ALIGNMENT = 64  # in bytes, of buffers that XLA uses without a copy
 
 
@@ -27,7 +28,12 @@ class DataError(ValueError):
 
 
 def canonical_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns JAX's dtype for arrays of `dtype`: 32 bits instead of 64 unless `jax_enable_x64` is set."""
+    """Returns JAX's dtype for arrays of `dtype`: 32 bits instead of 64 unless `jax_enable_x64` is set.
+
+    The dtype of text, which JAX lacks, is unchanged.
+    """
+    if dtype.kind in _TEXT_KINDS:
+        return dtype
     return jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
 
 
@@ -90,14 +96,26 @@ def is_list_of_batches(value: object) -> bool:
                     and is_array_tree(tuple(item)) for item in value))
 
 
-def as_arrays(tree: PyTree) -> Any:
+def is_text(array: np.ndarray) -> bool:
+    """Returns whether all values of an array are strings, or bytes of text; of objects, None and NaN are missing."""
+    if array.dtype.kind != "O":
+        return array.dtype.kind in _TEXT_KINDS
+    values = [value for value in array.flat if value is not None and value == value]
+    return bool(values) and all(isinstance(value, (str, bytes)) for value in values)
+
+
+def as_arrays(tree: PyTree, text: bool = False) -> Any:
     """Returns `tree` with every leaf as a numpy array, without copying numpy arrays.
 
     A list of numbers becomes an array, and a list of Pillow images an array of their pixels; any other list at the top
     becomes a tuple. Torch and TensorFlow tensors are recognized by their methods.
 
+    Args:
+      tree: the arrays.
+      text: whether arrays may be text, which stays on the host.
+
     Raises:
-      DataError: if a leaf is a scalar, a masked array, or neither boolean nor numeric.
+      DataError: if a leaf is a scalar, a masked array, or neither boolean nor numeric, nor text where that is allowed.
     """
     if isinstance(tree, list) and not _is_number_list(tree):
         tree = tuple(tree)
@@ -107,8 +125,9 @@ def as_arrays(tree: PyTree) -> Any:
         array = _to_numpy(leaf)
         # By JAX, because numpy does not treat bfloat16 and similar dtypes as numbers.
         is_numeric = array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)
-        if not is_numeric or array.ndim == 0 or np.ma.isMaskedArray(leaf):
-            raise _unusable(leaf_names(tree)[position], array, is_numeric)
+        is_usable = is_numeric or (text and is_text(array))
+        if not is_usable or array.ndim == 0 or np.ma.isMaskedArray(leaf):
+            raise unusable(f"`{leaf_names(tree)[position]}`", array, is_usable)
         arrays.append(array)
     return jax.tree.unflatten(treedef, arrays)
 
@@ -224,11 +243,12 @@ def _stacked(rows: list[np.ndarray]) -> np.ndarray:
     return np.stack(rows)
 
 
-def _unusable(name: str, array: np.ndarray, is_numeric: bool) -> DataError:
-    if not is_numeric:
-        return DataError(f"`{name}` must be of a boolean or numeric dtype. Received: {describe(array)}. Encode text as "
-                         "integers, and make rows equally long and sparse matrices dense.")
+def unusable(name: str, array: np.ndarray, is_usable: bool = False) -> DataError:
+    """Returns the error for an array that no step can take: of no usable dtype, masked, or a scalar."""
+    if not is_usable:
+        return DataError(f"{name} must be of a boolean or numeric dtype. Received: {describe(array)}. Encode text as "
+                         "integers, by `map` of a `Dataset`, and make rows equally long and sparse matrices dense.")
     if array.ndim:
-        return DataError(f"`{name}` must not be a masked array, whose mask would be lost. Received: {describe(array)}. "
+        return DataError(f"{name} must not be a masked array, whose mask would be lost. Received: {describe(array)}. "
                          "Pass its `filled(value)`, and a `sample_weight` of 0 for what does not count.")
-    return DataError(f"`{name}` must have at least one dimension, the rows. Received: a scalar, {describe(array)}.")
+    return DataError(f"{name} must have at least one dimension, the rows. Received: a scalar, {describe(array)}.")

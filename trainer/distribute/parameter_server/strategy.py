@@ -36,6 +36,7 @@ from trainer.distribute.parameter_server.server import ParameterServer
 from trainer.distribute.parameter_server.shared import SharedValue
 from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
+from trainer.distribute.placement.device_cache import checksums_of
 from trainer.distribute.placement.devices import default_devices
 from trainer.distribute.replica.distributed_dataset import InputContext
 from trainer.distribute.strategies.strategy import Strategy
@@ -150,6 +151,7 @@ class ParameterServerStrategy(Strategy):
         self._models: weakref.WeakKeyDictionary[Any, ServedModel] = weakref.WeakKeyDictionary()
         self._tables: set[str] = set()
         self._shared: weakref.WeakKeyDictionary[HostArrays, SharedValue] = weakref.WeakKeyDictionary()
+        self._checksums: weakref.WeakKeyDictionary[HostArrays, Any] = weakref.WeakKeyDictionary()  # when they were sent
 
     def __repr__(self) -> str:
         return f"ParameterServerStrategy(num_workers={self.num_workers}, num_ps={self.num_ps})"
@@ -268,12 +270,19 @@ class ParameterServerStrategy(Strategy):
 
         For a sample batch of data that workers read themselves, these data are returned.
         """
-        if arrays not in self._shared:
+        if arrays not in self._shared or self._has_sent_others(arrays):
             if wanted is False or arrays.nbytes > SHARED_BYTES:
                 return None
+            self._checksums[arrays] = checksums_of(arrays)
             # A new object with the same arrays, because the value would otherwise keep its own key alive.
             self._shared[arrays] = self.shared(HostArrays(jax.tree.map(lambda leaf: leaf, arrays.tree)))
         return self._shared[arrays]
+
+    def has_stale_arrays(self, arrays: HostArrays) -> bool:
+        return self._has_sent_others(arrays) or super().has_stale_arrays(arrays)
+
+    def _has_sent_others(self, arrays: HostArrays) -> bool:
+        return arrays in self._checksums and self._checksums[arrays] != checksums_of(arrays)
 
     def shared(self, value: object) -> SharedValue:
         """Returns a placeholder to be sent instead of a value, which a worker gets once."""

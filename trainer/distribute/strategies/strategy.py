@@ -325,6 +325,10 @@ class Strategy(Replicas):
             arrays, lambda: place_arrays(arrays, sharding, parts), sharding.addressable_devices,
             math.ceil(arrays.nbytes / parts))
 
+    def has_stale_arrays(self, arrays: HostArrays) -> bool:
+        """Returns whether the result of `place_arrays` is out of date, because the arrays were written to."""
+        return self._placed_arrays.are_stale(arrays)
+
     @functools.cached_property
     def _device_bytes(self) -> int:
         """Memory of the smallest device of the mesh in bytes, equal in all processes."""

@@ -311,6 +311,8 @@ def _run_epoch(
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = core.strategy.spans_processes and callbacks.may_stop_differently(kind)
     one_by_one, begun = per_batch and not inputs.phase.is_asynchronous, batch
+    if inputs.arrays is not None and callbacks.run_user_code():  # which may write to the data
+        inputs.replace_stale_arrays()
     one_by_one = _stops(core, kind, agrees) or one_by_one  # after an earlier stop, the epoch ends after a single batch
     with inputs.interrupts, inputs.groups(epoch, batch) as groups:
         for group, start, stop in _executions(inputs, groups, callbacks, one_by_one, last_of_run):

@@ -111,10 +111,13 @@ def explain_other_inputs(inputs: PyTree, built_on: PyTree, error: Exception) -> 
         f"{jax.tree_util.keystr(path)} {leaf.shape[1:]}".strip()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)] for tree in (inputs, built_on))
     if received != built:
+        are_rows = [leaf.shape for leaf in jax.tree.leaves(inputs)] == [
+            leaf.shape[1:] for leaf in jax.tree.leaves(built_on)]
+        one_row = " It has the shape of a single row: a batch of one row is `x[None]`." if are_rows else ""
         raise ValueError(
             f"`x` has rows of shape {', '.join(received)}, but the model was built on rows of shape "
-            f"{', '.join(built)}, and cannot take others.{_hint_of_parts(inputs)} It raised {type(error).__name__}: "
-            f"{error}") from error
+            f"{', '.join(built)}, and cannot take others.{one_row}{_hint_of_parts(inputs)} It raised "
+            f"{type(error).__name__}: {error}") from error
     rows, built_rows = ([leaf.shape[:1] for leaf in jax.tree.leaves(tree)] for tree in (inputs, built_on))
     if isinstance(error, flax.errors.ScopeParamShapeError) and rows != built_rows:
         error.add_note("The model was built on inputs of the same shape with another number of rows, so the module "

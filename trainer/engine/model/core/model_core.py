@@ -285,11 +285,6 @@ class ModelCore:
         """Gives the metric of the loss its result over an epoch, which Keras's metric has after a run."""
         self.configuration.noted_loss = value
 
-    def checks_values(self, kind: str) -> bool:
-        """Returns whether `check_values` reads the values of batches."""
-        policy = self.configuration.options.policy
-        return kind != "predict" or (policy is not None and overflows(policy))
-
     def check_values(self, kind: str, batch: Batch) -> None:
         """Raises ValueError for labels that the loss cannot take, and inputs that the compute dtype cannot represent.
 
