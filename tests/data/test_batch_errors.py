@@ -67,3 +67,15 @@ def test_batches_are_compared_with_the_first_of_the_run_not_of_the_epoch():
     list(reader.read(0))
     with pytest.raises(ValueError, match="batch 0"):
         list(reader.read(1))
+
+
+def test_rows_in_the_place_of_batches_are_explained():
+    class OfRows:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return X[index], Y[index:index + 1]
+
+    with pytest.raises(ValueError, match=r"number of rows.*Each item.*is a batch.*RowDataset\(rows\)\.batch\(32\)"):
+        list(Reader(adapt(OfRows())).read(0))

@@ -87,8 +87,8 @@ def _hint_of_parts(inputs: PyTree) -> str:
     """Returns a sentence for an error about inputs that may be a whole batch, with targets, or an empty string."""
     if isinstance(inputs, (tuple, list)) and len(inputs) > 1:
         return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs. If it is inputs and targets, give "
-                "them apart, as in `fit(x, y)`. If it is batches, give a list of tuples: `[(x, y), ...]`, or "
-                "`[(x,), ...]` without targets.")
+                "them apart, as in `fit(x, y)`. If each is a row, give `np.stack(x)`. If it is batches, give a list of "
+                "tuples: `[(x, y), ...]`, or `[(x,), ...]` without targets.")
     if isinstance(inputs, dict):
         return (" A dict is all inputs. If some of it are targets, yield `(batch[\"image\"], batch[\"label\"])`, with "
                 "the names of yours.")
