@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from trainer.core import errors
-from trainer.distribute.cluster import join_cluster
-from trainer.distribute.placement.devices import default_devices, find_device, find_devices
+from trainer.distribute.cluster import cluster_devices
+from trainer.distribute.placement.devices import find_device, find_devices
 from trainer.distribute.replica.collectives import CrossDeviceOps, NcclAllReduce, RingAllReduce
 from trainer.distribute.replica.communication_options import (
     CommunicationImplementation,
@@ -76,7 +76,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     metrics and predictions are the same as on one device, in all processes.
 
     TF_CONFIG, Open MPI or SLURM names the processes, or JAX finds them (Kubernetes, TPU). Without a cluster there is
-    one process, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
+    one process, and this is `MirroredStrategy` on all its devices. Make the strategy before JAX is used for anything
+    else.
 
     Args:
       communication_options: `implementation`, `bytes_per_pack` and `overlap` control the reduction of gradients.
@@ -93,15 +94,14 @@ class MultiWorkerMirroredStrategy(Strategy):
     Source: `tf.distribute.MultiWorkerMirroredStrategy`.
 
     Example, without a cluster:
-      >>> MultiWorkerMirroredStrategy().mesh.axis_names
-      ('replica',)
+      >>> strategy = MultiWorkerMirroredStrategy()
+      >>> strategy.num_replicas_in_sync == MirroredStrategy().num_replicas_in_sync
+      True
     """
 
     def __init__(self, communication_options: CommunicationOptions | None = None):
         options = checked_options(communication_options) or CommunicationOptions()
-        join_cluster(options.timeout_seconds)
-        devices = jax.devices() if jax.process_count() > 1 else default_devices()
-        super().__init__(devices, _reduction(options))
+        super().__init__(cluster_devices(options.timeout_seconds), _reduction(options))
 
 
 class TPUStrategy(Strategy):
