@@ -56,7 +56,7 @@ def test_the_cluster_is_that_of_the_resolver(monkeypatch):
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     MultiWorkerMirroredStrategy(cluster_resolver=RESOLVER)
     two = distribute.TFConfigClusterResolver({**TASK, "cluster": {"worker": ["a:1", "b:1"]}})
-    with pytest.raises(distribute.ClusterError, match="number 0 of 2, but it has joined.*as number 0 of 1"):
+    with pytest.raises(distribute.ClusterError, match=r"number 0 of 2, but it has joined.*as number 0 of 1"):
         MultiWorkerMirroredStrategy(cluster_resolver=two)
 
 

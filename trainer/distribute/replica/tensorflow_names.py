@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 #: What to use instead, by the name below `tf.distribute`.
 MISSING = {
-    "Strategy.cluster_resolver": "`TFConfigClusterResolver()` reads it; `strategy.is_chief` says whether to write files",
+    "Strategy.cluster_resolver": "`TFConfigClusterResolver()`; `strategy.is_chief` is True where files are written",
     "Strategy.extended": "variables are plain arrays in a state, and need no hooks",
     "Strategy.experimental_run_v2": "`Strategy.run`, its new name",
     "StrategyExtended": "variables are plain arrays in a state, and need no hooks",
