@@ -106,6 +106,7 @@ def test_the_tasks_of_a_cluster_meet_and_end_with_the_chief(tmp_path):
 
 @pytest.mark.parametrize(("cluster", "role", "message"), [
     ({"worker": ["a:1"], "ps": ["b:1"]}, "worker", r"needs a chief.*has only: worker, ps"),
+    ({"worker": ["a:1"]}, "worker", r"a chief.* and parameter servers.*only: worker\..*'chief', 'ps'.*common token"),
     ({"chief": ["a:1"], "ps": ["b:1"]}, "chief", r"needs workers"),
     ({"chief": ["a:1"], "worker": ["b:1"]}, "chief", r"needs parameter servers"),
     ({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}, "chief", r"common token.*RAY_AUTH_TOKEN_PATH"),

@@ -384,6 +384,29 @@ def test_nothing_but_the_rate_of_a_compiled_models_optimizer_can_be_set(name, me
     assert float(optimizer.learning_rate) == 0.25
 
 
+def test_the_arguments_of_an_optimizer_are_read_and_not_set():
+    optimizer = optimizers.SGD(0.5, 0.9, clipnorm=1.0)
+    attached = AttachedOptimizer(optimizer, lambda: None, lambda state: None)
+    for one in (optimizer, attached):
+        assert (one.momentum, one.clipnorm, one.weight_decay) == (0.9, 1.0, None)
+        with pytest.raises(AttributeError, match="no attribute 'beta_1'"):
+            _ = one.beta_1
+    with pytest.raises(AttributeError, match=r"`momentum` of SGD.* change no update.* `SGD\(..., momentum=0.5\)`"):
+        optimizer.momentum = 0.5
+    assert optimizer.get_config()["momentum"] == optimizer.momentum == 0.9
+
+
+def test_an_optimizer_of_the_users_keeps_and_sets_its_arguments():
+    class Own(optimizers.Optimizer):
+        def __init__(self, strength=1.0):
+            super().__init__(optax.sgd(0.5), 0.5)
+            self.strength = 2 * strength
+
+    own = Own(3.0)
+    own.strength += 1
+    assert own.strength == 7.0
+
+
 class TestLearningRate:
     rate = optimizers.LearningRate(0.25)
 

@@ -94,6 +94,14 @@ DIFFERENCES: tuple[Difference, ...] = (
         lambda library: library.losses.BinaryCrossentropy(dtype="float16")(
             np.array([[1.0], [0.0]], "float32"), np.array([[0.0], [1.0]], "float32"))),
     Difference(
+        "losses", "all, and metrics, with `dtype=\"mixed_float16\"` or another policy",
+        "The policy's compute dtype is used.", "TypeError: `dtype` is a dtype.",
+        "A policy belongs to `compile(precision=...)`.",
+        lambda library: str(library.losses.MeanSquaredError(dtype="mixed_float16").dtype)),
+    Difference(
+        "losses", "all, with masks", "The mask that Keras's layers set on predictions leaves values out.",
+        "No mask is read: give `sample_weight`.", "Flax's layers set none.", lambda library: _masked(library)),
+    Difference(
         "losses", "`BinaryCrossentropy`, `Huber` and others",
         "Values such as `label_smoothing=2.0` or `delta=-1.0` are accepted.",
         "ValueError, which states the allowed values.", "Mistakes must be found before the training.",
@@ -242,6 +250,18 @@ DIFFERENCES: tuple[Difference, ...] = (
         "The assignment scales the rest of the schedule.", "`ReduceLROnPlateau` and schedules work together.",
         lambda library: _set_rate(library)),
     Difference(
+        "optimizers", "`optimizer.learning_rate = schedule`", "The schedule replaces the rate.",
+        "TypeError; `model.optimizer = ...` takes another optimizer.", "A compiled step has its optimizer's schedule.",
+        lambda library: _set(library, "learning_rate", library.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))),
+    Difference(
+        "optimizers", "`momentum`, `clipnorm` and other arguments",
+        "Can be set on a made optimizer, and change later updates.", "Can be read; setting them is an AttributeError.",
+        "A compiled step would not see the change.", lambda library: _set(library, "momentum", 0.5)),
+    Difference(
+        "optimizers", "`build`, `apply`, `variables`", "An optimizer holds variables, and changes them.",
+        "`init` and `update` are pure functions; steps call `state.apply_gradients(grads)`.",
+        "JAX compiles pure functions.", lambda library: hasattr(library.optimizers.SGD(), "apply")),
+    Difference(
         "optimizers", "all", "Rates, clips and decays out of range, such as `beta_1=2.0`, are accepted.",
         "ValueError.", "Mistakes must be found before the training.",
         lambda library: library.optimizers.Adam(beta_1=2.0).learning_rate),
@@ -347,6 +367,21 @@ def _grey_of_16_bits() -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.full((1, 1), 1000, np.uint16)).save(file, "png")
     return file.getvalue()
+
+
+def _set(library: Any, name: str, value: Any) -> bool:
+    """Returns whether an attribute of an optimizer can be set."""
+    try:
+        setattr(library.optimizers.SGD(0.5, momentum=0.9), name, value)
+    except (AttributeError, TypeError):
+        return False
+    return True
+
+
+def _masked(library: Any) -> Any:
+    predictions = jnp.ones(4)
+    predictions._keras_mask = jnp.array([True, False, False, False])
+    return library.losses.MeanSquaredError(reduction="sum")(np.zeros((4, 1), "float32"), predictions)
 
 
 def _set_rate(library: Any) -> Any:

@@ -106,6 +106,8 @@ class ParameterServerStrategy(Strategy):
         if cluster_resolver is not None and (num_workers, num_ps, address) != (None, None, None):
             raise ValueError("`cluster_resolver` says which workers and parameter servers there are. Leave out "
                              "`num_workers`, `num_ps` and `address`.")
+        if cluster_resolver is not None and not isinstance(cluster_resolver, TFConfigClusterResolver):
+            raise errors.wrong_type("cluster_resolver", cluster_resolver, "a TFConfigClusterResolver")
         if variable_partitioner is not None and not isinstance(variable_partitioner, Partitioner):
             raise errors.wrong_type("variable_partitioner", variable_partitioner,
                                     "a partitioner such as MinSizePartitioner()")
@@ -117,7 +119,9 @@ class ParameterServerStrategy(Strategy):
             num_workers, num_ps = len(spec["worker"]), len(spec["ps"])
         if num_workers is None or num_ps is None:
             raise ClusterError("A ParameterServerStrategy needs workers and parameter servers. Give `num_workers` and "
-                               f"`num_ps`, or set TF_CONFIG. Received: num_workers={num_workers}, num_ps={num_ps}.")
+                               "`num_ps` for processes of this machine, or, in each task of several machines, set "
+                               "TF_CONFIG with 'chief', 'worker' and 'ps', and RAY_AUTH_TOKEN_PATH. Received: "
+                               f"num_workers={num_workers}, num_ps={num_ps}.")
         self.num_workers, self.num_ps = (arguments.as_count(name, value) for name, value in (
             ("num_workers", num_workers), ("num_ps", num_ps)))
         arguments.check_count("max_staleness", max_staleness, 0, optional=True)

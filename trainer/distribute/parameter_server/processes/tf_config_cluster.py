@@ -8,6 +8,7 @@ exit code; Ray's own token authenticates the nodes.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -47,16 +48,23 @@ def resource_of(name: str) -> str:
 
 
 def check_roles(cluster: Mapping[str, Sequence[str]]) -> None:
-    """Raises ClusterError if a cluster lacks a chief, workers, parameter servers or a token."""
-    for role, what in (("chief", "a chief, which hands out the work"), ("worker", "workers"),
-                       ("ps", "parameter servers")):
-        if not cluster.get(role):
-            raise ClusterError(f"A ParameterServerStrategy needs {what}, but TF_CONFIG's cluster has only: "
-                               f"{', '.join(cluster)}. Add a list {role!r} to 'cluster'.")
+    """Raises ClusterError if a cluster lacks a chief, workers, parameter servers, a token or Ray, and names all."""
+    needs = {"chief": "a chief, which hands out the work", "worker": "workers", "ps": "parameter servers"}
+    missing = [role for role in needs if not cluster.get(role)]
+    errors = []
+    if missing:
+        errors.append(f"A ParameterServerStrategy needs {' and '.join(needs[role] for role in missing)}, but "
+                      f"TF_CONFIG's cluster has only: {', '.join(cluster)}. Add to 'cluster' a list for each of: "
+                      f"{', '.join(map(repr, missing))}.")
     if not (os.environ.get("RAY_AUTH_TOKEN_PATH") or os.environ.get("RAY_AUTH_TOKEN")):
-        raise ClusterError("The tasks of a cluster need a common token, without which anybody on the network could run "
-                           "code on it. Write 64 random hexadecimal digits to a file that only you may read, the same "
-                           "on all machines, and set RAY_AUTH_TOKEN_PATH to its path.")
+        errors.append("The tasks of a cluster need a common token, without which anybody on the network could run "
+                      "code on it. Write 64 random hexadecimal digits to a file that only you may read, the same "
+                      "on all machines, and set RAY_AUTH_TOKEN_PATH to its path.")
+    if importlib.util.find_spec("ray") is None:
+        errors.append("The tasks of a cluster communicate by Ray, which cannot be imported: `pip install "
+                      "'trainer-jax[ray]'` on all machines.")
+    if errors:
+        raise ClusterError(" ".join(errors))
 
 
 def _start_node(*arguments: str) -> subprocess.Popen[bytes]:
