@@ -290,12 +290,12 @@ class ModelCore:
 
         Leaves may have a leading axis of batches.
         """
-        x, y, _ = unpack_x_y_sample_weight(batch)
+        x, y, sample_weight = unpack_x_y_sample_weight(batch)
         policy = self.configuration.options.policy
         if policy is not None and overflows(policy):
             check_inputs_fit(policy, x, lambda: self._uses_of_inputs(kind, policy.compute_dtype))
         if kind != "predict":
-            output_checks.check_labels(self.configuration.loss, y)
+            output_checks.check_labels(self.configuration.loss, self.configuration.metrics, y, sample_weight)
 
     def _uses_of_inputs(self, kind: str, dtype: Any) -> Any:
         """Returns the `first_uses` of each leaf of `x` in the step of a phase."""
@@ -348,7 +348,8 @@ class ModelCore:
         return RemotePhase(
             self._model.train_step, self._model.__train_step_as_resource__(), strategy,
             self.configuration.options.steps_per_execution, strategy.served(self.state, self.module.embeddings),
-            functools.partial(output_checks.check_labels, self.configuration.loss))  # float16 is refused
+            functools.partial(  # of values alone: float16 is refused
+                output_checks.check_labels, self.configuration.loss, self.configuration.metrics))
 
     def _check_penalties(self) -> None:
         """Raises or warns if a custom `train_step` leaves out penalties or sown losses."""
