@@ -1,4 +1,6 @@
-"""Labels that a loss or a metric of this package leaves out, and labels that they would take for others."""
+"""Labels and outputs that a loss or a metric leaves out, or would take for others."""
+
+import warnings
 
 import jax
 import numpy as np
@@ -130,3 +132,27 @@ def test_a_metric_of_ones_own_may_take_any_labels():
 def test_no_class_of_the_top_k_has_a_label_outside_of_the_classes():
     values = metrics.sparse_top_k_categorical_accuracy([-1, 3, 2], [[0.1, 0.2, 0.7]] * 3, 3)
     assert values.tolist() == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(("end", "loss", "chosen", "names"), [
+    (nn.softmax, losses.SparseCategoricalCrossentropy(from_logits=True), None, ["sparse_categorical_crossentropy"]),
+    (nn.softmax, losses.SparseCategoricalCrossentropy(from_logits=True), ["ce"],
+     ["sparse_categorical_crossentropy", "ce"]),
+    (nn.sigmoid, losses.BinaryFocalCrossentropy(from_logits=True), None, ["binary_focal_crossentropy"]),
+    (nn.sigmoid, "bce", [metrics.AUC(from_logits=True)], ["auc"]),
+    (nn.softmax, "sparse_categorical_crossentropy", ["accuracy"], []),
+    (nn.tanh, losses.SparseCategoricalCrossentropy(from_logits=True), ["ce"], []),
+])
+def test_probabilities_that_are_taken_for_logits_are_said(end, loss, chosen, names):
+    model = trainer.Sequential([nn.Dense(3), end])
+    model.compile("sgd", loss, metrics=chosen)
+    y = np.arange(5) % 3 if "Sparse" in repr(loss) or "sparse" in repr(loss) else EYE[np.arange(5) % 3]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, y, verbose=0)
+        model.fit(X, y, verbose=0)
+    said = [str(one.message) for one in caught]
+    assert len(said) == len(names), said
+    for message, name in zip(said, names, strict=True):
+        assert repr(name) in message and "from_logits=True, but the model ends with a softmax or sigmoid" in message
+    assert all(one.filename == __file__ for one in caught)

@@ -146,6 +146,10 @@ DIFFERENCES: tuple[Difference, ...] = (
         "ValueError, but for labels of weight 0.", "Such labels are signs, or numbered from 1.",
         lambda library: _trained(library, "binary_crossentropy", np.array([[-1.0], [1.0]], "float32"))),
     Difference(
+        "losses", "`class_weight` of `fit`", "Targets that are no classes, such as 1.37, have the weight of the rounded "
+        "class.", "ValueError, but for targets from 0 to 1, which are rounded.", "A regression has no classes.",
+        lambda library: _weighted(library, [1.37, 2.0])),
+    Difference(
         "metrics", "all means", "A scalar weight counts once for each batch.", "It counts once for each row.",
         "The result must not depend on the batch size.",
         lambda library: _over_batches(library.metrics.Mean(), {"sample_weight": 1.0}, {"sample_weight": 1.0})),
@@ -341,6 +345,13 @@ def _trained(library: Any, loss: Any, y: Any, **options: Any) -> Any:
     model = _identity(library)
     model.compile(loss=loss)
     return model.evaluate(np.full(y.shape, 0.5, "float32"), y, verbose=0, return_dict=True, **options)["loss"]
+
+
+def _weighted(library: Any, y: list[float]) -> Any:
+    model = _identity(library)
+    model.compile(loss="mse")
+    targets = np.array(y, "float32")[:, None]
+    return model.train_on_batch(np.zeros_like(targets), targets, class_weight={1: 3.0}) * 0
 
 
 def _ids_in_16_bits(library: Any) -> Any:

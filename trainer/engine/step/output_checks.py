@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from trainer import losses, metrics
 from trainer.core import errors, replica_context
 from trainer.core.modules.base import FunctionalModule
 from trainer.core.modules.named import UnnamedModuleError
+from trainer.core.tracebacks import user_stacklevel
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch
@@ -21,6 +23,7 @@ from trainer.engine.step.compiled_loss import CompiledLoss
 from trainer.engine.step.compiled_metrics import CompiledMetrics
 from trainer.engine.step.output_matching import match_arrays
 from trainer.engine.step.probabilities import are_probabilities
+from trainer.losses.base import BuiltinLoss
 from trainer.metrics.base import is_builtin
 from trainer.metrics.confusion import ConfusionMetric
 from trainer.metrics.registry import takes_class_indices
@@ -227,6 +230,8 @@ def check_outputs(
 ) -> None:
     """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be determined.
 
+    Warns of probabilities in place of logits, with which a model is trained, but slowly.
+
     Args:
       compiled_loss: the losses, matched to the model's outputs.
       compiled_metrics: the metrics, matched likewise.
@@ -234,9 +239,17 @@ def check_outputs(
       compute: returns the model's outputs for these rows; called only if a check needs their values.
       trace: returns the program of `compute`, a `ClosedJaxpr`, whose proofs replace checks of values; None without it.
     """
+    takes_probabilities = _take_probabilities(compiled_loss, compiled_metrics)
+    of_logits = [] if trace is None else _takers_of_logits(compiled_loss, compiled_metrics)
+    proven = are_probabilities(trace()) if trace is not None and (takes_probabilities or of_logits) else []
+    for kind, name, output in of_logits:
+        if len(proven) == len(compiled_loss.per_output or proven) and proven[output]:
+            warnings.warn(
+                f"The {kind} {name!r} has from_logits=True, but the model ends with a softmax or sigmoid, whose outputs "
+                f"are probabilities. Leave the softmax or sigmoid out, or use from_logits=False. {errors.see('logits')}",
+                stacklevel=user_stacklevel())
     if not any(map(_is_custom_sum, compiled_metrics.metrics)) and (
-            not _take_probabilities(compiled_loss, compiled_metrics)
-            or (trace is not None and all(are_probabilities(trace())))):
+            not takes_probabilities or (proven and all(proven))):
         return
     outputs = compute()
     losses_are_of_outputs = compiled_loss.is_of(outputs)  # or of outputs that an overridden `compute_loss` has selected
@@ -246,6 +259,16 @@ def check_outputs(
 
 def _take_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics) -> bool:
     return compiled_loss.expects_probabilities or any(map(_takes_probabilities, compiled_metrics.metrics))
+
+
+def _takers_of_logits(
+    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics
+) -> list[tuple[str, str, int]]:
+    """Returns the kind, the name and the output of each loss and metric that takes logits."""
+    taking = [("loss", entry.loss.name, index) for index, entry in enumerate(compiled_loss.per_output)
+              if isinstance(entry.loss, BuiltinLoss) and getattr(entry.loss, "from_logits", False)]
+    return taking + [("metric", entry.metric.name, entry.output) for entry in compiled_metrics.entries
+                     if is_builtin(entry.metric) and entry.metric.get_config().get("from_logits", False)]
 
 
 def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: CompiledMetrics,
