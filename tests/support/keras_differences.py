@@ -146,8 +146,13 @@ DIFFERENCES: tuple[Difference, ...] = (
         "ValueError, but for labels of weight 0.", "Such labels are signs, or numbered from 1.",
         lambda library: _trained(library, "binary_crossentropy", np.array([[-1.0], [1.0]], "float32"))),
     Difference(
-        "losses", "`class_weight` of `fit`", "Targets that are no classes, such as 1.37, have the weight of the rounded "
-        "class.", "ValueError, but for targets from 0 to 1, which are rounded.", "A regression has no classes.",
+        "losses", "subclasses of `Loss`", "`call` receives integer labels as floats: 16777217 becomes 16777216.",
+        "It receives them as integers.", "Ids are exact, and class indices can index.",
+        lambda library: _own_loss(library)(np.array([2**24 + 1], "int32"), np.zeros(1, "float32"))),
+    Difference(
+        "losses", "`class_weight` of `fit`",
+        "Targets that are no classes, such as 1.37, have the weight of the rounded class.",
+        "ValueError, but for targets from 0 to 1, which are rounded.", "A regression has no classes.",
         lambda library: _weighted(library, [1.37, 2.0])),
     Difference(
         "metrics", "all means", "A scalar weight counts once for each batch.", "It counts once for each row.",
@@ -345,6 +350,14 @@ def _trained(library: Any, loss: Any, y: Any, **options: Any) -> Any:
     model = _identity(library)
     model.compile(loss=loss)
     return model.evaluate(np.full(y.shape, 0.5, "float32"), y, verbose=0, return_dict=True, **options)["loss"]
+
+
+def _own_loss(library: Any) -> Any:
+    class Own(library.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return (y_true - 2**24) + 0 * y_pred
+
+    return Own()
 
 
 def _weighted(library: Any, y: list[float]) -> Any:

@@ -80,8 +80,8 @@ def _rounded(labels: np.ndarray) -> np.ndarray:
     rounded = np.round(labels)
     is_class = (rounded == labels) | ((labels >= 0) & (labels <= 1))
     if not is_class.all():
-        raise DataError("`class_weight` needs labels that are classes: whole numbers, or numbers from 0 to 1. Received: "
-                        f"the label {labels[~is_class][0]:g}. Pass `sample_weight` to weigh rows of a regression.")
+        raise DataError("`class_weight` needs labels that are classes: whole numbers, or numbers from 0 to 1. "
+                        f"Received: the label {labels[~is_class][0]:g}. For a regression, pass `sample_weight`.")
     return rounded
 
 

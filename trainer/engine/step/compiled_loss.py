@@ -36,6 +36,10 @@ class OutputLoss(NamedTuple):
     shape: tuple[int, ...]
 
 
+class MissingTargetsError(ValueError):
+    """A loss lacks targets. The caller says how to give them."""
+
+
 class CompiledLoss:
     """The `loss` and `loss_weights` of `compile`, resolved at the first batch.
 
@@ -138,8 +142,11 @@ class CompiledLoss:
         if not self.is_given:
             raise ValueError("No loss to compute. Give one to `compile(loss=...)`, or override `compute_loss`.")
         if y is None:
-            raise ValueError("The loss needs targets, but `y` was not given. Pass `fit(x, y)`, or batches `(x, y)`.")
+            raise MissingTargetsError("The loss needs targets, but `y` was not given.")
         outputs_list, rows = jax.tree.leaves(outputs), get_replica_context().rows
+        if not outputs_list:
+            raise ValueError("The model has no outputs for the loss. Received: "
+                             f"{errors.describe(outputs)}. End the call of its module with `return`.")
         if not self.per_output:
             self.per_output = self._matched(outputs)
             self.outputs = shapes_of(outputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections.abc import Callable
@@ -241,13 +242,17 @@ def check_outputs(
     """
     takes_probabilities = _take_probabilities(compiled_loss, compiled_metrics)
     of_logits = [] if trace is None else _takers_of_logits(compiled_loss, compiled_metrics)
-    proven = are_probabilities(trace()) if trace is not None and (takes_probabilities or of_logits) else []
+    proven: list[bool] = []
+    if trace is not None and (takes_probabilities or of_logits):
+        # A step of the user's own may give the module other inputs, which is no reason to refuse it for a warning.
+        with contextlib.nullcontext() if takes_probabilities else contextlib.suppress(Exception):
+            proven = are_probabilities(trace())
     for kind, name, output in of_logits:
         if len(proven) == len(compiled_loss.per_output or proven) and proven[output]:
             warnings.warn(
-                f"The {kind} {name!r} has from_logits=True, but the model ends with a softmax or sigmoid, whose outputs "
-                f"are probabilities. Leave the softmax or sigmoid out, or use from_logits=False. {errors.see('logits')}",
-                stacklevel=user_stacklevel())
+                f"The {kind} {name!r} has from_logits=True, but the model ends with a softmax or sigmoid, whose "
+                "outputs are probabilities. Leave the softmax or sigmoid out, or use from_logits=False. "
+                f"{errors.see('logits')}", stacklevel=user_stacklevel())
     if not any(map(_is_custom_sum, compiled_metrics.metrics)) and (
             not takes_probabilities or (proven and all(proven))):
         return
