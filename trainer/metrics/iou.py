@@ -174,8 +174,9 @@ class MeanIoU(IoU):
         sparse_y_pred: bool = True,
         axis: int = -1,
     ):
+        targets = range(arguments.as_count("num_classes", num_classes))
         super().__init__(
-            num_classes, range(arguments.as_count("num_classes", num_classes)), name, dtype, ignore_class, sparse_y_true, sparse_y_pred, axis)
+            num_classes, targets, name, dtype, ignore_class, sparse_y_true, sparse_y_pred, axis)
 
 
 class OneHotIoU(IoU):
