@@ -18,7 +18,7 @@ from trainer.metrics import Metric, Variable
 from trainer.metrics.adapted import parts
 from trainer.metrics.arrays import full_weights
 from trainer.metrics.base import MetricValue, is_builtin, named_in_errors
-from trainer.metrics.registry import check, takes_class_indices
+from trainer.metrics.registry import check, highest_label, takes_class_indices
 
 
 class Entry(NamedTuple):
@@ -29,12 +29,14 @@ class Entry(NamedTuple):
       metric: the metric.
       output: the index of the output.
       weighted: whether it uses sample weights.
+      highest_label: the largest label that it takes; None for any labels.
     """
 
     log_name: str
     metric: Metric
     output: int
     weighted: bool
+    highest_label: int | None
 
 
 class CompiledMetrics:
@@ -50,6 +52,7 @@ class CompiledMetrics:
       ValueError: if the name of a metric is unknown.
 
     Attributes:
+      entries: the metrics with their outputs, in the order of their logs; empty until the first batch.
       outputs: the shapes of the outputs of the first batch.
     """
 
@@ -61,17 +64,8 @@ class CompiledMetrics:
                 for part in parts(identifier):
                     check(part)
         self._plain, self._weighted, self._loss = plain, weighted, loss
-        self._entries: list[Entry] | None = None
+        self.entries: list[Entry] = []
         self.outputs: Any = None
-
-    @property
-    def entries(self) -> list[Entry]:
-        """The metrics with their outputs, in the order of their logs; empty until the first batch."""
-        return self._entries or []
-
-    def shape_of(self, entry: Entry) -> tuple[int, ...]:
-        """Returns the shape of a metric's output."""
-        return tuple(jax.tree.leaves(self.outputs)[entry.output].shape)
 
     def loss_of(self, entry: Entry) -> losses.Loss | None:
         """Returns the loss of a metric's output if the metric leaves out the labels that the loss leaves out."""
@@ -82,12 +76,12 @@ class CompiledMetrics:
     @property
     def metrics(self) -> list[Metric]:
         """The metrics in the order of their logs; empty until the first batch."""
-        return [entry.metric for entry in self._entries or []]
+        return [entry.metric for entry in self.entries]
 
     @property
     def by_log_name(self) -> dict[str, Metric]:
         """The metrics by the names of their logs; empty until the first batch."""
-        return {entry.log_name: entry.metric for entry in self._entries or []}
+        return {entry.log_name: entry.metric for entry in self.entries}
 
     def why_of_batch(self) -> str | None:
         """Returns the reason, as a clause, why a metric may depend on the whole batch; None if all sum over rows."""
@@ -110,7 +104,7 @@ class CompiledMetrics:
     @property
     def directions(self) -> dict[str, str]:
         """The better direction, "max" or "min", of each log with a known direction."""
-        return {entry.log_name: entry.metric.direction for entry in self._entries or [] if entry.metric.direction}
+        return {entry.log_name: entry.metric.direction for entry in self.entries if entry.metric.direction}
 
     def values(self, y: PyTree, outputs: PyTree, sample_weight: PyTree = None) -> dict[str, MetricValue]:
         """Returns each metric's accumulators over the rows of the context, by log name.
@@ -133,13 +127,13 @@ class CompiledMetrics:
         targets = match_arrays("y", y, outputs, wanted=wanted)
         weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True, wanted=wanted)
         predictions = jax.tree.leaves(outputs)
-        if self._entries is None:
+        if self.outputs is None:
             # Metrics create their accumulators when they are built: concrete arrays, even while a step is being traced.
             with jax.ensure_compile_time_eval():
-                self._entries = self._match(targets, outputs)
+                self.entries = self._match(targets, outputs)
             self.outputs = shapes_of(outputs)
         matched = []
-        for entry in self._entries:
+        for entry in self.entries:
             target, weight = targets[entry.output], weights[entry.output] if entry.weighted else None
             if target is None:
                 raise _no_targets(entry.metric.name, output_names(outputs)[entry.output])
@@ -178,7 +172,8 @@ class CompiledMetrics:
                     metric = metrics.resolve(identifier, spec, output_spec, of_outputs[index] if of_outputs else None)
                     name = _free_name(metric.name, output_name, weighted, taken)
                     taken.add(name)
-                    entries.append(Entry(name, metric, index, weighted))
+                    highest = highest_label(metric, tuple(output_spec.shape))
+                    entries.append(Entry(name, metric, index, weighted, highest))
         return entries
 
 

@@ -26,11 +26,9 @@ from trainer.engine.step.output_matching import match_arrays
 from trainer.engine.step.probabilities import are_probabilities
 from trainer.losses.base import BuiltinLoss
 from trainer.metrics.base import is_builtin
-from trainer.metrics.confusion import ConfusionMetric
 from trainer.metrics.registry import takes_class_indices
 
 _ROUNDING = 1e-3  # of labels that are floats
-_OF_YES_OR_NO = (metrics.BinaryAccuracy, metrics.AUC, metrics.FBetaScore, ConfusionMetric)
 _OTHER_YES_OR_NO = "Give `y > 0` for labels of -1 and 1, or `y - 1` for labels of 1 and 2"
 
 # Messages of Python, NumPy and JAX for `x["name"]`.
@@ -148,13 +146,12 @@ def check_labels(
       y: the targets on the host; additional leading axes are allowed.
       sample_weight: their weights, likewise.
     """
-    of_losses = [(entry.loss, index, highest) for index, entry in enumerate(compiled_loss.per_output)
-                 if entry.loss and (highest := _highest_label(entry.loss, entry.shape)) is not None]
-    of_metrics = [(entry, highest) for entry in compiled_metrics.entries if (
-        highest := _highest_label(entry.metric, compiled_metrics.shape_of(entry))) is not None]
+    of_losses = [(index, entry.loss, entry.highest_label) for index, entry in enumerate(compiled_loss.per_output)
+                 if entry.loss is not None and entry.highest_label is not None]
+    of_metrics = [(entry, entry.highest_label) for entry in compiled_metrics.entries if entry.highest_label is not None]
     if y is not None and of_losses:
         targets, weights = _matched(y, sample_weight, compiled_loss.outputs, compiled_loss.wanted)
-        for loss, index, highest in of_losses:
+        for index, loss, highest in of_losses:
             label = _label_outside(targets[index], highest, [loss], weights[index])
             if label is not None:
                 raise ValueError(_wrong_label_of_loss(loss, label, highest))
@@ -172,23 +169,6 @@ def check_labels(
 def _matched(y: PyTree, sample_weight: PyTree, outputs: PyTree, wanted: list[bool]) -> tuple[list[Any], list[Any]]:
     return (match_arrays("y", y, outputs, wanted=wanted),
             match_arrays("sample_weight", sample_weight, outputs, may_repeat=True, wanted=wanted))
-
-
-def _highest_label(taker: losses.Loss | metrics.Metric, shape: tuple[int, ...]) -> int | None:
-    """Returns the largest label for an output of a shape, where 0 is the smallest; None if there is no limit."""
-    if isinstance(taker, metrics.LossMetric):
-        taker = taker.loss
-    if isinstance(taker, losses.Loss):
-        if isinstance(taker, (losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy)):
-            return 1
-        return shape[getattr(taker, "axis", -1)] - 1 if taker.sparse_labels else None
-    if not is_builtin(taker):
-        return None
-    if isinstance(taker, metrics.IoU):
-        return taker.num_classes - 1 if taker.sparse_y_true else None
-    if takes_class_indices(taker):
-        return None if getattr(taker, "from_sorted_ids", False) else shape[-1] - 1
-    return 1 if isinstance(taker, _OF_YES_OR_NO) else None
 
 
 def _label_outside(labels: Any, highest: int, ignoring: list[Any], weights: Any) -> float | None:
@@ -280,7 +260,7 @@ def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: C
                          outputs: PyTree) -> None:
     """Raises ValueError if outputs that a loss or a metric treats as probabilities are outside of [0, 1]."""
     leaves = jax.tree.leaves(outputs)
-    taking = [] if compiled_loss is None else [("loss", loss.name, output) for (_, loss, _, _), output in zip(
+    taking = [] if compiled_loss is None else [("loss", loss.name, output) for (_, loss, *_), output in zip(
         compiled_loss.per_output, leaves, strict=True) if loss is not None and loss.expects_probabilities]
     taking += [("metric", entry.metric.name, leaves[entry.output]) for entry in compiled_metrics.entries
                if _takes_probabilities(entry.metric)]
