@@ -129,6 +129,7 @@ def _adapt_arrays(
     x, y, sample_weight = arrays.tree
     if class_weights is not None:
         sample_weight = class_weights(y)
+        class_weights.warn_of_unseen()
     dataset = Dataset.from_host_arrays(HostArrays(pack_x_y_sample_weight(x, y, sample_weight)))
     if shuffle == "batch":
         return DatasetSource(dataset.batch(batch_size).shuffle(seed))

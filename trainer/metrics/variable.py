@@ -26,8 +26,9 @@ from trainer.losses.shapes import in_dtype
 # NumPy on the host, because JAX would compile a program for each shape.
 INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.ones}
 
-_VALUE_OF_TRACER = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError,
-                    jax.errors.TracerIntegerConversionError, jax.errors.TracerBoolConversionError)
+#: JAX's errors for code of a step that asks for the value of an array.
+VALUE_OF_TRACER = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError,
+                   jax.errors.TracerIntegerConversionError, jax.errors.TracerBoolConversionError)
 
 
 def closed_values() -> contextlib.AbstractContextManager[None]:
@@ -244,7 +245,7 @@ def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
     before = dict(vars(metric))
     try:
         yield
-    except _VALUE_OF_TRACER as error:
+    except VALUE_OF_TRACER as error:
         error.add_note(f"It was raised in `update_state` of the metric {metric.name!r}, which is compiled: it asks for "
                        "the value of an array. Use `jnp` in place of `np`, `float` and `if`. "
                        'See docs/errors.md, "Other messages".')

@@ -281,7 +281,7 @@ class WeightedSource:
         return self._source.is_exact
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
-        return self._weighted(self._source.read(pass_index, start))
+        return self._weighted(self._source.read(pass_index, start), is_whole=start == 0)
 
     def state(self) -> dict[str, Any] | None:
         return self._source.state()
@@ -295,11 +295,15 @@ class WeightedSource:
     def close(self) -> None:
         self._source.close()
 
-    def _weighted(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    def _weighted(
+        self, batches: Generator[Any, None, None], is_whole: bool = False
+    ) -> Generator[Any, None, None]:
         convert = BatchConverter()
         try:
             for element in batches:
                 yield map_batch(self._with_weights, convert(element))
+            if is_whole:
+                self._class_weights.warn_of_unseen()
         finally:
             batches.close()
 
