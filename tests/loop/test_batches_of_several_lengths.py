@@ -91,7 +91,7 @@ def test_a_run_resumes_between_batches_of_several_lengths(tmp_path, step_by_step
 
 
 def test_the_guard_reports_each_new_length():
-    with pytest.raises(RuntimeError, match=r"`x` was int32\[8, 6\] and is int32\[8, 4\].*pad them to few lengths"):
+    with pytest.raises(RuntimeError, match=r"`x` was int32 \(8, 6\) and is int32 \(8, 4\).*pad them to few lengths"):
         made(compile_guard="error").evaluate(BATCHES, verbose=0)
 
 
@@ -99,7 +99,7 @@ def test_a_size_that_the_module_cannot_take_is_refused_by_batch():
     x, y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
     model = trainer.Model(nn.Dense(1))
     model.compile("sgd", "mse", compile_guard="off")
-    with pytest.raises(ValueError, match=r"batch 1: `x` was float32\[8, 4\] and is float32\[8, 3\], which the train"):
+    with pytest.raises(ValueError, match=r"batch 1: `x` was float32 \(8, 4\) and is float32 \(8, 3\), which the train"):
         model.fit([(x, y), (x[:, :3], y)], verbose=0)
 
 

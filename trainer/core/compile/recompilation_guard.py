@@ -105,7 +105,7 @@ def difference(before: PyTree, after: PyTree) -> str:
         return f"the batch was {errors.describe(before)} and is {errors.describe(after)}"
     names = argument_names(after)
     pairs = zip(names, jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-    changes = [f"`{name}` was {old.dtype.name}{list(old.shape)} and is {new.dtype.name}{list(new.shape)}"
+    changes = [f"`{name}` was {old.dtype.name} {old.shape} and is {new.dtype.name} {new.shape}"
                for name, old, new in pairs if (old.shape, old.dtype) != (new.shape, new.dtype)]
     return ", ".join(changes)
 

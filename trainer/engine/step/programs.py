@@ -106,11 +106,6 @@ class Programs:
                  guard: CompileGuard, timing: Timing) -> Any:
         batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype),
                              jax.eval_shape(lambda stack: batch_at(stack, 0), group.data))
-        guard.check(batch, group.first)
-        if key in self._seen:
-            guard.report_dropped(group.first, MAX_PROGRAMS)
-        self._seen.add(key)
-        self.count += 1
         with timing.compile:
             try:
                 lowered = self.lowered(running, group, key[1])
@@ -119,6 +114,11 @@ class Programs:
                     raise
                 raise named(DataError(f"{difference(self._last, batch)}, which the {self._kind} step cannot take. It "
                                       f"raised {type(error).__name__}: {error}"), group.first) from error
+        guard.check(batch, group.first)
+        if key in self._seen:
+            guard.report_dropped(group.first, MAX_PROGRAMS)
+        self._seen.add(key)
+        self.count += 1
         self._last = batch
         return lowered
 
