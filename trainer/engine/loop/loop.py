@@ -345,8 +345,7 @@ def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> Non
     """Raises ClusterError in all processes, before they could deadlock, if the positions of their pipelines differ."""
     core, timing = inputs.core, inputs.timing
     if core.strategy.spans_processes and inputs.reader.arrays is None:
-        with timing.device:
-            timing.tell("agreement")
+        with timing.agreement():
             core.strategy.process_group.assert_consistent("data", lambda: description)
 
 
@@ -422,7 +421,7 @@ def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: Running)
 def _stops(core: ModelCore, kind: Phase, agrees: bool) -> bool:
     """Returns whether a callback has asked to stop; with `agrees`, in any process, with the same result in all."""
     if agrees:
-        with core.run.timing.device:  # or for other processes; a watchdog treats both alike
+        with core.run.timing.agreement():
             if core.strategy.process_group.any(core.stops(kind)):
                 core.set_stops(kind, True)
     return core.stops(kind)

@@ -17,7 +17,7 @@ import numpy as np
 
 from trainer.callbacks import BackupAndRestore
 from trainer.callbacks.base.callback import Logs
-from trainer.callbacks.base.run_protocol import SavePoint
+from trainer.callbacks.base.run_protocol import SavePoint, run_detail
 from trainer.core import arguments, tree_paths
 from trainer.core.train_state import TrainState
 from trainer.core.types import Phase
@@ -114,7 +114,10 @@ class CheckpointSaver(BackupAndRestore):
             return point.kind == "batches" and self._is_on_schedule(point)
         is_due = time.monotonic() - self._saved_at >= self.save_freq.total_seconds()
         strategy: Strategy = self.model.strategy  # type: ignore[attr-defined]
-        return strategy.process_group.any(is_due) if strategy.spans_processes else is_due
+        if not strategy.spans_processes:
+            return is_due
+        with run_detail(self.model, "timing").agreement():
+            return strategy.process_group.any(is_due)
 
     def _is_on_schedule(self, point: SavePoint) -> bool:
         """Returns whether `save_freq` asks for a checkpoint of this step, or may have asked for it."""
