@@ -41,7 +41,8 @@ def test_a_generator_that_ends_early_in_one_process_is_diagnosed(tmp_path, count
     script.write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "-m", "trainer.launch", "--workers", "2", str(script), *map(str, counts), arguments],
-        cwd=project_files.ROOT, env={**os.environ, "XLA_FLAGS": ""}, capture_output=True, text=True, timeout=120, check=False)
+        cwd=project_files.ROOT, env={**os.environ, "XLA_FLAGS": ""}, capture_output=True, text=True,
+        timeout=120, check=False)
     assert done.returncode != 0
     for message in messages:
         assert re.search(message, done.stderr), done.stderr
