@@ -25,7 +25,7 @@ count = int(sys.argv[1 + jax.process_index()])
 batches = ((np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)) for _ in range(count))
 model.fit(batches, verbose=0, **eval(sys.argv[3]))
 """
-EARLY = (r"an epoch has ended in worker 1 after step 3, while worker 0 has begun step 5 of it with further batches: the "
+EARLY = ("an epoch has ended in worker 1 after step 3, while worker 0 has begun step 5 of it with further batches: the "
          "data of worker 1 have ended early"  # by the watchdog, if the steps wait for each other
          "|batches of the epoch: 5 in worker 0, 3 in worker 1")
 
