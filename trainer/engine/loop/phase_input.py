@@ -22,6 +22,7 @@ from trainer.data.prefetch import Demand, is_abandoned, prefetch
 from trainer.data.reader import Reader
 from trainer.data.resident import ResidentBatches, stack_length
 from trainer.data.sources.batches import Group
+from trainer.distribute.cluster import ClusterError
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.engine.loop.interrupts import Interrupts
 from trainer.engine.model.core.model_core import ModelCore
@@ -197,10 +198,22 @@ def start_phase(
 
     Args:
       passes, data_on_device: as in `PhaseInput`.
+
+    Raises:
+      ClusterError: if a process has no first batch, in all others.
     """
     timing = core.run.timing
-    with timing.data:
-        batch = reader.peek()
+    shares = core.strategy.spans_processes and reader.arrays is None
+    try:
+        with timing.data:
+            batch = reader.peek()
+    except Exception:
+        if shares:  # the others would wait in the first step, and see no fault
+            with contextlib.suppress(ClusterError, TimeoutError):
+                core.assert_consistent("data", lambda: {"first batch": "none"})
+        raise
+    if shares:
+        core.assert_consistent("data", lambda: {"first batch": "there"})
     with timing.compile:
         phase = core.prepared_phase(kind, batch)
     reader.group_size = phase.steps_per_execution

@@ -209,8 +209,13 @@ def callback_list(model: object, callbacks: Any, verbose: Verbose, history: bool
     made = CallbackList(callbacks, add_history=history, add_progbar=verbose != 0)
     if history:
         made.callbacks += _records(made.callbacks)
-    made.set_model(model)
-    made.set_params({"verbose": verbose, **params})
+    made.hold()
+    try:
+        made.set_model(model)
+        made.set_params({"verbose": verbose, **params})
+    except BaseException:
+        made.let_go()
+        raise
     return made
 
 
