@@ -47,6 +47,7 @@ def test_an_error_of_the_pipeline_names_the_batch_after_those_before_it(data, gr
         ((X[:0], Y[:0]), ["empty", "(0, 4)"]),
         ((X, np.array(["a"] * 10)), ["`y`", "numeric", "<U1"]),
         ((X, 3), ["`y`", "scalar"]),
+        ((X[0], Y[:1]), ["`x`", "(4,)", "single rows", "DataLoader"]),
         ((X, [[1, 2], [3]]), ["list", "array"]),
     ],
 )
