@@ -70,7 +70,8 @@ def test_inputs_and_targets_as_one_argument_are_refused_with_the_call_to_write(d
 
 
 @pytest.mark.parametrize("call", [
-    lambda made, rows: made.fit(rows, np.ones(2), verbose=0), lambda made, rows: made.train_on_batch(np.stack(rows), rows),
+    lambda made, rows: made.fit(rows, np.ones(2), verbose=0),
+    lambda made, rows: made.train_on_batch(np.stack(rows), rows),
     lambda made, rows: made.predict(rows, verbose=0),
     lambda made, rows: (made.build(np.ones((1, 4), np.float32)), made.predict(rows, verbose=0))],
     ids=["fit", "targets", "predict", "built"])

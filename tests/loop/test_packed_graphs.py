@@ -85,5 +85,5 @@ def test_packed_graphs_give_the_numbers_of_a_loop_by_hand(replicas):
 def test_a_packed_graph_without_an_axis_of_rows_is_told_of():
     model = trainer.Model(Network())
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="same number of rows.*packed graph"):
+    with pytest.raises(ValueError, match=r"same number of rows.*packed graph"):
         model.fit([BATCHES[0][0]], verbose=0)
