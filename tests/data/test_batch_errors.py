@@ -47,6 +47,7 @@ def test_an_error_of_the_pipeline_names_the_batch_after_those_before_it(data, gr
         ((X[:0], Y[:0]), ["empty", "(0, 4)"]),
         ((X, np.array(["a"] * 10)), ["`y`", "numeric", "<U1"]),
         ((X, 3), ["`y`", "scalar"]),
+        ((X[0], Y[:1]), ["`x`", "(4,)", "single rows", "DataLoader"]),
         ((X, [[1, 2], [3]]), ["list", "array"]),
     ],
 )
@@ -77,5 +78,5 @@ def test_rows_in_the_place_of_batches_are_explained():
         def __getitem__(self, index):
             return X[index], Y[index:index + 1]
 
-    with pytest.raises(ValueError, match=r"number of rows.*Each item.*is a batch.*RowDataset\(rows\)\.batch\(32\)"):
+    with pytest.raises(ValueError, match=r"number of rows.*single rows.*`DataLoader\(data, batch_size=32\)`, or `.batch\(32\)`"):
         list(Reader(adapt(OfRows())).read(0))

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data import Dataset
+from trainer.data import DataError, Dataset
 from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
+from trainer.data.sources.batches import as_batch
 from trainer.data.sources.sources import DatasetSource
 
 CITIES = np.array(["Rome", "Oslo", "Rome"])
@@ -153,6 +154,22 @@ def test_64_bits_are_kept_when_jax_keeps_them():
     with jax.enable_x64(True):
         (batch,) = Dataset.from_arrays(np.ones(3)).batch(3)
     assert batch.dtype == np.float64
+
+
+@pytest.mark.parametrize(("wide", "dtype"), [(np.longdouble, np.float32), (np.clongdouble, np.complex64)])
+def test_extended_precision_is_cast_and_refused_if_it_overflows(wide, dtype):
+    (batch,) = Dataset.from_arrays(np.array([1.5, -2], wide)).batch(2)
+    assert batch.dtype == dtype and batch.tolist() == [1.5, -2]
+    with pytest.raises(DataError, match="would become infinite"):
+        as_batch(np.array([1e300], wide))
+
+
+def test_integers_that_are_written_later_are_refused_if_they_would_wrap_around():
+    x = np.arange(4)
+    dataset = Dataset.from_arrays({"ids": x}).batch(2)
+    x[3] = 2**32 + 1
+    with pytest.raises(DataError, match=r"`x\['ids'\]` must fit into int32"):
+        list(Reader(adapt(dataset)).read(0))
 
 
 @pytest.mark.parametrize("array", [np.arange(12.0).reshape(6, 2), np.asfortranarray(np.arange(12.0).reshape(6, 2)),

@@ -244,6 +244,17 @@ def test_what_a_callback_writes_is_checked_as_what_was_given():
         compiled_mlp().fit(x, y, epochs=2, verbose=0, callbacks=[trainer.callbacks.LambdaCallback(on_epoch_end=write)])
 
 
+def test_integers_that_a_callback_writes_are_refused_if_they_would_wrap_around():
+    x, y, _ = classification(16)
+    y = y.astype(np.int64)
+
+    def write(epoch, logs=None):
+        y[0] = 2**32
+
+    with pytest.raises(ValueError, match="`y` must fit into int32"):
+        compiled_mlp().fit(x, y, epochs=2, verbose=0, callbacks=[trainer.callbacks.LambdaCallback(on_epoch_end=write)])
+
+
 def test_arrays_are_compared_only_where_a_callback_may_have_written(monkeypatch):
     compared, real = [], device_cache.checksums
     monkeypatch.setattr(device_cache, "checksums", lambda array: compared.append(1) or real(array))

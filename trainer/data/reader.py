@@ -31,14 +31,12 @@ from trainer.data.sources.batches import (
     rows_here,
 )
 from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.sources import DatasetSource, IndexedSource, Source
+from trainer.data.sources.sources import DatasetSource, Source
 from trainer.data.stream import END, Stream, named
 
 _ROWS_AT_ONCE = 2**15  # number of rows whose indices are computed ahead
 # Minimum capacity of a group in bytes, of rows and of row indices: short arrays of any length then share a program.
 _LEAST_BYTES, _LEAST_NUMBER_BYTES = 2**20, 2**14
-_ITEMS_ARE_BATCHES = (" Each item of data with `__getitem__` is a batch. If yours are rows, give "
-                      "`trainer.data.RowDataset(rows).batch(32)`, or a `torch.utils.data.DataLoader`.")
 _MANY_BATCHES = 100_000  # of an epoch, after which the data may be endless
 _LEAST_STACK_BYTES = 2**24  # that stacks of larger batches may always take
 
@@ -466,7 +464,7 @@ class Reader:
             self._spec.check(rows, sizes_may_differ=rows is batch)
             return batch
         except Exception as error:
-            raise named(error, number, _ITEMS_ARE_BATCHES if isinstance(self._source, IndexedSource) else "") from error
+            raise named(error, number) from error
 
     def _report_end(self, stream: Stream, number: int = 0) -> None:
         if self._is_continuous and number:

@@ -63,9 +63,9 @@ class Stream:
             self._batches.close()
 
 
-def named(error: Exception, number: int, hint: str = "") -> Exception:
-    """Returns an error that names the batch at which another error was raised, with a hint for data of wrong shapes."""
+def named(error: Exception, number: int) -> Exception:
+    """Returns an error that names the batch at which another error was raised."""
     if isinstance(error, DataError):
-        return DataError(f"The data cannot be used at batch {number}: {error}{hint}")
+        return DataError(f"The data cannot be used at batch {number}: {error}")
     return RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number} "
                         f"(docs/errors.md#data-pipeline): {error}")

@@ -34,16 +34,19 @@ def canonical_dtype(dtype: np.dtype) -> np.dtype:
     """
     if dtype.kind in _TEXT_KINDS:
         return dtype
+    if dtype.type in (np.longdouble, np.clongdouble):  # extended precision, which JAX lacks
+        dtype = np.dtype(np.float64 if dtype.kind == "f" else np.complex128)
     return jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
 
 
 def map_casting(function: Callable[[np.ndarray], Any], tree: PyTree) -> Any:
     """Returns a tree of arrays with `function`, which casts to canonical dtypes, applied to each.
 
-    The processor flags an overflow during the cast, so the check takes no extra time.
+    The processor flags an overflow of floats during the cast, so the check takes no extra time. Integers are compared
+    by `assign`.
 
     Raises:
-      DataError: if a finite number would become infinite.
+      DataError: if a finite number would become infinite, or an integer would wrap around.
     """
     leaves, treedef = jax.tree.flatten(tree)
     results = []
@@ -51,6 +54,9 @@ def map_casting(function: Callable[[np.ndarray], Any], tree: PyTree) -> Any:
         for position, leaf in enumerate(leaves):
             try:
                 results.append(function(leaf))
+            except OverflowError:
+                check_integers_fit(tree)
+                raise
             except FloatingPointError:
                 dtype = canonical_dtype(leaf.dtype)
                 raise DataError(f"`{leaf_names(tree)[position]}` must fit into {dtype}, the dtype that JAX gives to "
@@ -58,6 +64,13 @@ def map_casting(function: Callable[[np.ndarray], Any], tree: PyTree) -> Any:
                                 "that would become infinite. Scale or clip them, or set `jax_enable_x64` before the "
                                 "data are passed.") from None
     return jax.tree.unflatten(treedef, results)
+
+
+def assign(to: np.ndarray, values: np.ndarray) -> None:
+    """Casts values to another array; raises OverflowError if an integer wraps around, as values written later may."""
+    to[...] = values
+    if values.dtype.kind in "iu" and to.dtype.itemsize < values.dtype.itemsize and (to != values).any():
+        raise OverflowError
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -167,8 +180,12 @@ def check_integers_fit(tree: PyTree) -> None:
                             "before the data are passed.")
 
 
-def check_rows(tree: PyTree) -> int:
+def check_rows(tree: PyTree, hint: str = "") -> int:
     """Returns the common number of rows of all leaves of `tree`, a tree of numpy arrays.
+
+    Args:
+      tree: the arrays.
+      hint: a sentence for the error of unequal rows.
 
     Raises:
       DataError: if there are no arrays or no rows, or the first dimensions differ.
@@ -180,11 +197,12 @@ def check_rows(tree: PyTree) -> int:
     if any(leaf.shape[0] != rows for leaf in leaves):
         pairs = list(zip(leaf_names(tree), leaves, strict=True))
         shapes = ", ".join(f"`{name}` of shape {leaf.shape}" for name, leaf in pairs[:MAX_ITEMS])
-        more = "" if len(pairs) <= MAX_ITEMS else (
-            f", ... ({len(pairs)} arrays in all). A list of arrays is as many inputs; if each is a row, pass "
-            "`np.stack(rows)`")
+        more = "" if len(pairs) <= MAX_ITEMS else f", ... ({len(pairs)} arrays in all)"
+        lists = [f"`{name[:-3]}=np.stack({name[:-3]})`" for name, _ in pairs if name.endswith("[1]")]
+        if lists:
+            hint = f" A list of arrays is as many inputs; if each array is a row, pass {' and '.join(lists)}."
         raise DataError("All arrays must have the same number of rows (the first dimension). "
-                        f"Received: {shapes}{more}. {see('unequal-rows')}")
+                        f"Received: {shapes}{more}.{hint} {see('unequal-rows')}")
     if rows == 0:
         raise DataError(f"Expected at least one row. Received: `{leaf_names(tree)[0]}` of shape {leaves[0].shape}, "
                         "which is empty.")
@@ -247,7 +265,8 @@ def unusable(name: str, array: np.ndarray, is_usable: bool = False) -> DataError
     """Returns the error for an array that no step can take: of no usable dtype, masked, or a scalar."""
     if not is_usable:
         return DataError(f"{name} must be of a boolean or numeric dtype. Received: {describe(array)}. Encode text as "
-                         "integers, by `map` of a `Dataset`, and make rows equally long and sparse matrices dense.")
+                         "integers, by `map` of a `Dataset`, cast numbers that are objects by `.astype(\"float32\")`, "
+                         "and make rows equally long and sparse matrices dense.")
     if array.ndim:
         return DataError(f"{name} must not be a masked array, whose mask would be lost. Received: {describe(array)}. "
                          "Pass its `filled(value)`, and a `sample_weight` of 0 for what does not count.")

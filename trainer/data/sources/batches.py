@@ -88,7 +88,8 @@ def as_batch(element: PyTree, text: bool = False) -> Batch:
     arrays = as_arrays(element, text)
     check_integers_fit(arrays)
     batch = map_casting(lambda leaf: leaf.astype(canonical_dtype(leaf.dtype), copy=False), arrays)
-    check_rows(batch)
+    check_rows(batch, " If the data yield single rows, make batches of them: torch's `DataLoader(data, "
+                      "batch_size=32)`, or `.batch(32)`; a packed graph, as one row, is a batch by `array[None]`.")
     return batch
 
 

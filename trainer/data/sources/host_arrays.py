@@ -20,6 +20,7 @@ from trainer.core.errors import describe
 from trainer.core.types import ArrayTree, PyTree
 from trainer.data.sources.arrays import (
     as_arrays,
+    assign,
     canonical_dtype,
     check_integers_fit,
     check_rows,
@@ -89,7 +90,7 @@ class HostArrays:
           Arrays of shape `(capacity, *index.shape[1:], ...)`, undefined after `count`.
 
         Raises:
-          DataError: if a finite number would become infinite.
+          DataError: if a finite number would become infinite, or an integer, written since, would wrap around.
         """
         def gathered(array: np.ndarray) -> np.ndarray:
             shape = (capacity or len(index), *index.shape[1:], *array.shape[1:])
@@ -101,7 +102,7 @@ class HostArrays:
             if array.flags.c_contiguous and array.flags.aligned and filled.dtype == array.dtype:
                 array.take(index, axis=0, out=filled[:len(index)], mode="clip")
             else:
-                filled[:len(index)] = array[index]
+                assign(filled[:len(index)], array[index])
             return filled
 
         return map_casting(gathered, self.tree)

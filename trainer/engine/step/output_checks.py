@@ -66,9 +66,9 @@ def check_inputs_of_rank_one(
         jax.eval_shape(outputs_of_twice_the_rows)
     except Exception as error:
         names, fixes = (", ".join(f"`{name}{suffix}`" for name in flat) for suffix in ("", "[:, None]"))
-        advice = _hint_of_names(x, error) or (
+        advice = _hint_of_names(x, error) or (_hint_of_parts(x).strip() if _may_be_rows(x) else (
             f"There is one number per row in {names}. Pass {fixes} if the module takes features, or it takes the rows "
-            f"for them.{_hint_of_parts(x)}")
+            f"for them.{_hint_of_parts(x)}"))
         raise ValueError(f"The module cannot take such `x`: a batch is {errors.describe(x)}. {advice} It raised "
                          f"{type(error).__name__}: {error}") from error
 
@@ -94,13 +94,20 @@ def _hint_of_names(inputs: PyTree, error: Exception) -> str:
 def _hint_of_parts(inputs: PyTree) -> str:
     """Returns a sentence for an error about inputs that may be a whole batch, with targets, or an empty string."""
     if isinstance(inputs, (tuple, list)) and len(inputs) > 1:
-        return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs. If it is inputs and targets, give "
-                "them apart, as in `fit(x, y)`. If each is a row, give `np.stack(x)`. If it is batches, give a list of "
-                "tuples: `[(x, y), ...]`, or `[(x,), ...]` without targets.")
+        rows = " If each of its arrays is a row, pass `np.stack(x)`." if _may_be_rows(inputs) else ""
+        return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs.{rows} If it is inputs and targets, "
+                "give them apart, as in `fit(x, y)`. If it is batches, give a list of tuples: `[(x, y), ...]`, or "
+                "`[(x,), ...]` without targets.")
     if isinstance(inputs, dict):
         return (" A dict is all inputs. If some of it are targets, yield `(batch[\"image\"], batch[\"label\"])`, with "
                 "the names of yours.")
     return ""
+
+
+def _may_be_rows(inputs: PyTree) -> bool:
+    """Returns whether inputs are several arrays of one shape and dtype, such as observations of an environment."""
+    return isinstance(inputs, (tuple, list)) and len(inputs) > 1 and all(
+        hasattr(leaf, "shape") for leaf in inputs) and len({(leaf.shape, leaf.dtype) for leaf in inputs}) == 1
 
 
 def _ranks(inputs: PyTree) -> list[tuple[str, int]]:
@@ -119,11 +126,12 @@ def explain_other_inputs(inputs: PyTree, built_on: PyTree, error: Exception) -> 
         f"{jax.tree_util.keystr(path)} {leaf.shape[1:]}".strip()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)] for tree in (inputs, built_on))
     if received != built:
+        shown = ", ".join(received[:errors.MAX_ITEMS]) + (", ..." if len(received) > errors.MAX_ITEMS else "")
         are_rows = [leaf.shape for leaf in jax.tree.leaves(inputs)] == [
             leaf.shape[1:] for leaf in jax.tree.leaves(built_on)]
         one_row = " It has the shape of a single row: a batch of one row is `x[None]`." if are_rows else ""
         raise ValueError(
-            f"`x` has rows of shape {', '.join(received)}, but the model was built on rows of shape "
+            f"`x` has rows of shape {shown}, but the model was built on rows of shape "
             f"{', '.join(built)}, and cannot take others.{one_row}{_hint_of_parts(inputs)} It raised "
             f"{type(error).__name__}: {error}") from error
     rows, built_rows = ([leaf.shape[:1] for leaf in jax.tree.leaves(tree)] for tree in (inputs, built_on))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -39,6 +39,8 @@ class InputBatches:
     """
 
     def __init__(self, data: Any):
+        if isinstance(data, tuple) and data and _is_batch(data[0]) and any(isinstance(part, list) for part in data):
+            _refuse_lists(data)
         self._data: Any = _Forever(data) if _is_batch(data) else data
         has_batches = any(hasattr(self._data, name) for name in ("__iter__", "__getitem__"))
         if not has_batches or (isinstance(self._data, str | bytes | dict) and self._data):
@@ -182,8 +184,7 @@ def _is_batch(data: object) -> bool:
 
 def _features_and_labels(batch: PyTree) -> tuple[Any, Any]:
     if isinstance(batch, list | str | bytes):
-        raise TypeError("The batches of input_fn must be arrays: `features` or a tuple `(features, labels)`. Received: "
-                        f"{errors.describe(batch)}. Make arrays of lists, by `np.asarray`.")
+        _refuse_lists(batch)
     if not isinstance(batch, tuple):
         return _by_column(batch), None
     if len(batch) > 2:
@@ -191,6 +192,11 @@ def _features_and_labels(batch: PyTree) -> tuple[Any, Any]:
                          f"{len(batch)}. Weights of rows are a feature that `weight_column` names, or come from a "
                          "`batch_map` of the spec.")
     return _by_column(batch[0]), batch[1] if len(batch) == 2 else None
+
+
+def _refuse_lists(batch: PyTree) -> NoReturn:
+    raise TypeError("The batches of input_fn must be arrays: `features` or a tuple `(features, labels)`. Received: "
+                    f"{errors.describe(batch)}. Make arrays of lists, by `np.asarray`.")
 
 
 def _is_table(features: object) -> bool:
