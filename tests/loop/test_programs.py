@@ -87,7 +87,8 @@ class CountedNNX(NNXMLP):
 @pytest.mark.parametrize(("replicas", "proofs"), [(1, 0), (2, 8)])
 @pytest.mark.parametrize("module", [CountedLinen, CountedNNX])
 def test_a_session_traces_the_module_once_for_each_program(module, replicas, proofs):
-    """Besides twice to make the weights, and, to prove that rows stay apart in training and in inference, on any rows.
+    """Besides twice to make the weights, once to prove that the logits are no probabilities, and, to prove that rows stay
+    apart in training and in inference, on any rows.
 
     Such a proof needs a trace for the rows of each whole batch and of a replica's part, here eight, four and two, too.
     """
@@ -99,7 +100,7 @@ def test_a_session_traces_the_module_once_for_each_program(module, replicas, pro
         model.evaluate(x, y, batch_size=8, verbose=0)
         model.predict(x, batch_size=8, verbose=0)
     steps = 2 + 2 + 2  # of whole batches, and of a last one of four rows: to train, test and predict
-    assert module.calls - before == 2 + proofs + steps
+    assert module.calls - before == 3 + proofs + steps
     names = collections.Counter(details["fun_name"] for details in compiled)
     assert names["jit(_execute)"] == steps
     assert set(names) == {"jit(_make)", "jit(results)", "jit(_execute)"}, "nothing is computed eagerly"

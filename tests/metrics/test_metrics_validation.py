@@ -55,7 +55,7 @@ def shapes(*arrays_or_shapes):
     (lambda: metrics.Metric().update_state(1), "Metric must define `update_state`"),
     (lambda: metrics.Metric().result(), "Metric must define `result"),
     (lambda: metrics.Metric().add_variable((), "zeroes"), "Unknown initializer 'zeroes'. Did you mean 'zeros'"),
-    (lambda: metrics.Metric().add_variable((), 0), "`initializer` must be a name or a function"),
+    (lambda: metrics.Metric().add_variable((), 0), "`initializer` must be a name, a function of"),
     (lambda: metrics.Mean().total.assign([1, 2]), r"'total' has shape \(\). Received: a value of shape \(2,\)"),
     (lambda: metrics.Mean().stateless_result([0.0]), "corresponding 1:1 .* length 1, but expected 2 variables"),
     (lambda: metrics.Mean().stateless_update_state([], 1.0), "corresponding 1:1 .* length 0, but expected 2 variables"),
