@@ -5,25 +5,32 @@ Owns the order of calls, and knows which hooks are overridden.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 
 from trainer.callbacks.base.callback import Callback, LogNames, Logs
-from trainer.callbacks.base.keras_callback import as_callback
+from trainer.callbacks.base.keras_callback import KerasCallback, as_callback
 from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.callbacks.history import History
+from trainer.callbacks.lambda_callback import LambdaCallback
+from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler
 from trainer.callbacks.progress.progress_bar import ProgbarLogger
 from trainer.callbacks.terminate_on_nan import TerminateOnNaN, warn_of_non_finite_logs
 from trainer.core.arguments import as_count, require_bool
+from trainer.core.errors import see
 from trainer.core.types import Phase
+
+_THREADS: dict[int, list[threading.Thread]] = {}  # that hold a callback, by its id
 
 _BATCH_HOOKS = {
     "train": ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"),
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
+_OF_FUNCTIONS = (KerasCallback, LambdaCallback, LearningRateScheduler)
 
 
 class CallbackList(Callback):
@@ -84,6 +91,7 @@ class CallbackList(Callback):
             if type(callback) is History:
                 callback.reads_late = len(self.callbacks) == 1
         self._is_chief = jax.process_index() == 0
+        self._held: list[tuple[object, threading.Thread]] = []
         self._save_at: int | None = None  # the next batch of this epoch after which a callback saves
         if model is not None:
             self.set_model(model)
@@ -102,9 +110,37 @@ class CallbackList(Callback):
             callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
-        super().set_model(model)
+        self._model = model
         for callback in self.callbacks:
             callback.set_model(model)
+
+    def hold(self) -> None:
+        """Keeps other threads from using the callbacks, until `release`.
+
+        Raises:
+          RuntimeError: if another thread holds one of them.
+        """
+        thread = threading.current_thread()
+        for callback in self.callbacks:
+            user = callback.callback if isinstance(callback, KerasCallback) else callback
+            threads = _THREADS.setdefault(id(user), [])
+            threads.append(thread)  # before the look at others: of two that begin together, one sees the other
+            self._held.append((user, thread))
+            for other in threads:
+                if other is not thread:
+                    self.let_go()
+                    raise RuntimeError(
+                        f"The callback `{type(user).__name__}` is used by two threads: a call in {other.name!r} has "
+                        "it, and has not ended. Its `model`, and what it counts, would be mixed. Give each call a "
+                        f"callback of its own. {see('two-threads')}")
+
+    def let_go(self) -> None:
+        """Lets other threads use the callbacks."""
+        while self._held:
+            user, thread = self._held.pop()
+            _THREADS[id(user)].remove(thread)
+            if not _THREADS[id(user)]:
+                del _THREADS[id(user)]
 
     def wants(self, hook: str) -> bool:
         """Returns whether any callback overrides the hook of that name, in its class or on the instance.
@@ -116,6 +152,11 @@ class CallbackList(Callback):
     def wants_batch_hooks(self, phase: str) -> bool:
         """Returns whether any callback must be called for every batch of "train", "test" or "predict"."""
         return any(_overrides(callback, *_BATCH_HOOKS[phase]) for callback in self.callbacks)
+
+    def run_user_code(self) -> bool:
+        """Returns whether any callback runs code that is not the trainer's."""
+        return any(isinstance(callback, _OF_FUNCTIONS) or not type(callback).__module__.startswith("trainer.")
+                   for callback in self.callbacks)
 
     def may_stop_differently(self, phase: str) -> bool:
         """Returns whether a callback may end "train", "test" or "predict" at another batch than other processes."""
@@ -286,8 +327,11 @@ class CallbackList(Callback):
         return [callback for callback in callbacks if not (is_non_finite and callback.saves)]
 
     def release(self) -> None:
-        for callback in self._called:
-            callback.release()
+        try:
+            for callback in self._called:
+                callback.release()
+        finally:
+            self.let_go()
 
     def __enter__(self) -> CallbackList:
         return self

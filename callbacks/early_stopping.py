@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from trainer.callbacks.base.callback import Logs, adds_logs
-from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.core import arguments
+from trainer.core.ambient.interactive_logging import print_message
 from trainer.core.types import Verbose
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
-from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.log_values import learning_rates, optimizers_of
+from trainer.core.ambient.interactive_logging import print_message
 from trainer.core.arguments import check_verbose
 from trainer.core.errors import wrong_type
 from trainer.core.types import Verbose

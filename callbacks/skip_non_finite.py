@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.callbacks.base.callback import Logs
-from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.run_protocol import Run
 from trainer.core import arguments
+from trainer.core.ambient.interactive_logging import print_message
 
 
 class SkipNonFinite(LateLogsCallback):

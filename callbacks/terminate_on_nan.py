@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from trainer.callbacks.base.callback import Logs
-from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.callbacks.base.log_values import named_weights
 from trainer.callbacks.base.run_protocol import run_detail
+from trainer.core.ambient.interactive_logging import print_message
 from trainer.core.arguments import require_bool
 from trainer.core.errors import see
 from trainer.core.tracebacks import user_stacklevel

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 
 from trainer.callbacks.base.callback import Logs
-from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.run_protocol import run_detail
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.progress.progress_text import log_texts
 from trainer.core import arguments
+from trainer.core.ambient.interactive_logging import print_message
 from trainer.core.types import Data, Phase, Verbose
 
 

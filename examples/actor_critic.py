@@ -46,7 +46,7 @@ def after(state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 class Learner(trainer.Model):
-    """Rows are states; targets are what was done there, how much better than expected it was, and how good in all."""
+    """Rows are states; targets are their actions, advantages and returns."""
 
     def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> jax.Array:
         log_probabilities = nn.log_softmax(y_pred["actor"])
@@ -62,7 +62,7 @@ def new_games(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def play(params: Any, games: Any, key: jax.Array) -> tuple[Any, tuple[jax.Array, ...]]:
-    """Returns the games after a step of each, those that ended begun anew, and what was seen."""
+    """Returns the games after a step of each, with new games for those that ended, and the observations."""
     states, steps = games
     action_key, reset_key = jax.random.split(key)
     outputs = ActorCritic().apply({"params": params}, states)

@@ -36,7 +36,7 @@ def main() -> None:
     model = trainer.Model(gpt)
     model.compile(optimizer=trainer.optimizers.AdamW(3e-3),
                   loss=trainer.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"])
-    # Only what follows "=" can be known.
+    # Only the characters after "=" can be known.
     weights = np.zeros(tokens[:, 1:].shape, np.float32)
     weights[:, 5:] = 1
     history = model.fit(tokens[:, :-1], tokens[:, 1:], sample_weight=weights, batch_size=64, epochs=80, verbose=2)

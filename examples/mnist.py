@@ -46,7 +46,7 @@ def read_npz(path: Path) -> list[np.ndarray]:
             return [arrays[key] for key in KEYS]
     except KeyError as error:
         raise ValueError(f"{path} must have the arrays {', '.join(KEYS)}: {error.args[0]}.") from error
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:  # np.load's, for what is no .npz file
+    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:  # np.load's, for a file that is no .npz file
         raise ValueError(f"{path} is not there, or no .npz file of numbers.") from error
 
 

@@ -19,7 +19,7 @@ from ray.tune.schedulers import ASHAScheduler
 
 def train(config: dict) -> None:
     """Trains a network with the parameters of a trial, in the trial's process."""
-    # JAX and what uses it are imported in the trial: it has another process's memory otherwise.
+    # JAX, and all that imports it, is imported in the trial, which runs in a process of its own.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -24,7 +24,7 @@ from trainer.engine.saving.export import ExportedModel
 
 
 class Rows(BaseModel):
-    """What a request has: some rows of inputs, nested lists of numbers."""
+    """The rows of inputs of a request, as nested lists of numbers."""
 
     rows: list
 

@@ -1,8 +1,8 @@
 """Learns from pairs of scikit-learn's digits whether both are the same digit, with one encoder for both.
 
 The contrastive loss is that of Hadsell et al., "Dimensionality reduction by learning an invariant mapping", 2006:
-images of one digit come near to each other, others get at least a margin apart. Which digits they are is never told;
-that the nearest neighbours of an embedding have its digit shows what has been learnt.
+images of one digit come near to each other, others get at least a margin apart. The encoder never
+sees which digit an image shows. It is good if the nearest neighbours of an embedding have its digit.
 """
 
 import jax

@@ -2,8 +2,8 @@
 
     python examples/text_classification.py aclImdb/train --length 200
 
-The folder has a folder of `.txt` files for each class. Without it, the script writes short reviews, in which "not" and
-where it stands decide what is meant, and trains on those.
+The folder has a folder of `.txt` files for each class. Without it, the script writes short reviews, in which the
+place of "not" decides the meaning, and trains on them.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import numpy as np
 import trainer
 from trainer import models
 
-PADDING, START, WORDS = 0, 1, 2  # what tokens mean; words begin at the third
+PADDING, START, WORDS = 0, 1, 2  # words begin at the third token
 VOCABULARY = 8192
 OPINIONS = {"positive": ("good", "great", "lovely", "moving", "funny"),
             "negative": ("bad", "awful", "dull", "weak", "boring")}

@@ -1,8 +1,8 @@
 """Trains a network on the digits 0 to 4, and fine-tunes it for 5 to 9, of which it sees ten images each.
 
-First the new classifier alone, with all else frozen; then everything, with a lower learning rate for what was trained
-before. It is compared with the same network, trained on these few images from random weights. The digits stand
-somewhere in a larger image: that where they stand does not matter is what can be learnt from other digits.
+First the new classifier alone is trained, with all else frozen; then all layers, with a lower learning rate for the
+pretrained layers. The result is compared with the same network, trained on these few images from random weights. Each
+digit is at a random place of a larger image, so that other digits can teach the network to ignore the place.
 """
 
 import tempfile

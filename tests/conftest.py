@@ -34,20 +34,22 @@ os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTEN
 import jax  # noqa: E402
 
 THREAD_GRACE_SECS = 2.0
-CASES_FOR_ONE = 5  # `make test-rest` runs one of so many cases of a slow test; no usual length of an axis of cases
+CASES_FOR_ONE = 5  # no usual length of an axis of cases
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
-    """Marks four of five cases of a slow test as exhaustive: `make test-rest` would take half an hour more."""
-    counts: collections.Counter[str] = collections.Counter()
+    """Divides the cases of tests: see `sampled`, `slow` and `every_case` in pyproject.toml."""
+    counts: collections.Counter[tuple[str, bool]] = collections.Counter()
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
-        if marks & {"slow", "processes"} and not marks & {"smoke", "exhaustive", "every_case"}:
-            test = item.nodeid.partition("[")[0]
-            if counts[test] % CASES_FOR_ONE:
-                item.add_marker(pytest.mark.exhaustive)
-            counts[test] += 1
+        test, is_slow = item.nodeid.partition("[")[0], bool(marks & {"slow", "processes"})
+        if marks & {"smoke", "exhaustive", "every_case"} or not (is_slow or "sampled" in marks):
+            continue
+        if counts[test, is_slow] % CASES_FOR_ONE:
+            # Of slow cases, because `make test-rest` would take half an hour more.
+            item.add_marker(pytest.mark.exhaustive if is_slow else pytest.mark.slow)
+        counts[test, is_slow] += 1
 
 
 def pytest_collection_finish():

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import jax
 
 from trainer.callbacks.base.callback import Callback, Logs
-from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.callbacks.record.run_record import FILE_NAME as RECORD_NAME
 from trainer.core import arguments
+from trainer.core.ambient.interactive_logging import print_message
 from trainer.core.types import Phase
 
 LOGGER = logging.getLogger(__name__)

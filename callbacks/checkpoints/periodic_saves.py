@@ -15,10 +15,10 @@ from typing import Any, Literal
 import jax
 
 from trainer.callbacks.base.callback import LogNames, Logs, adds_logs
-from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.core import arguments
+from trainer.core.ambient.interactive_logging import print_message
 from trainer.core.types import Phase, Verbose
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.progress.line import open_line
 from trainer.callbacks.progress.notebook_line import NotebookLine
 from trainer.callbacks.progress.progress_text import log_texts, remaining_text, step_duration_text
 from trainer.callbacks.progress.terminal_line import BAR_WIDTH, TerminalLine
 from trainer.core import arguments
+from trainer.core.ambient.interactive_logging import print_message
 
 _LINE_SECS = 30  # between whole lines, where nothing can be drawn
 

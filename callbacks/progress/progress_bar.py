@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
-from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.lazy_logs import begin_fetch
 from trainer.callbacks.base.run_protocol import run_detail
 from trainer.callbacks.progress.line import open_line
@@ -20,6 +19,7 @@ from trainer.callbacks.progress.pace import Pace
 from trainer.callbacks.progress.printed_above import PrintedAbove
 from trainer.callbacks.progress.progress_text import log_texts, remaining_text, step_duration_text, timing_text
 from trainer.callbacks.progress.terminal_line import TerminalLine
+from trainer.core.ambient.interactive_logging import print_message
 from trainer.core.arguments import check_verbose
 from trainer.core.errors import wrong_type
 from trainer.core.types import Phase

@@ -30,6 +30,7 @@ def environment() -> dict[str, Any]:
             "git": git_state(script_folder())}
 
 
+@functools.cache  # read from the disk, and the imported packages stay the same
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that compute."""
     found = {"python": platform.python_version()}

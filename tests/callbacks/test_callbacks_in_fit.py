@@ -74,6 +74,7 @@ def test_terminate_on_nan_stops_in_the_epoch_of_the_batch(capsys):
     assert re.match("Batch [23]: Invalid loss, terminating training", capsys.readouterr().out)
 
 
+@pytest.mark.sampled
 def test_a_schedule_by_epoch_and_a_plateau_change_the_rate_and_log_it():
     x, y, _ = classification(16)
     model = make_model(trainer.optimizers.SGD(learning_rate=0.5))
@@ -147,6 +148,7 @@ def test_a_csv_file_has_the_history(tmp_path):
     assert [row["loss"] for row in rows] == [str(value) for value in history["loss"]]
 
 
+@pytest.mark.sampled
 def test_a_line_is_printed_per_epoch_where_there_is_no_terminal(capsys):
     x, y, _ = classification(16)
     make_model().fit(x, y, epochs=2, validation_data=(x, y))

@@ -461,6 +461,7 @@ def fit(model, *callbacks, epochs=3, **options):
     return model.fit(X, Y, batch_size=4, epochs=epochs, verbose=0, callbacks=list(callbacks), **options)
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_those_that_early_stopping_restores(tmp_path):
     model, path = compiled(), tmp_path / "weights-{epoch:02d}-{val_loss:.2f}.safetensors"
     checkpoint = ModelCheckpoint(path, save_best_only=True, save_weights_only=True, max_to_keep=1)

@@ -170,6 +170,7 @@ def test_no_weights_are_saved_from_the_bad_batch_on(tmp_path, mlp_of_one, save_f
     assert sorted(path.name for path in tmp_path.iterdir()) == saved
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("raises", [True, False])
 @pytest.mark.parametrize(("save_freq", "bad", "steps"), [(4, 5, 4), (8, 7, None), ("epoch", 5, None),
                                                          (datetime.timedelta(microseconds=1), 2, None)], ids=str)
@@ -309,6 +310,7 @@ def test_a_training_goes_on_as_if_the_bad_batches_had_not_been_there(value, opti
     assert_equal(without_step(state), without_step(model.state), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_skipped_leaves_every_bit_of_parameters_optimizer_and_model_state():
     model = normed_model(skip_non_finite=True)
     fit(model, *data_with(0.0))
@@ -378,6 +380,7 @@ def test_of_several_optimizers_each_leaves_its_own_updates_out():
     assert {name: optimizer.iterations for name, optimizer in model.optimizer.items()} == {"good": 8, "bad": 4}
 
 
+@pytest.mark.slow
 def test_with_a_loss_scale_too_there_is_one_count_and_the_scale_is_lowered():
     model = normed_model(precision="mixed_float16", skip_non_finite=True)
     history = fit(model, *data_with(np.nan, 1, 2)).history
@@ -394,6 +397,7 @@ def test_the_option_is_refused_unless_it_is_true_or_false(value):
 # The callback
 
 
+@pytest.mark.slow
 def test_the_callback_switches_it_on_without_compile_and_training_goes_on_with_the_optimizer_as_it_is():
     model = normed_model()
     fit(model, *data_with(0.0))
@@ -447,6 +451,7 @@ def test_too_many_in_a_row_over_two_epochs_raise_if_they_shall():
         fit(compiled_mlp(steps_per_execution=4), x, y, callback, epochs=2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("callbacks", "options", "warns"), [
     ([], {}, True),
     ([TerminateOnNaN()], {}, False),
@@ -466,6 +471,7 @@ def not_a_number(y, y_pred):
     return jnp.full(y_pred.shape[0], jnp.nan)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("options", "bad_validation", "message"), [
     ({}, True, r"with val_loss=nan\. The loss that was trained on is finite"),
     ({"skip_non_finite": True}, True, r"with val_loss=nan\. The loss"),

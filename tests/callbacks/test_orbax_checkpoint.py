@@ -102,6 +102,7 @@ def test_a_checkpoint_is_the_state_of_its_epoch(tmp_path, background):
         np.testing.assert_array_equal(weight, same)
 
 
+@pytest.mark.slow
 def test_weights_alone_are_files_for_load_weights(tmp_path):
     model = compiled()
     model.fit(X, Y, epochs=3, verbose=0, callbacks=[OrbaxCheckpoint(tmp_path / "run", save_weights_only=True,

@@ -300,7 +300,6 @@ def with_a_model_of_its_own():
 
 
 @pytest.mark.processes
-@pytest.mark.smoke
 def test_models_on_the_devices_of_one_process_need_no_other():
     (chief, chief_shared), (other, other_shared) = LocalCluster(2).run(with_a_model_of_its_own)
     assert chief == other * 2

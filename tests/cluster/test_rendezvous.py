@@ -307,3 +307,21 @@ def test_no_thread_is_needed(start):
     connect(cluster).close()
     assert threading.active_count() <= before + 1
     assert [start(cluster[1]).error(), first.error()] == [None, None]
+
+
+class Full:
+    """A listener whose process has no file descriptor left."""
+
+    def accept(self):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_process_without_free_descriptors_pauses_or_makes_room_and_says_so_once(monkeypatch, caplog):
+    pauses = []
+    monkeypatch.setattr(listen.time, "sleep", pauses.append)
+    monkeypatch.setattr(listen, "_said_at", -listen._SAY_SECS)
+    assert listen.accepted(Full(), lambda: True) is None
+    assert pauses == []
+    assert [listen.accepted(Full()) for _ in range(3)] == [None] * 3
+    assert pauses == [listen._PAUSE_SECS] * 3
+    assert caplog.text.count("has no file descriptor for it: Too many open files. Raise the limit (`ulimit -n`)") == 1

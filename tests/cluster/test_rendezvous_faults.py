@@ -262,3 +262,32 @@ def test_real_processes_name_the_one_that_is_missing():
     processes = [start_process(addresses, 0, timeout_secs=1.0), start_process(addresses, 1)]
     for output in map(finished, processes):
         assert "ClusterTimeout After 1 s, 1 of 3 processes are missing: worker 2 (127.0.0.1:2)" in output
+
+
+MEETS_WITH_FEW_DESCRIPTORS = """
+import json, logging, resource, sys
+from trainer.distribute.cluster.description.cluster_description import ClusterDescription
+from trainer.distribute.cluster.rendezvous.rendezvous import agree
+
+logging.basicConfig()
+addresses, names = json.loads(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+agree(ClusterDescription(tuple(addresses), 0, "worker", tuple(names)), 60.0, print, "job").close()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_strangers_that_take_all_descriptors_keep_nobody_out(start):
+    cluster = cluster_of(2)
+    arguments = json.dumps([cluster[0].addresses, cluster[0].names])
+    with (contextlib.ExitStack() as stack,
+          subprocess.Popen([sys.executable, "-c", MEETS_WITH_FEW_DESCRIPTORS, arguments], cwd=project_files.ROOT,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as first):
+        stack.callback(first.kill)
+        until(lambda: not is_free(port_of(cluster)), 60.0)
+        for _ in range(60):
+            stack.enter_context(connect(cluster))
+        assert start(cluster[1]).error() is None
+        _, errors = first.communicate(timeout=60)
+        assert (first.returncode, errors.count("has no file descriptor for it: Too many open files")) == (0, 1), errors

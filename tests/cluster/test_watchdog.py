@@ -205,6 +205,7 @@ def test_the_end_of_process_0_is_told_to_all_others(job, exits, capfd):
     assert said(capfd).count(lost) == 2
 
 
+@pytest.mark.slow
 def test_who_leaves_in_peace_is_not_missed(job, exits):
     trio = job(3).watch_all(0.4)
     for one in (trio[2], trio[0]):
@@ -311,6 +312,7 @@ def test_what_others_report_is_escaped(job, exits, capfd):
     assert 'It was at step 3, in "\\x1b[2J\\nWatchdog: x", up to 0.' in said(capfd)
 
 
+@pytest.mark.slow
 def test_awaiting_a_diagnosis_ends_if_nobody_is_lost(job, exits):
     pair = job(2).watch_all(0.4)
     pair[0].await_diagnosis()

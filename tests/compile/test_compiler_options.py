@@ -22,6 +22,7 @@ def test_programs_for_cpus_and_tpus_get_no_options():
     assert compiler_options([SimpleNamespace(platform="tpu")], deterministic=True) == {}
 
 
+@pytest.mark.slow
 def test_an_initialisation_on_cpus_compiles_faster_to_the_same_bits(monkeypatch):
     device = jax.devices("cpu")[0]
     assert options_of_one_run(device) == {}, "the tests' own XLA_FLAGS have a level"

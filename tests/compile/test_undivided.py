@@ -73,6 +73,7 @@ def divided(count):
 
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.sampled
 def test_values_and_gradients_are_one_devices(name, count):
     function, shape = FUNCTIONS[name]
 

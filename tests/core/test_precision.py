@@ -163,6 +163,7 @@ def test_results_are_those_of_float32_up_to_the_precision_of_the_dtype(name, pol
         assert dtypes(received) == dtypes(expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASTING_WHOLLY)
 @pytest.mark.parametrize(("policy", "scale"), [(MIXED_F16, SCALE), (MIXED_BF16, None)], ids=["float16", "bfloat16"])
 def test_every_product_and_convolution_computes_in_the_low_dtype(name, policy, scale):
@@ -386,6 +387,7 @@ def test_gradients_are_the_same_inside_of(loop):
     assert_near(jax.jit(LOOPS[loop](step))(case("mlp")[1]), results("mlp", MIXED_F16, SCALE)[0], 1e-5)
 
 
+@pytest.mark.slow
 def test_replicas_have_the_gradients_of_one_device():
     apply, params, model_state, inputs = case("cnn")
 

@@ -183,3 +183,12 @@ def test_one_string_instead_of_a_list_is_refused():
 def test_a_pattern_that_is_no_string_is_refused():
     with pytest.raises(TypeError, match=r"`freeze` must be a path pattern, a string such as .*type Pattern"):
         check_patterns("freeze", [re.compile("block")], PATHS)
+
+
+@pytest.mark.parametrize(("pattern", "meant"), [("layers_*", "layers_.*"), ("block*/bias", "block.*/bias")])
+def test_a_glob_in_a_segment_is_told_from_a_regular_expression(pattern, meant):
+    message = rf"`\*` repeats the character before it: did you mean {re.escape(repr(meant))}"
+    with pytest.raises(ValueError, match=message):
+        check_patterns("freeze", [pattern], PATHS)
+    with pytest.raises(ValueError, match=r"'up/kernel' or 'dense\.\*/bias'\.$"):
+        check_patterns("freeze", ["**/nothing.*"], PATHS)

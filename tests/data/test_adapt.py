@@ -1,11 +1,13 @@
 """`adapt` and what goes with it: arguments that are refused, packing, class weights, validation split."""
 
+import warnings
+
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
-from trainer import Model
+from trainer import Model, losses
 from trainer.data import Dataset, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
@@ -119,12 +121,35 @@ def test_class_weight_gives_every_row_the_weight_of_its_label(y, as_generator):
         ({0: 1.0}, np.array([[1, 0], [0, 0], [0, 1]], np.uint8), ["one-hot", "1 of 3 rows"]),
         ({0: 1.0}, np.array([[True, True], [True, False], [False, True]]), ["one-hot", "1 of 3 rows"]),
         ({0: 1.0}, np.array([[2.0, -1.0], [0.5, 0.5], [np.nan, 1.0]]), ["add up to 1", "2 of 3 rows"]),
+        ({0: 1.0}, np.array([0.05, 0.95, 1.37]), ["classes", "1.37", "sample_weight"]),
+        ({0: 1.0}, np.array([[0.0], [np.nan], [1.0]]), ["classes", "nan"]),
     ],
 )
 def test_class_weights_that_do_not_fit_are_refused(class_weight, y, words):
     with pytest.raises(ValueError) as caught:
         adapt(np.zeros((3, 1)), y, class_weight=class_weight)
     assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+@pytest.mark.parametrize("as_batches", [False, True])
+def test_a_class_weight_of_a_class_that_no_label_has_is_said_once(as_batches):
+    y, class_weight = LABELS.astype(float), {0: 1.0, 1: 2.0, 7: 3.0, -1: 4.0}
+    data = ([(np.zeros((2, 1)), y[:2]), (np.zeros((2, 1)), y[2:])],) if as_batches else (np.zeros((4, 1)), y)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        source = adapt(*data, class_weight=class_weight)
+        for epoch in (0, 1):
+            list(source.read(epoch))
+    (said,) = caught
+    assert "weights of -1, 7, which no label" in str(said.message)
+
+
+def test_a_batch_need_not_have_each_class():
+    model = Model(nn.Dense(3))
+    model.compile("sgd", losses.SparseCategoricalCrossentropy(from_logits=True))
+    one, other = (model.test_on_batch(X, np.zeros(10, int)),
+                  model.train_on_batch(X, np.zeros(10, int), class_weight={0: 2.0, 1: 1.0}))
+    assert other == pytest.approx(2 * one)
 
 
 def test_class_weight_with_batches_that_bring_weights_is_refused():

@@ -39,7 +39,7 @@ def test_an_error_of_the_pipeline_names_the_batch_after_those_before_it(data, gr
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        ((X[:, :3], Y), ["`x`", "(10, 3)", "(10, 4)"]),
+        ((X[:, :, None], Y), ["`x`", "(10, 4, 1)", "(10, 4)"]),
         ((X, Y.astype(np.float32)), ["`y`", "float32", "int32"]),
         ((X,), ["structure", "(10, 4)"]),
         (({"a": X}, Y), ["structure"]),
@@ -47,6 +47,7 @@ def test_an_error_of_the_pipeline_names_the_batch_after_those_before_it(data, gr
         ((X[:0], Y[:0]), ["empty", "(0, 4)"]),
         ((X, np.array(["a"] * 10)), ["`y`", "numeric", "<U1"]),
         ((X, 3), ["`y`", "scalar"]),
+        ((X[0], Y[:1]), ["`x`", "(4,)", "single rows", "DataLoader"]),
         ((X, [[1, 2], [3]]), ["list", "array"]),
     ],
 )
@@ -57,7 +58,7 @@ def test_a_batch_unlike_the_first_or_inconsistent_is_refused_by_number(second, w
 
 
 def test_batches_are_compared_with_the_first_of_the_run_not_of_the_epoch():
-    data = [[X], [X[:, :3]]]
+    data = [[X], [X[:, :, None]]]
 
     class Changing:
         def __iter__(self):
@@ -67,3 +68,15 @@ def test_batches_are_compared_with_the_first_of_the_run_not_of_the_epoch():
     list(reader.read(0))
     with pytest.raises(ValueError, match="batch 0"):
         list(reader.read(1))
+
+
+def test_rows_in_the_place_of_batches_are_explained():
+    class OfRows:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return X[index], Y[index:index + 1]
+
+    with pytest.raises(ValueError, match=r"single rows.*`DataLoader\(data, batch_size=32\)`, or `.batch\(32\)`"):
+        list(Reader(adapt(OfRows())).read(0))

@@ -12,9 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data import Dataset
+from trainer.data import DataError, Dataset
+from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
+from trainer.data.sources.batches import as_batch
 from trainer.data.sources.sources import DatasetSource
+
+CITIES = np.array(["Rome", "Oslo", "Rome"])
+TEXT = Dataset.from_arrays(({"city": CITIES}, np.array(["no", "yes", "no"])))
+ROWS = [{"age": 1.0, "city": "Rome", "y": 0.0}, {"age": 2.0, "city": "Oslo", "y": 1.0}]
 
 
 def rows(dataset, pass_index=0):
@@ -150,6 +156,22 @@ def test_64_bits_are_kept_when_jax_keeps_them():
     assert batch.dtype == np.float64
 
 
+@pytest.mark.parametrize(("wide", "dtype"), [(np.longdouble, np.float32), (np.clongdouble, np.complex64)])
+def test_extended_precision_is_cast_and_refused_if_it_overflows(wide, dtype):
+    (batch,) = Dataset.from_arrays(np.array([1.5, -2], wide)).batch(2)
+    assert batch.dtype == dtype and batch.tolist() == [1.5, -2]
+    with pytest.raises(DataError, match="would become infinite"):
+        as_batch(np.array([1e300], wide))
+
+
+def test_integers_that_are_written_later_are_refused_if_they_would_wrap_around():
+    x = np.arange(4)
+    dataset = Dataset.from_arrays({"ids": x}).batch(2)
+    x[3] = 2**32 + 1
+    with pytest.raises(DataError, match=r"`x\['ids'\]` must fit into int32"):
+        list(Reader(adapt(dataset)).read(0))
+
+
 @pytest.mark.parametrize("array", [np.arange(12.0).reshape(6, 2), np.asfortranarray(np.arange(12.0).reshape(6, 2)),
                                    np.arange(24.0).reshape(6, 4)[:, ::2], np.arange(6, dtype="f4")])
 def test_batches_share_no_memory_with_the_arrays(array):
@@ -184,6 +206,32 @@ def test_lists_of_numbers_and_jax_arrays_are_arrays():
     assert batch.tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("cities", [
+    CITIES, CITIES.astype("S4"), CITIES.tolist(), CITIES.astype(object), CITIES.astype(np.dtypes.StringDType())],
+    ids=["U", "S", "list", "object", "string"])
+def test_text_stays_on_the_host_until_a_map_makes_numbers_of_it(cities):
+    dataset = Dataset.from_arrays((cities, np.arange(3))).shuffle(seed=3)
+    order = [int(number) for _, number in dataset]
+    expected = [len(cities[number]) + (cities[number] == cities[0]) for number in order]
+    assert [text for text, _ in dataset] == [cities[number] for number in order]
+    for mapped in (dataset.batch(2).map(lambda text, _: np.array([len(each) + (each == cities[0]) for each in text])),
+                   dataset.map(lambda text, _: np.int32(len(text) + (text == cities[0]))).batch(2)):
+        groups = Reader(adapt(mapped)).read(0)
+        assert np.concatenate([group.data[0] for group in groups]).tolist() == expected
+
+
+def test_missing_text_is_kept():
+    (batch,) = Dataset.from_arrays(np.array(["a", None, float("nan")], object)).batch(3)
+    assert batch[:2].tolist() == ["a", None] and np.isnan(batch[2])
+
+
+def test_tensors_are_one_element():
+    dataset = Dataset.from_tensors((np.arange(3.0), np.arange(3)))
+    assert dataset.cardinality == 1 and [y.tolist() for _, y in dataset.repeat(2)] == [[0, 1, 2], [0, 1, 2]]
+    (group,) = Reader(adapt(dataset)).read(0)
+    assert (group.count, group.rows) == (1, 3)
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -191,9 +239,16 @@ def test_lists_of_numbers_and_jax_arrays_are_arrays():
         (lambda: Dataset.from_arrays(np.zeros((0, 4))), ["empty", "(0, 4)"]),
         (lambda: Dataset.from_arrays(()), ["empty"]),
         (lambda: Dataset.from_arrays(np.float32(3)), ["scalar"]),
-        (lambda: Dataset.from_arrays((np.zeros(3), np.array(["a", "b", "c"]))), ["`y`", "numeric", "<U1"]),
         (lambda: Dataset.from_arrays([[1, 2], [3]]), ["list"]),
         (lambda: Dataset.from_arrays(np.array([object()] * 3)), ["numeric", "object"]),
+        (lambda: Dataset.from_arrays(np.array([None] * 3)), ["numeric", "object"]),
+        (lambda: Dataset.from_arrays(np.array(["2020-01-01"], "M8[D]")), ["numeric", "datetime64"]),
+        (lambda: adapt(TEXT.batch(2)), ["`x['city']`", "numeric", "<U4", "`map`"]),
+        (lambda: adapt(Dataset.from_columns(ROWS, x=["age", "city"], y="y").batch(2)),
+         ["`x[1]` (the column 'city')", "numeric", "<U4", "`map`"]),
+        (lambda: adapt(Dataset.from_columns(ROWS, "age", "city").batch(2)), ["`y` (the column 'city')"]),
+        (lambda: Reader(adapt(TEXT.batch(2).map(lambda x, y: (x, np.ones(len(y)))))).peek(),
+         ["batch 0", "`x['city']`"]),
         (lambda: Dataset.from_arrays(np.zeros(3)).batch(0), ["batch_size", "0"]),
         (lambda: Dataset.from_arrays(np.zeros(3)).batch(2).batch(2), ["already batched"]),
         (lambda: Dataset.from_arrays(np.zeros(3)).batch(4, drop_remainder=True), ["empty", "3", "4"]),

@@ -69,6 +69,35 @@ def test_inputs_and_targets_as_one_argument_are_refused_with_the_call_to_write(d
         model().fit(data, verbose=0)
 
 
+@pytest.mark.parametrize("call", [
+    lambda made, rows: made.fit(rows, np.ones(2), verbose=0),
+    lambda made, rows: made.train_on_batch(np.stack(rows), rows),
+    lambda made, rows: made.predict(rows, verbose=0),
+    lambda made, rows: (made.build(np.ones((1, 4), np.float32)), made.predict(rows, verbose=0))],
+    ids=["fit", "targets", "predict", "built"])
+def test_observations_in_a_list_are_told_to_be_stacked(call):
+    with pytest.raises(ValueError, match=r"A list .*inputs[.;] [iI]f .* row, pass `[y=x]*np\.stack\([xy]\)`"):
+        call(model(), [np.ones(4, np.float32)] * 2)
+
+
+class OneInput(nn.Module):
+    @nn.compact
+    def __call__(self, inputs, mask=None):
+        assert mask is None
+        return nn.Dense(1)(inputs[0]) + inputs[1]
+
+
+def test_a_list_is_one_input_of_a_module_with_one_positional_parameter_or_by_its_name():
+    class Inputs(OneInput):
+        def __call__(self, inputs):
+            return super().__call__(inputs)
+
+    for module, x in ((Inputs, [X, X[:, :1]]), (Inputs, (X, X[:, :1])), (OneInput, {"inputs": [X, X[:, :1]]})):
+        made = trainer.Model(module())
+        outputs, (bias, kernel) = made.predict(x, verbose=0), made.get_weights()
+        np.testing.assert_allclose(outputs, X @ kernel + bias + X[:, :1], rtol=1e-5)
+
+
 def test_a_list_of_images_is_an_array_of_their_pixels():
     pixels = np.random.default_rng(0).integers(0, 255, (4, 5, 6, 3), np.uint8)
     images = [Image.fromarray(image) for image in pixels]

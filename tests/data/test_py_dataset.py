@@ -77,9 +77,9 @@ def fitted(data, epochs=3, callbacks=(), **kwargs):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("workers", [2, 5])
-def test_threads_give_the_batches_of_one(workers, shuffle):
-    expected, found = (Numbered(workers=count, max_queue_size=3) for count in (1, workers))
+@pytest.mark.parametrize(("workers", "most"), [(2, 3), (5, 3), (2, 0)])
+def test_threads_give_the_batches_of_one(workers, most, shuffle):
+    expected, found = (Numbered(workers=count, max_queue_size=most) for count in (1, workers))
     assert read(found, shuffle=shuffle) == read(expected, shuffle=shuffle)
     assert found.calls == expected.calls == ["begin", "end"] * 3
 
@@ -175,7 +175,9 @@ def test_an_epoch_of_fewer_steps_than_batches_continues_the_pass(workers):
 
 
 def test_endless_data_are_read_by_threads():
-    assert read(Endless(workers=3), 2, steps=3) == [[[0, 0], [1, 1], [2, 2]], [[3, 3], [4, 4], [5, 5]]]
+    for most in (10, 0):  # 0 for no limit
+        assert read(Endless(workers=3, max_queue_size=most), 2, steps=3) == [
+            [[0, 0], [1, 1], [2, 2]], [[3, 3], [4, 4], [5, 5]]]
 
 
 def test_training_is_that_of_one_thread_and_no_thread_stays():
@@ -258,7 +260,7 @@ def test_a_resumed_run_is_exact(workers, batch, tmp_path):
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [
     ({"workers": -1}, ValueError, "`workers` must be a whole number of at least 0"),
-    ({"max_queue_size": 0}, ValueError, "`max_queue_size` must be a whole number of at least 1"),
+    ({"max_queue_size": -1}, ValueError, "`max_queue_size` must be a whole number of at least 0"),
     ({"use_multiprocessing": "yes"}, TypeError, "`use_multiprocessing` must be True or False"),
 ])
 def test_bad_arguments_are_named(arguments, error, message):

@@ -41,7 +41,7 @@ def test_windows_and_their_targets(options, first, last, count):
 def test_windows_are_those_of_keras(keras, start, end, stride, rate):
     options = {"start_index": start, "end_index": end, "sequence_stride": stride, "sampling_rate": rate}
     theirs = keras.utils.timeseries_dataset_from_array(SERIES, SERIES * 10, 4, batch_size=3, format="grain", **options)
-    assert windows(**options) == [(np.asarray(x).tolist(), int(y)) for batch in theirs
+    assert windows(format="grain", **options) == [(np.asarray(x).tolist(), int(y)) for batch in theirs
                                   for x, y in zip(*batch, strict=True)]
 
 
@@ -61,7 +61,7 @@ def test_shuffled_windows_are_the_same_windows_and_can_be_trained_on():
 
 
 @pytest.mark.parametrize("options", [{"sequence_length": 30}, {"start_index": 9, "end_index": 3}, {"end_index": 21},
-                                     {"sequence_stride": 0}])
+                                     {"sequence_stride": 0}, {"format": "window"}])
 def test_windows_that_cannot_be_are_refused(options):
     with pytest.raises(ValueError, match=r"window|index|stride"):
         windows(**options)

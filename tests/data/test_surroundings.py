@@ -114,6 +114,7 @@ def new_model():
     return model
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PIPELINES)
 def test_each_batch_is_made_in_the_context_of_fit(name, devices):
     make, threads = PIPELINES[name]
@@ -133,6 +134,7 @@ def test_each_batch_is_made_in_the_context_of_fit(name, devices):
     assert expected.seen[0][:5] == (4, True, False, "the user's", max)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_next_fit_has_its_own_context(name):
     make, _ = PIPELINES[name]

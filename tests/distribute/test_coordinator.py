@@ -335,12 +335,51 @@ def silent():
     raise Silent
 
 
+def ends_an_iteration():
+    raise StopIteration("its value")
+
+
+def ends_an_asynchronous_iteration():
+    raise StopAsyncIteration
+
+
 @pytest.mark.parametrize(("function", "message"), [
-    (several, "ExceptionGroup: several"), (silent, "Silent: .no message")])
+    (several, "ExceptionGroup: several"), (silent, "Silent: .no message"),
+    (ends_an_iteration, "(?s)^StopIteration: its value.*`ends_an_iteration` on worker .* raised StopIteration"),
+    (ends_an_asynchronous_iteration, "StopAsyncIteration: "),
+])
 def test_errors_that_are_more_or_less_than_a_message_come_back(coordinator, function, message):
     value = coordinator.schedule(function)
     with pytest.raises(RuntimeError, match=message):
         value._future.result(20)
+
+
+def test_a_function_that_ends_an_iteration_does_not_end_that_of_its_results(coordinator):
+    values = [coordinator.schedule(double, (1,)), coordinator.schedule(ends_an_iteration)]
+    with pytest.raises(RuntimeError, match="StopIteration: its value"):
+        list(map(coordinator.fetch, values))
+    with pytest.raises(RuntimeError, match="StopIteration: its value"):
+        coordinator.join()
+
+
+def fails_to_be_read(value):
+    raise ModuleNotFoundError(f"No module named {value!r}")
+
+
+class OnlyOfItsWorker:
+    def __reduce__(self):
+        return fails_to_be_read, ("of_the_worker",)
+
+
+def test_a_result_that_cannot_be_read_names_its_function_and_worker(coordinator):
+    value = coordinator.schedule(OnlyOfItsWorker)
+    message = (r"`OnlyOfItsWorker` on worker \d.* has returned a value that the chief cannot read: "
+               "ModuleNotFoundError: No module named 'of_the_worker'. Return arrays and plain values")
+    with pytest.raises(TypeError, match=message):
+        value.fetch()
+    with pytest.raises(TypeError, match=message):
+        coordinator.join()
+    assert coordinator.strategy.started == [0, 1]
 
 
 @pytest.mark.filterwarnings("error")

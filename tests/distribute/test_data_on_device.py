@@ -7,7 +7,9 @@ import weakref
 
 import jax
 import numpy as np
+import optax
 import pytest
+from flax import linen as nn
 
 import trainer
 from tests.loop.test_compilation import count_compilations
@@ -138,6 +140,7 @@ def test_what_is_read_once_is_not_placed(monkeypatch):
     assert len(placed) == 2
 
 
+@pytest.mark.slow
 def test_on_cpu_devices_only_what_is_forced_is_placed(monkeypatch):
     x, y, _ = classification(ROWS)
     monkeypatch.undo()
@@ -197,6 +200,70 @@ def test_of_arrays_only_the_last_two_stay_placed():
     gc.collect()
     rows = {array.shape[0] for array in jax.live_arrays() if array.shape[1:] == (6,)}
     assert ROWS not in rows and {ROWS + 1, ROWS + 2} <= rows
+
+
+def as_dataset(x, y):
+    return trainer.data.Dataset.from_arrays((x, y)).batch(8)
+
+
+def ones_model(replicas=1, **options):
+    """A model whose loss is the square of the distance between 1 and the targets."""
+    with mirrored(replicas).scope():
+        model = trainer.Model(nn.Dense(1, use_bias=False, kernel_init=nn.initializers.ones))
+        model.compile(optax.sgd(0.0), "mse", **options)
+    return model
+
+
+@pytest.mark.parametrize(("replicas", "options", "make"), [
+    (1, {}, lambda x, y: (x, y)), (2, {}, as_dataset), (1, {"data_on_device": False}, lambda x, y: (x, y))],
+    ids=["arrays", "a dataset", "sent"])
+def test_what_a_callback_writes_to_arrays_is_seen_by_the_next_epoch_and_validation(replicas, options, make):
+    x, y = np.ones((16, 1), np.float32), np.ones((16, 1), np.float32)
+    data, model = make(x, y), ones_model(replicas, **options)
+    data = {"x": data} if isinstance(data, Dataset) else {"x": x, "y": y}
+
+    def write(epoch, logs=None):
+        y[...] = 2 + epoch
+
+    changes = trainer.callbacks.LambdaCallback(on_epoch_end=write)
+    history = model.fit(**data, validation_data=make(x, y), epochs=3, verbose=0, callbacks=[changes]).history
+    assert history == {"loss": [0.0, 1.0, 4.0], "val_loss": [0.0, 1.0, 4.0]}
+    y[...] = 0
+    assert model.evaluate(**data, verbose=0)["loss"] == 1.0
+    y[...] = 4
+    assert model.fit(**data, epochs=2, verbose=0).history["loss"] == [9.0, 9.0]
+
+
+def test_what_a_callback_writes_is_checked_as_what_was_given():
+    x, y, _ = classification(16)
+
+    def write(epoch, logs=None):
+        y[0] = 7
+
+    with pytest.raises(ValueError, match="label 7"):
+        compiled_mlp().fit(x, y, epochs=2, verbose=0, callbacks=[trainer.callbacks.LambdaCallback(on_epoch_end=write)])
+
+
+def test_integers_that_a_callback_writes_are_refused_if_they_would_wrap_around():
+    x, y, _ = classification(16)
+    y = y.astype(np.int64)
+
+    def write(epoch, logs=None):
+        y[0] = 2**32
+
+    with pytest.raises(ValueError, match="`y` must fit into int32"):
+        compiled_mlp().fit(x, y, epochs=2, verbose=0, callbacks=[trainer.callbacks.LambdaCallback(on_epoch_end=write)])
+
+
+def test_arrays_are_compared_only_where_a_callback_may_have_written(monkeypatch):
+    compared, real = [], device_cache.checksums
+    monkeypatch.setattr(device_cache, "checksums", lambda array: compared.append(1) or real(array))
+    x, y, _ = classification(16)
+    model = compiled_mlp()
+    model.fit(x, y, epochs=3, verbose=0, callbacks=[trainer.callbacks.EarlyStopping("loss")])
+    assert len(compared) == 2
+    model.fit(x, y, epochs=3, verbose=0, callbacks=[trainer.callbacks.LambdaCallback(on_epoch_end=lambda *_: None)])
+    assert len(compared) == 2 * 2 + 2 * 3
 
 
 def test_what_was_placed_of_arrays_is_let_go_once_they_were_written_to():
@@ -304,9 +371,8 @@ def test_on_cpu_devices_no_thread_gathers_rows_and_elsewhere_one_does(monkeypatc
 
 
 def test_the_devices_keep_few_numbers_of_batches():
-    batch = [np.zeros((1, 6), np.float32)]
-    assert phase_input._batches_at_once(256, batch) == phase_input._BATCHES_AT_ONCE
-    assert phase_input._batches_at_once(256, [np.zeros((2**14, 6), np.float32)]) == 256
+    assert phase_input._batches_at_once(256, 1) == phase_input._BATCHES_AT_ONCE
+    assert phase_input._batches_at_once(256, 2**14) == 256
 
 
 def test_gathering_from_whole_copies_needs_no_collective():

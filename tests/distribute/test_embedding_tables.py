@@ -39,6 +39,7 @@ def test_ids_may_have_any_shape_and_come_several_times():
     assert table.lookup(np.zeros((0, 2), int)).shape == (0, 2, 3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rmsprop", "ftrl", optax.sgd(0.1, momentum=0.9)])
 @pytest.mark.parametrize("servers", [1, 2])
 def test_updates_of_all_rows_are_those_of_the_optimizer(optimizer, servers):
@@ -65,6 +66,7 @@ def test_rows_without_a_gradient_and_their_state_stay():
     np.testing.assert_allclose(moved, expected, atol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 3), (3, 1)])
 def test_what_was_saved_is_read_by_another_number_of_servers(tmp_path, before, after):
     table = made(before, "adagrad")

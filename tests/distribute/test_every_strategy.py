@@ -66,6 +66,7 @@ LINEN_PATHS = {"first": "Dense_0/kernel", "first_bias": "Dense_0/bias", "last": 
 NNX_PATHS = {"first": "first/kernel", "first_bias": "first/bias", "last": "last/kernel"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize(("net", "paths"), [(LinenNet, LINEN_PATHS), (NNXNet, NNX_PATHS)])
 def test_parameters_and_moments_are_where_the_strategy_says(net, paths, name):

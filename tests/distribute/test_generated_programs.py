@@ -74,6 +74,7 @@ def check(seed, only_first=False):
     pytest.fail(f"Three programs, of which {program} is the last, are too sensitive to rounding to be compared.")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", QUICK)
 def test_a_generated_program_gives_one_devices_numbers(seed):
     check(seed, only_first=True)
@@ -98,6 +99,7 @@ def is_replicated(program):
 
 @pytest.mark.parametrize("seed", [seed if seed in QUICK else pytest.param(seed, marks=pytest.mark.slow)
                                   for seed in ALL if is_replicated(generate(seed))])
+@pytest.mark.sampled
 def test_a_replicated_program_that_is_partitioned_gives_one_devices_numbers(seed, monkeypatch):
     reasons = []
     monkeypatch.setattr(model_core, "why_partitioned", lambda *args: reasons.append(

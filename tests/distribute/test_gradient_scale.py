@@ -140,6 +140,7 @@ def outcome(strategy, step, state, message, **rows):
 
 @pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("loss_of", "options", "message"), CASES.values(), ids=CASES)
+@pytest.mark.sampled
 def test_gradients_of_another_scale_are_refused_unless_the_step_says_how_they_are_reduced(
         loss_of, options, message, replicas):
     strategy = mirrored(replicas)
@@ -188,6 +189,7 @@ def test_an_uneven_batch_tells_by_its_real_rows(rows, batch_size):
         outcome(strategy, step_of(model, loss_of), model.state, None, rows=rows, batch_size=batch_size)
 
 
+@pytest.mark.slow
 def test_a_batch_of_which_one_replica_has_all_rows_does_not_tell_but_the_next_does():
     def of_own_rows(y, y_pred):  # a mean over the replica's rows, and 1/4 of the batch's where the others have none
         return per_row(y, y_pred).sum() / jnp.maximum(get_replica_context().row_mask.sum(), 1)
@@ -205,6 +207,7 @@ def test_a_batch_of_which_one_replica_has_all_rows_does_not_tell_but_the_next_do
                 strategy.run(step, args=(state, whole))
 
 
+@pytest.mark.slow
 def test_random_code_is_not_judged():
     strategy = mirrored(4)
     model = make(strategy, Network(dropout=0.5))
@@ -392,6 +395,7 @@ def as_part(rows):
     return 1 / BATCH
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("scales", "reductions", "message"), [
     ((as_mean, as_mean), {}, None),
     ((as_part, as_mean), {}, r"of 'generator' that are 1/4.*apply_gradients\(generator=grads, reduce=\"sum\"\)"),

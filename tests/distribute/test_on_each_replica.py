@@ -75,6 +75,7 @@ def test_each_row_is_what_one_call_gives(name, function):
     np.testing.assert_allclose(found, function(jnp.asarray(x), params=params), rtol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", strategies())
 @pytest.mark.parametrize("way", ["keyword", "captured"])
 def test_gradients_are_those_of_a_plain_call(name, way):

@@ -246,7 +246,8 @@ def test_an_optimizer_that_cannot_be_split_is_refused(cluster):
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [
-    ({}, distribute.ClusterError, "needs workers and parameter servers.*num_workers=None"),
+    ({}, distribute.ClusterError, "workers and parameter servers.*'ps', and RAY_AUTH_TOKEN_PATH.*num_workers=None"),
+    ({"cluster_resolver": 3}, TypeError, "must be a TFConfigClusterResolver.*int"),
     ({"num_workers": 2}, distribute.ClusterError, "num_ps=None"),
     ({"num_workers": 0, "num_ps": 1}, ValueError, "num_workers"),
     ({"num_workers": 1, "num_ps": 1.5}, (TypeError, ValueError), "num_ps"),

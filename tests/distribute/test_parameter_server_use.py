@@ -112,6 +112,18 @@ def test_workers_keep_nothing_of_fits_that_have_ended(strategy):
     assert counts[-1] <= counts[1] + 2, counts  # two fits more send three values each
 
 
+def test_workers_see_what_a_callback_writes_to_arrays_and_what_is_written_between_fits(strategy):
+    def losses(strategy):
+        inputs = x.copy()
+        dataset = trainer.data.Dataset.from_arrays((inputs, y)).batch(16)
+        double = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: np.multiply(inputs, 2, out=inputs))
+        model = made(strategy)
+        found = model.fit(dataset, epochs=2, verbose=0, callbacks=[double]).history["loss"]
+        return found + model.fit(dataset, verbose=0).history["loss"]
+
+    np.testing.assert_allclose(losses(strategy), losses(distribute.OneDeviceStrategy()), rtol=1e-5)
+
+
 def test_a_closed_strategy_says_so():
     with distribute.ParameterServerStrategy(num_workers=1, num_ps=1) as closed:
         model = made(closed)

@@ -42,6 +42,7 @@ def test_more_servers_than_parameters_leave_some_empty():
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop", "adagrad", "ftrl", optax.lamb(0.1),
                                        optax.chain(optax.clip(1.0), optax.adamw(0.1)), optax.adafactor(0.1)])
 @pytest.mark.parametrize("servers", [3, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2, 5))])
+@pytest.mark.sampled
 def test_a_state_is_the_same_after_it_was_split_and_joined(optimizer, servers):
     state = state_of(optimizer)
     rng = np.random.default_rng(0)

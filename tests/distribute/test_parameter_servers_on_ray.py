@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import importlib.util
 import json
 import os
@@ -106,6 +107,7 @@ def test_the_tasks_of_a_cluster_meet_and_end_with_the_chief(tmp_path):
 
 @pytest.mark.parametrize(("cluster", "role", "message"), [
     ({"worker": ["a:1"], "ps": ["b:1"]}, "worker", r"needs a chief.*has only: worker, ps"),
+    ({"worker": ["a:1"]}, "worker", r"a chief.* and parameter servers.*only: worker\..*'chief', 'ps'.*common token"),
     ({"chief": ["a:1"], "ps": ["b:1"]}, "chief", r"needs workers"),
     ({"chief": ["a:1"], "worker": ["b:1"]}, "chief", r"needs parameter servers"),
     ({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}, "chief", r"common token.*RAY_AUTH_TOKEN_PATH"),
@@ -161,6 +163,75 @@ def test_a_task_ends_with_the_code_of_a_lost_chief_when_its_node_ends(nodes, cap
     assert "worker 0 ends: Ray has ended on this machine" in caplog.text
 
 
+def connected(address):
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def is_closed(sock):
+    try:
+        return sock.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_connections_that_say_nothing_are_few_and_do_not_last(nodes, monkeypatch):
+    monkeypatch.setattr(tf_config_cluster, "_POLL", 0.01)
+    monkeypatch.setattr(tf_config_cluster, "_MAX_UNKNOWN", 3)
+    address = free_address()
+    chief = tf_config_cluster.Chief(address, ["worker 0"])
+    with concurrent.futures.ThreadPoolExecutor() as threads, contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(connected(address)) for _ in range(8)]
+        assert all(is_closed(stranger) for stranger in strangers[:5])
+        assert len(chief._unknown) == 3
+        code = threads.submit(tf_config_cluster.serve, address, "worker 0")
+        chief.wait_for_nodes(lambda: {tf_config_cluster.resource_of("worker 0"): 1} if len(nodes) == 2 else {})
+        rude = [stack.enter_context(connected(address)) for _ in range(2)]
+        rude[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        rude[1].sendall(json.dumps({"task": "worker 7"}).encode() + b"\n")
+        assert all(map(is_closed, rude))
+        monkeypatch.setattr(tf_config_cluster, "_HELLO_SECS", 0.0)
+        assert all(map(is_closed, strangers))
+        chief.close(5)
+        assert code.result(60) == 5
+
+
+CHIEF_OF_FEW_DESCRIPTORS = """
+import logging, resource, subprocess, sys, threading
+from trainer.distribute.parameter_server.processes import tf_config_cluster as cluster
+
+logging.basicConfig()
+nodes = []
+def start_node(*arguments):
+    nodes.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
+    return nodes[-1]
+cluster._start_node = start_node
+cluster._HELLO_SECS, cluster._MAX_UNKNOWN = 600.0, 600  # so that only the descriptors are a limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+chief = cluster.Chief(sys.argv[1], ["worker 0"])
+print("listens", flush=True)
+sys.stdin.readline()
+chief.close(5)
+"""
+
+
+@pytest.mark.slow
+def test_a_chief_whose_descriptors_are_taken_by_strangers_says_so_and_lets_its_task_in(nodes):
+    address = free_address()
+    with (concurrent.futures.ThreadPoolExecutor() as threads, contextlib.ExitStack() as stack,
+          subprocess.Popen([sys.executable, "-c", CHIEF_OF_FEW_DESCRIPTORS, address], stdin=subprocess.PIPE,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as chief):
+        assert chief.stdout.readline() == "listens\n"
+        for _ in range(200):
+            stack.enter_context(connected(address))
+        code = threads.submit(tf_config_cluster.serve, address, "worker 0")
+        while not nodes and not code.done():  # its own, which it starts when it has been let in
+            time.sleep(0.01)
+        _, errors = chief.communicate("close\n", timeout=60)
+        assert code.result(60) == 5
+        assert errors.count("has no file descriptor for it: Too many open files. Raise the limit") == 1
+
+
 def wait_for_tasks(address):
     chief = tf_config_cluster.Chief(address, ["ps 0", "ps 1"])
     try:
@@ -169,6 +240,7 @@ def wait_for_tasks(address):
         chief.close(0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("make", "message"), [
     (lambda address: tf_config_cluster.serve(address, "worker 0"),
      r"worker 0 has not reached the chief at .* within 0.5 s: connection refused, nothing listens on port"),

@@ -42,6 +42,7 @@ def odd_statistics(model):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(statistics)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("train", [by_fit, by_run])
 @pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
 def test_statistics_that_a_step_leaves_alone_keep_their_bits(train, module):
@@ -53,6 +54,7 @@ def test_statistics_that_a_step_leaves_alone_keep_their_bits(train, module):
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("train", [by_fit, by_run])
 def test_statistics_that_a_step_changes_are_the_mean_over_the_replicas(train):
     model = built(batch_norm="per_replica")

@@ -48,6 +48,7 @@ def test_a_mirrored_step_reduces_the_gradients_once_and_the_logs_once(number):
     assert total_bytes(found, "all-reduce") == 4 * (SIZE + LOG_VALUES)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_ring_passes_parts_of_the_gradients_twice_around(number):
     copies = ("collective-permute", (math.ceil(SIZE / number),), number - 1)
@@ -62,6 +63,7 @@ def test_a_reduction_to_one_device_passes_the_gradients_up_and_down_a_tree(numbe
 
 @pytest.mark.parametrize(("number", "group"), [
     (2, 2), (8, 4), pytest.param(32, 8, marks=[pytest.mark.slow, pytest.mark.every_case])])
+@pytest.mark.sampled
 def test_a_hierarchical_reduction_passes_a_part_of_the_gradients_between_groups(number, group):
     part = math.ceil(SIZE / group)
     between = [("all-reduce", (part,), 1)] if group < number else []
@@ -88,6 +90,7 @@ def test_a_fused_step_has_the_collectives_of_a_single_one(name):
     assert sorted(each[:4] for each in fused) == sorted(each[:4] for each in step_of(name, 8))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", NUMBERS)
 def test_clipping_by_the_norm_of_all_gradients_adds_a_sum_of_one_number_for_each_split_array(number):
     scalars = [("all-reduce", (), 1)] * len(SPLIT)

@@ -47,6 +47,7 @@ INPUTS = {
     "text": (lambda: "abc", TypeError, "`the result of input_fn` must be a `trainer.data.Dataset` of batches"),
     "a dict of lists": (lambda: {"x": X.tolist()}, TypeError, "`the result of input_fn` must be .* type dict"),
     "lists": (lambda: (X.tolist(), Y.tolist()), TypeError, r"must be arrays: .*Make arrays of lists, by `np.asarray`"),
+    "labels in a list": (lambda: ({"x": X}, Y.tolist()), TypeError, r"Make arrays of lists, by `np.asarray`"),
     "batches that are lists": (lambda: [[X, Y]], TypeError, r"or a tuple `\(features, labels\)`. Received: \[array"),
     "features and labels in a list": (lambda: [X, Y], ValueError, "The loss needs targets"),
     "no rows": (lambda: (X[:0], Y[:0]), ValueError,

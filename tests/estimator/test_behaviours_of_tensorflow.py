@@ -17,6 +17,7 @@ def test_every_behaviour_that_was_recorded_is_compared():
     assert OURS.keys() == RECORDED.keys()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", RECORDED)
 def test_behaviour_is_that_of_tensorflow(name):
     ours, theirs = OURS[name](), RECORDED[name]

@@ -199,6 +199,7 @@ def test_thresholds_of_a_binary_head():
     assert_same_logs(found, RECORDED["thresholds_of_a_binary_head"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_multi_label_head():
     logits = np.array([[-1.0, 0.5, 2.0], [0.1, -0.3, 1.0]], np.float32)
     found = logs_of(est.MultiLabelHead(3), logits, np.array([[0, 1, 1], [1, 0, 1]]))

@@ -87,6 +87,7 @@ def test_rows_without_a_value_have_gradients_of_zero(combiner):
     assert gradient[0].any() and not gradient[1].any()
 
 
+@pytest.mark.slow
 def test_a_table_of_zeros_has_finite_gradients_below_a_norm():
     module = DenseFeatures([fc.embedding_column(COLOR, 2, max_norm=1.0, initializer=nn.initializers.zeros)])
     features, variables = initialized(module)

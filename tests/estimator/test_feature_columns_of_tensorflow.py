@@ -62,6 +62,7 @@ def test_the_device_gets_the_same_ids(case, tmp_path):
     np.testing.assert_array_equal(ids, np.maximum(column.host_ids(RawFeatures(raw)), -1))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", behaviours("dense"))
 def test_dense_features_are_tensorflows(case, tmp_path):
     columns, features = given(case, tmp_path)
@@ -71,6 +72,7 @@ def test_dense_features_are_tensorflows(case, tmp_path):
     assert_close(ours, case["outputs"][0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", behaviours("linear"))
 def test_linear_features_are_tensorflows(case, tmp_path):
     columns, features = given(case, tmp_path)

@@ -30,6 +30,7 @@ def on(tmp_path, strategy, model_fn, input_fn, **limits):
     return est.Estimator(model_fn, config=config).train(input_fn, **limits)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", INPUTS)
 def test_two_replicas_with_uneven_batches_train_as_a_loop_by_hand(tmp_path, devices, name):
     made = on(tmp_path, trainer.distribute.MirroredStrategy(devices[:2]), spec_fn(), INPUTS[name])

@@ -36,6 +36,50 @@ def test_an_interrupted_call_with_other_data_warns_and_begins_them_again(tmp_pat
     np.testing.assert_allclose(made.get_variable_value("params/kernel"), kernel, rtol=1e-5)
 
 
+class Column:
+    """A column of a table that is no array, but can become an array, such as a series of pandas."""
+
+    def __init__(self, values):
+        self._values = np.asarray(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self._values
+
+    def __len__(self):
+        return len(self._values)
+
+
+class Table:
+    """Columns by name, such as a data frame of pandas."""
+
+    def __init__(self, columns):
+        self.columns, self._columns = list(columns), columns
+
+    def __getitem__(self, name):
+        return self._columns[name]
+
+    def __array__(self, dtype=None, copy=None):
+        return np.stack([np.asarray(column, object) for column in self._columns.values()], 1)
+
+
+COLUMNS = {"age": Column([20.0, 30.0, 40.0]), "city": Column(np.array(["a", "b", None], object))}
+
+
+@pytest.mark.parametrize("input_fn", [
+    lambda: (COLUMNS, Column([0, 1, 0])), lambda: (Table(COLUMNS), Column([0, 1, 0])),
+    lambda: iter([(Table(COLUMNS), Column([0, 1, 0]))]),
+    lambda: trainer.data.Dataset.from_tensors((COLUMNS, np.array([0, 1, 0])))],
+    ids=["columns", "table", "generator", "dataset"])
+def test_an_input_fn_may_return_columns_of_a_table(tmp_path, input_fn):
+    cities = est.categorical_column_with_vocabulary_list("city", ["a", "b"])
+    made = est.LinearRegressor([est.numeric_column("age"), cities], optimizer=trainer.optimizers.SGD(1e-3),
+                               config=est.RunConfig(tmp_path))
+    made.train(input_fn, steps=1)
+    # The gradient of the mean of (0 - label)**2 is -2/3 for the second row, whose city is "b".
+    weights = made.get_variable_value("params/linear_model/city/weights")
+    np.testing.assert_allclose(np.ravel(weights), [0.0, 2e-3 / 3], rtol=1e-5)
+
+
 class Recorder(est.SessionRunHook):
     def __init__(self, steps=None):
         self.calls, self.results, self._left = [], [], steps

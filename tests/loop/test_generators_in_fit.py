@@ -1,5 +1,8 @@
 """Generators in `fit`: what happens when they end, for training and for validation."""
 
+import itertools
+import warnings
+
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -74,3 +77,27 @@ def test_each_validation_of_a_re_iterable_has_the_same_batches():
     zeros = np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)
     history = fit(iter([zeros] * 9), steps_per_epoch=1, epochs=3, validation_data=ReIterable(), validation_steps=2)
     assert len(set(history["val_loss"])) == 1
+
+
+BATCH = np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)
+
+
+@pytest.mark.parametrize("make", [lambda: itertools.repeat(BATCH), lambda: itertools.cycle([BATCH])],
+                         ids=["repeat", "cycle"])
+def test_iterators_that_are_known_to_be_endless_need_a_number_of_steps(make):
+    with pytest.raises(ValueError, match=r"The data are endless: .*`steps_per_epoch`"):
+        fit(make())
+    with pytest.raises(ValueError, match=r"`validation_data`.*|The data are endless"):
+        fit([BATCH], validation_data=make())
+    assert len(fit(make(), steps_per_epoch=2, epochs=2)["loss"]) == 2
+    assert len(fit(itertools.repeat(BATCH, 3))["loss"]) == 1
+
+
+@pytest.mark.parametrize(("options", "warns"), [
+    ({}, True), ({"steps_per_epoch": 5}, False), ({"max_steps": 5}, False), ({"limit_batches": 5}, False)], ids=str)
+def test_an_epoch_without_an_end_in_sight_is_told(monkeypatch, options, warns):
+    monkeypatch.setattr("trainer.data.reader._MANY_BATCHES", 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(batches(5), **options)
+    assert any("yielded 4 batches, and nobody knows how many" in str(one.message) for one in caught) == warns

@@ -33,6 +33,7 @@ def steps_among(compiled):
     return sum(GATHERS not in details["fun_name"] for details in compiled)
 
 
+@pytest.mark.sampled
 def test_evaluate_after_fit_compiles_nothing(keeps_arrays):
     x, y, _ = classification(21)
     model = make_model()
@@ -43,6 +44,7 @@ def test_evaluate_after_fit_compiles_nothing(keeps_arrays):
     assert logs["loss"] == history["val_loss"][-1]
 
 
+@pytest.mark.sampled
 def test_one_epoch_several_and_an_evaluation_share_two_programs_of_each_phase(keeps_arrays):
     x, y, _ = classification(53)
     validation = x[:21].copy(), y[:21].copy()
@@ -81,10 +83,12 @@ class CountedNNX(NNXMLP):
         return super().__call__(x)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("replicas", "proofs"), [(1, 0), (2, 8)])
 @pytest.mark.parametrize("module", [CountedLinen, CountedNNX])
 def test_a_session_traces_the_module_once_for_each_program(module, replicas, proofs):
-    """Besides twice to make the weights, and, to prove that rows stay apart in training and in inference, on any rows.
+    """Besides twice to make the weights, once to prove that the logits are no probabilities, and, to prove that rows
+    stay apart in training and in inference, on any rows.
 
     Such a proof needs a trace for the rows of each whole batch and of a replica's part, here eight, four and two, too.
     """
@@ -96,12 +100,13 @@ def test_a_session_traces_the_module_once_for_each_program(module, replicas, pro
         model.evaluate(x, y, batch_size=8, verbose=0)
         model.predict(x, batch_size=8, verbose=0)
     steps = 2 + 2 + 2  # of whole batches, and of a last one of four rows: to train, test and predict
-    assert module.calls - before == 2 + proofs + steps
+    assert module.calls - before == 3 + proofs + steps
     names = collections.Counter(details["fun_name"] for details in compiled)
     assert names["jit(_execute)"] == steps
     assert set(names) == {"jit(_make)", "jit(results)", "jit(_execute)"}, "nothing is computed eagerly"
 
 
+@pytest.mark.sampled
 def test_evaluate_sees_what_was_written_to_the_arrays_of_fit(keeps_arrays):
     x, y, _ = classification(21)
     model, written = make_model(), x.copy()
@@ -134,6 +139,7 @@ def fit_on_probabilities(last):
     return [details["fun_name"] for details in compiled]
 
 
+@pytest.mark.slow
 def test_what_the_trace_proves_of_outputs_is_not_computed():
     names = fit_on_probabilities(nn.softmax)
     assert sum("_execute" in name for name in names) == 1

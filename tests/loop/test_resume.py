@@ -124,6 +124,7 @@ MOMENTS = [(epoch, hook, number) for epoch in range(EPOCHS) for hook, count in (
     ("epoch begin", 1), ("train", BATCHES), ("test", VALIDATION_BATCHES), ("epoch end", 1)) for number in range(count)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("save_freq", "at"), [
     *[(1, at) for at in MOMENTS], *[(save_freq, at) for save_freq in (2, "epoch") for at in MOMENTS if at[0] == 1],
     *[(EVERY_BATCH, at) for at in MOMENTS if at[1] == "test"]], ids=str)
@@ -133,6 +134,7 @@ def test_a_run_goes_on_from_any_moment(tmp_path, model, undisturbed, at, save_fr
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_many_interruptions(tmp_path, model, undisturbed):
     for at in ((0, "train", 1), (0, "test", 0), (1, "train", 0), (1, "epoch end", 0), (2, "train", 2)):
         interrupted(model, tmp_path, at)
@@ -163,6 +165,7 @@ class InAnotherOrder:
             yield X[order[start:start + 4]], Y[order[start:start + 4]]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("at", [(0, "train", 1), (0, "test", 0), (1, "train", 0), (2, "train", 2)], ids=str)
 @pytest.mark.parametrize("kind", ["generator", "passes", "validation generator", "named sets", "in part"])
 def test_data_go_on_where_they_were(tmp_path, model, kind, at):
@@ -182,6 +185,7 @@ def test_data_go_on_where_they_were(tmp_path, model, kind, at):
     resumed(model, tmp_path, **options()).assert_same(expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stop_at", [(1, "train", 0), (1, "train", 2), (1, "test", 1), (1, "epoch end", 0)], ids=str)
 @pytest.mark.parametrize("interrupt_at", [(0, "train", 0), (1, "train", 0), (1, "test", 0)], ids=str)
 def test_a_stop_holds_over_an_interruption(tmp_path, model, stop_at, interrupt_at):
@@ -191,6 +195,7 @@ def test_a_stop_holds_over_an_interruption(tmp_path, model, stop_at, interrupt_a
     resumed(model, tmp_path, stop_at=stop_at).assert_same(expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("steps", "epoch"), [(2, 0), (3, 0), (4, 1), (6, 1)])
 def test_a_run_that_ended_at_its_steps_is_there_already_and_goes_on_with_more(
         tmp_path, model, undisturbed, steps, epoch):
@@ -212,6 +217,7 @@ class NoBatchHooks(cb.Callback):
     on_train_end = Hooks.on_train_end
 
 
+@pytest.mark.slow
 def test_a_run_of_several_steps_per_execution_ends_at_its_steps_and_goes_on(tmp_path, undisturbed):
     model = compiled(steps_per_execution=2)
     for steps in (4, 5, 7):

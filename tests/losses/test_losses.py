@@ -179,6 +179,7 @@ def test_gradients_of_ignored_classes_are_zero(from_logits):
     assert gradient[1].any()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_a_loss_is_the_same_under_jit(cls):
     y_true, y_pred = reference_inputs(
@@ -371,3 +372,15 @@ def test_a_mask_tells_which_values_of_an_ignored_class_do_not_count():
     )
     assert losses.SparseCategoricalCrossentropy().mask(y_true, y_pred) is None
     assert losses.MeanSquaredError().mask(y_pred, y_pred) is None
+
+
+@pytest.mark.parametrize(("labels", "dtype"), [
+    (np.array([2**24 + 1, 3], "int32"), "int32"), (np.array([3, 4], "uint8"), "int32"), ([3, 4], "int32"),
+    (np.array([True, False]), "float32"), (np.array([0.5, 1.0], "float16"), "float32")])
+def test_a_loss_of_ones_own_gets_integers_as_integers_and_other_labels_as_floats(labels, dtype):
+    class Seen(losses.Loss):
+        def call(self, y_true, y_pred):
+            assert (y_true.dtype, y_pred.dtype) == (dtype, "float32")
+            return (y_true - jnp.asarray(labels)) + 0 * y_pred
+
+    assert float(Seen()(labels, np.zeros(2, "float16"))) == 0.0

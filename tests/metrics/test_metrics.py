@@ -43,6 +43,7 @@ def test_results_are_those_of_keras(case):
     np.testing.assert_allclose(metric.result(), case["weighted_result"], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_accumulators_of_parts_merge_to_those_of_the_whole(case):
     metric = metric_of(case)
@@ -185,6 +186,7 @@ def test_counts_have_no_loop_on_gpus_and_no_scatter_whose_sums_change_from_run_t
     assert "stablehlo.while" not in for_gpus
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("columns", [1, 3])
 def test_sums_of_buckets_are_the_same_on_every_platform(columns):
     rng = np.random.default_rng(0)

@@ -78,6 +78,7 @@ def test_results_of_more_data_are_those_of_keras(name, arguments, kind, seed):
     compare_case(name, arguments, kind, fitting(name), seed)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "arguments", "kind"), [
     ("AUC", {"curve": "PR"}, "bit per row"), ("AUC", {}, "bit per row"), ("Precision", {}, "bit per row"),
     ("MeanIoU", {"num_classes": 3, "dtype": "float32"}, "class pairs"), ("MeanSquaredError", {}, "numbers")])
@@ -109,6 +110,7 @@ def test_every_public_name_of_keras_is_here_and_compared():
         "list a metric that Keras lacks in OURS_ALONE")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(METRICS))
 def test_configurations_hold_what_kerass_hold_and_go_both_ways(name):
     for arguments, kind in METRICS[name]:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from trainer import metrics
+from trainer.metrics import Metric
+from trainer.metrics.variable import Variable
 
 
 class KerasStyle(metrics.Metric):
@@ -161,3 +163,53 @@ def test_an_update_that_asks_for_the_value_of_a_traced_array_names_its_metric():
 def test_a_name_in_the_place_of_a_shape_is_refused():
     with pytest.raises(TypeError, match=r"first argument .* is `shape`.*Write `name=\"wrong\"`"):
         metrics.Mean().add_weight("wrong", initializer="zeros")
+
+
+class Composed(Metric):
+    """A metric of others, which it keeps as `keep` puts them into its attributes."""
+
+    def __init__(self, keep, name="composed", **kwargs):
+        super().__init__(name=name, **kwargs)
+        parts = metrics.MeanSquaredError(), metrics.MeanAbsoluteError()
+        self.kept, self.parts = keep(parts), lambda: parts
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        for part in self.parts():
+            part.update_state(y_true, y_pred, sample_weight)
+
+    def result(self):
+        return sum(part.result() for part in self.parts())
+
+
+@pytest.mark.parametrize("keep", [list, lambda parts: {"a": parts[0], "b": [parts[1]]}, lambda parts: [{"a": parts}],
+                                  lambda parts: [*parts, {"again": parts}]])
+def test_metrics_in_lists_and_dicts_are_part_of_a_metric(keep):
+    metric = Composed(keep)
+    assert len(metric.variables) == 4  # each once
+    y_true, y_pred = np.ones((4, 1), np.float32), np.full((4, 1), 3.0, np.float32)
+    values = jax.jit(metric.stateless_update_state)(metric.stateless_reset_state(), y_true, y_pred)
+    assert float(metric.stateless_result(values)) == 4.0 + 2.0
+
+
+def test_variables_in_lists_and_dicts_are_part_of_a_metric():
+    metric = metrics.Mean()
+    metric.more = {"a": [Variable(name="one"), Variable(name="two")]}
+    assert [variable.name for variable in metric.variables] == ["total", "count", "one", "two"]
+
+
+def test_an_update_of_a_variable_that_is_not_the_metrics_is_refused():
+    elsewhere = metrics.Mean()
+
+    class Lossy(metrics.Mean):
+        def update_state(self, *args):
+            elsewhere.update_state(1.0)
+
+    with pytest.raises(TypeError, match=r"`Lossy.update_state` updates a variable that is not among .*attribute"):
+        Lossy().stateless_update_state([0.0, 0.0], 1.0)
+
+
+def test_a_variable_may_begin_with_the_numbers_of_an_array():
+    given = np.arange(4.0).reshape(2, 2)
+    assert np.asarray(metrics.Mean().add_variable((2, 2), given)).tolist() == given.tolist()
+    with pytest.raises(ValueError, match=r"array of shape \(2, 2\), and its `shape` is \(3,\)"):
+        Variable((3,), given)

@@ -74,6 +74,29 @@ def predict_in_a_step():
     fit(compiled=made)
 
 
+class Nothing(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        nn.Dense(3)(x)
+
+
+class OfKeras(trainer.Model):
+    def train_step(self, data):
+        return {"loss": 0.0}
+
+
+class Printing(trainer.Model):
+    def train_step(self, state, batch):
+        logs, state = super().train_step(state, batch)
+        return {"loss": float(logs["loss"])}, state
+
+
+def of_class(cls):
+    made = cls(nn.Dense(3))
+    made.compile("sgd", logits_loss())
+    return made
+
+
 def fit_in_another_scope():
     made = model()
     with mirrored(2).scope():
@@ -324,6 +347,13 @@ CASES = {
     "an output with a metric and without targets": (
         ValueError, ["'mae'", "'output_2'", "no targets"],
         lambda: fit_two_outputs({"output_1": Y}, first_y=(Y, Y), loss=["mse", None], metrics={"output_2": ["mae"]})),
+    "no y in validation": (ValueError, ["needs targets", "`validation_data=(x, y)`"], lambda: fit(validation_data=X)),
+    "no y in evaluate": (ValueError, ["needs targets", "`evaluate(x, y)`"], lambda: model().evaluate(X, verbose=0)),
+    "a module without return": (ValueError, ["no outputs", "`return`"], lambda: fit(compiled=model(Nothing()))),
+    "a step of Keras": (TypeError, ["`train_step(self, state, batch)`", "(logs, state)", "train_step(data)"],
+                        lambda: fit(compiled=of_class(OfKeras))),
+    "a value in a step": (TypeError, ["run_eagerly=True", "`jax.debug.print(", "JAX says: Abstract tracer"],
+                          lambda: fit(compiled=of_class(Printing))),
     "compile in fit": (RuntimeError, ["compile", "running", "ended"],
                        lambda: change_while_it_runs(lambda made: made.compile("sgd", logits_loss()))),
     "trainable in fit": (RuntimeError, ["trainable", "running"],
@@ -387,6 +417,7 @@ def test_complex_targets_are_for_a_loss_that_makes_reals_of_them():
     assert history["loss"] == [0.0]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rows", [1, 8, 10])
 def test_tokens_of_rank_one_are_taken_as_they_are(rows):
     assert np.isfinite(fit(x=Y[:rows], y=Y[:rows], compiled=model([nn.Embed(5, 4), nn.Dense(3)])).history["loss"]).all()

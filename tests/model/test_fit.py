@@ -53,6 +53,7 @@ def test_history_has_python_floats_for_each_epoch_and_validation_only_where_it_r
         history.history["val_loss"][-1], model.evaluate(x, y, verbose=0)["loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_validation_freq_may_be_a_numpy_integer():
     x, y, _ = classification(8)
     history = compiled().fit(x, y, epochs=3, validation_data=(x, y), validation_freq=np.int64(2), verbose=0)

@@ -44,6 +44,7 @@ def test_a_call_has_the_numbers_of_the_present_state_and_compiles_once(module, t
     assert np.abs(second - first).max() > 1e-4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_call_has_the_same_numbers_under_every_strategy(name):
     strategy = STRATEGIES[name]()
@@ -130,6 +131,7 @@ def test_a_copy_of_a_model_calls_its_own_module():
     assert not np.allclose(model(X), other(X))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_built_cannot_be_called_in_a_step():
     teacher = trainer.Model(nn.Dense(1), name="teacher")
 

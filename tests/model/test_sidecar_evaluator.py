@@ -145,6 +145,7 @@ def test_an_nnx_training_that_was_stopped_is_evaluated_and_has_ended(tmp_path, m
                                                   for name, value in expected[7].items()}}]
 
 
+@pytest.mark.slow
 def test_the_newest_is_evaluated_first_and_those_before_it_never(model, training):
     training.saves(7, 14)
     slow = cb.LambdaCallback(on_test_end=lambda logs: training.acts and training.acts.pop(0)())
@@ -314,6 +315,7 @@ def test_a_checkpoint_that_does_not_come_is_an_error_after_a_time(model, tmp_pat
     assert time.monotonic() - begin >= 0.1
 
 
+@pytest.mark.slow
 def test_the_time_to_wait_counts_from_the_last_evaluation(run, model, tmp_path):
     shutil.copytree(run.saved / "step_7", tmp_path / "step_7")
     late = cb.LambdaCallback(on_test_end=lambda logs: time.sleep(0.3))
@@ -327,6 +329,8 @@ def test_the_time_to_wait_counts_from_the_last_evaluation(run, model, tmp_path):
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: new_model(module=LinenMLP(classes=4)), r"(?s)not those of the run.*other shape.*Dense_1/kernel"),
     (lambda: new_model(optimizer="sgd"), r"(?s)not those of the run.*not wanted: state/opt_state"),

@@ -84,6 +84,7 @@ MODELS = {
 every_model = pytest.mark.parametrize("kind", MODELS)
 
 
+@pytest.mark.sampled
 @every_model
 def test_weights_are_those_of_get_weights_by_path(kind):
     make, _, _ = MODELS[kind]
@@ -136,6 +137,7 @@ def test_what_is_assigned_to_weights_and_layers_is_trained_on(kind):
             np.testing.assert_array_equal(value, same)
 
 
+@pytest.mark.sampled
 @every_model
 def test_frozen_weights_and_state_are_not_trainable(kind):
     make, names, paths = MODELS[kind]

@@ -56,11 +56,13 @@ def test_reconstructions_are_float32_from_0_to_1(variables, dtype):
         assert images.min() > 0 and images.max() < 1
 
 
+@pytest.mark.slow
 def test_without_an_activation_the_logits_come_out(variables):
     logits = SMALL.clone(output_activation=None).apply(variables, IMAGES)
     np.testing.assert_allclose(jax.nn.sigmoid(logits), SMALL.apply(variables, IMAGES), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_divergence_is_that_of_normal_distributions(variables):
     variables = jax.tree.map(lambda leaf: 3 * leaf, variables)  # far from the standard normal distribution
     mean, log_variance = (np.asarray(value, np.float64) for value in SMALL.apply(variables, IMAGES, method="encode"))

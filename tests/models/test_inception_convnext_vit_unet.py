@@ -59,6 +59,8 @@ def keras_convnext():
         return pytest.importorskip("keras.src.applications.convnext")  # whose sizes are free, unlike the public ones
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", COUNTS)
 def test_each_size_has_the_published_number_of_values(name):
     outputs, variables = shapes(getattr(models, name)(), 1, 224, 224, 3)
@@ -77,6 +79,8 @@ def test_unet_has_the_values_that_its_layers_imply():
     assert size(variables["params"]) == down + up + (64 * 2 + 2) == 31_037_698
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("model", "side", "channels", "cells"), [
     (models.ConvNeXtTiny(), 97, 768, 3), (models.InceptionV3(), 139, 2048, 3), (models.Xception(), 96, 2048, 3)])
 def test_without_a_top_features_come_out_pooled_if_asked(model, side, channels, cells):
@@ -265,6 +269,8 @@ def test_a_training_step_in_bfloat16_is_finite(model, side):
     assert trained.predict(x, verbose=0).dtype == np.float32
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("model", "side"), [*TINY, *BIG], ids=names([*TINY, *BIG]))
 def test_every_layer_computes_in_the_given_dtypes(model, side):
     narrow = model.clone(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, **(

@@ -12,7 +12,7 @@ pytestmark = [
 ]
 
 
-MARKS = {"MobileNetV2": pytest.mark.every_case, "MobileNet": pytest.mark.smoke}
+MARKS = dict.fromkeys(("MobileNet", "MobileNetV2"), pytest.mark.every_case)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,9 @@ from flax import linen as nn
 
 import trainer
 from tests.support import keras_twins
+from tests.support.keras_twin_cases import FAMILIES
 from trainer import models
+from trainer.models.vision.efficientnet import Normalization
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
 SIZE = 32
@@ -287,6 +289,7 @@ def test_the_flags_are_named_and_the_model_is_built(path):
         models.load_keras_weights(models.MobileNetV2(), path)
 
 
+@pytest.mark.slow
 def test_files_for_another_function_name_it(path, tmp_path):
     model = built(trainer.Sequential([nn.Dense(2)]), (1, 3))
     model.save_weights(tmp_path / "ours.safetensors")
@@ -418,3 +421,62 @@ def test_all_models_with_published_weights_have_a_way_to_prepare_images():
               "TransformerLM"}
     for name in {name for name in models.__all__ if name[0].isupper()} - others:
         assert models.preprocess_input(np.zeros((1, 2, 2, 3)), name).shape == (1, 2, 2, 3)
+
+
+def drawn(path, seed=0):
+    """Replaces all arrays of a file by random ones; returns those of floats."""
+    rng, arrays = np.random.default_rng(seed), []
+
+    def draw(name, node):
+        if isinstance(node, h5py.Dataset) and node.dtype.kind == "f":
+            node[...] = rng.uniform(0.5, 1.5, node.shape)
+            arrays.append(node[...])
+        elif isinstance(node, h5py.Dataset):
+            node[...] = 7  # the count of batches of `Normalization`, and states of dropout
+
+    with h5py.File(path, "r+") as file:
+        file.visititems(draw)
+    return arrays
+
+
+def in_bytes(arrays):
+    return sorted(np.asarray(array, np.float32).tobytes() for array in arrays)  # kernels of one channel are transposed
+
+
+class Normalized(nn.Module):
+    @nn.compact
+    def __call__(self, x, training=False):
+        x = nn.Conv(4, (3, 3), padding="VALID", name="stem_conv")(Normalization(name="normalization")(x))
+        x = nn.BatchNorm(not training, epsilon=1e-3, name="stem_bn")(x)
+        return nn.Dense(3, name="predictions")(x.mean((1, 2)))
+
+
+def test_all_arrays_of_a_file_are_read_and_used(keras, tmp_path):
+    layers = keras.layers
+    theirs = keras.Sequential([
+        layers.Input((6, 6, 3)), layers.Normalization(name="normalization"), layers.Conv2D(4, 3, name="stem_conv"),
+        layers.BatchNormalization(name="stem_bn"), layers.GlobalAveragePooling2D(),
+        layers.Dense(3, name="predictions")])
+    path = tmp_path / "theirs.weights.h5"
+    theirs.save_weights(path)
+    arrays = drawn(path)
+    theirs.load_weights(path)  # not `set_weights`, after which `Normalization` computes with what it had
+    ours = built(Normalized(), (1, 6, 6, 3))
+    models.load_keras_weights(ours, path)
+    assert len(arrays) == 10 and in_bytes(ours.get_weights()) == in_bytes(arrays)
+    x = np.random.default_rng(1).normal(size=(5, 6, 6, 3)).astype(np.float32)
+    np.testing.assert_allclose(ours.predict(x, verbose=0), theirs(x), rtol=1e-5)
+
+
+# Predictions of such weights say nothing: each image is the same but for rounding after a few layers.
+# `test_keras_twins.py` compares predictions of weights that tell images apart.
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("twin", FAMILIES, ids=lambda twin: twin.name)
+def test_all_arrays_of_a_file_of_each_family_are_read(keras, twin, tmp_path):
+    path = tmp_path / "theirs.weights.h5"
+    twin.theirs(keras, twin.sizes[0]).save_weights(path)
+    arrays = drawn(path)
+    ours = built(twin.ours(), (1, *keras_twins.sides(twin.sizes[0]), 3))
+    models.load_keras_weights(ours, path)
+    assert in_bytes(ours.get_weights()) == in_bytes(arrays)

@@ -50,6 +50,8 @@ def test_layers_are_those_of_keras_in_its_order(keras, name):
     assert count == COUNTS[name] == their_count - name.startswith("EfficientNet")
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "options"), [
     ("MobileNet", {"alpha": 0.5}), ("MobileNetV3Large", {"alpha": 1.5}),
     ("MobileNetV3Large", {"minimalistic": True}), ("MobileNetV3Small", {"alpha": 0.5, "minimalistic": True}),
@@ -70,6 +72,8 @@ def test_a_step_in_bfloat16_is_finite(model):
     assert trained.predict(pixels(), verbose=0).dtype == np.float32
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("model", SMALL, ids=names)
 def test_bfloat16_is_what_all_layers_compute_in(model):
     model = model.clone(dtype=jnp.bfloat16, include_top=False)

@@ -25,6 +25,7 @@ def images(*, rows: int = 3, shape: tuple[int, ...] = (8, 8, 1), dtype=np.float3
     return np.random.default_rng(0).uniform(size=(rows, *shape)).astype(dtype)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("model", "shape", "expected"), CASES)
 def test_parameters_are_as_many_as_the_layers_imply(model, shape, expected):
     params = model.init(jax.random.key(0), images(shape=shape))["params"]

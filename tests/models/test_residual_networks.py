@@ -158,6 +158,7 @@ def test_without_the_classifier_features_come_out(module):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else [])
                                   for name in ["ResNet18", *SIZES]])
+@pytest.mark.sampled
 def test_features_have_a_thirty_second_of_the_side(name):
     module = getattr(models, name)(include_top=False)
     features = jax.eval_shape(lambda images: module.init_with_output(jax.random.key(0), images)[0],

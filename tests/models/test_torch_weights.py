@@ -144,6 +144,8 @@ def test_a_vit_of_timm_is_loaded_whole_and_also_as_a_part(tmp_path, wrapped):
         np.testing.assert_array_equal(params["head"]["kernel"], state["head.weight"].T)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("module", "state", "message"), [
     (resnet(True, style="keras"), resnet_state(True),
      r"12 arrays are not in the file: .*conv1_conv/bias.*`style=\"torchvision\"`"),
@@ -163,6 +165,7 @@ def test_what_does_not_fit_is_named_and_changes_nothing(tmp_path, module, state,
     jax.tree.map(np.testing.assert_array_equal, model.get_weights(), before)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file(vit_state(), path)

@@ -52,11 +52,14 @@ def test_outputs_are_float32_of_the_expected_shapes(dtype):
     np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_nearly_the_same():
     exact, rounded = (module.apply({"params": params_of(LM)}, TOKENS) for module in (LM, LM.clone(dtype=jnp.bfloat16)))
     assert 0 < np.abs(exact - rounded).max() < 0.05 * np.abs(exact).max()
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("pooling", "shape"), [(None, (3, 8, 16)), ("first", (3, 16)), ("avg", (3, 16)),
                                                 ("max", (3, 16))])
 def test_an_encoder_without_its_top_returns_features(pooling, shape):
@@ -157,6 +160,7 @@ def test_padding_does_not_change_results(options):
     assert np.abs(module.clone(mask_token=None).apply(variables, padded) - expected).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_types_of_tokens_count():
     variables = {"params": params_of(ENCODER)}
     first, second = (ENCODER.apply(variables, TOKENS, np.full_like(TOKENS, number)) for number in (0, 1))
@@ -164,6 +168,8 @@ def test_types_of_tokens_count():
     assert np.abs(first - second).max() > 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("module", [LM, ENCODER])
 def test_dropout_acts_in_training_only(module):
     dropping, variables = module.clone(dropout_rate=0.5), {"params": params_of(module)}
@@ -223,6 +229,7 @@ def test_a_cache_gives_the_logits_of_the_whole_sequence(pair):
         np.testing.assert_allclose(logits, expected[:, end - 1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_and_another_draws_others(pair):
     drawn = [models.generate(pair, TOKENS[:, :4], 8, seed=seed, temperature=3.0) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(drawn[0], drawn[1])
@@ -253,6 +260,7 @@ def test_tokens_are_drawn_by_their_probabilities(pair):
     np.testing.assert_allclose(frequencies(top_k=1), np.arange(11) == ordered[0])
 
 
+@pytest.mark.slow
 def test_a_row_ends_with_its_last_token(pair):
     free = models.generate(pair, TOKENS[:, :4], 8, temperature=0)
     eos = int(free[0, 6])
@@ -309,7 +317,6 @@ def built(strategy, module, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.smoke
 def test_periodic_tokens_are_learnt_and_continued():
     lm = built(mirrored(2), models.TransformerLM(vocab_size=50, num_layers=1, d_model=32, num_heads=4, max_len=16),
                optimizer="adam")

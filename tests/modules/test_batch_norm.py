@@ -209,6 +209,7 @@ class OfBranches(nn.Module):
         return nn.Dense(1)(layer(x.reshape(len(x), 2, -1)).reshape(len(x), -1))
 
 
+@pytest.mark.slow
 def test_an_axis_that_the_module_maps_over_is_one_of_the_statistics():
     x = RANDOM.normal(size=(16, 6)).astype(np.float32)
     found = {}

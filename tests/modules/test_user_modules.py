@@ -317,6 +317,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("row", PROGRAMS)
 def test_a_row_of_the_documents_table_is_true(row):
     PROGRAMS[row]()

@@ -144,6 +144,7 @@ def test_a_rate_that_does_not_scale_all_of_an_update_is_read_but_not_set(transfo
         optimizer.learning_rate = 0.5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("wrap", "second_grad", "rates"), [
     (lambda inner: optax.MultiSteps(inner, 2), 1.0, [0.5, 0.5, 0.25, 0.25, 0.125]),
     (lambda inner: optax.apply_if_finite(inner, 3), np.inf, [0.5, 0.25, 0.25, 0.125, 0.0625]),
@@ -208,6 +209,7 @@ def test_updates_of_half_precision_stay_as_they_are_until_a_rate_is_set():
     assert same_bits(ours, theirs)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("transformation", named(
     {name: found for name, found in FOUND.items() if name != "ascent"}))
 def test_half_the_rate_gives_half_the_update(transformation):
@@ -380,6 +382,29 @@ def test_nothing_but_the_rate_of_a_compiled_models_optimizer_can_be_set(name, me
         setattr(attached, name, 0.1)
     attached.learning_rate *= 0.5
     assert float(optimizer.learning_rate) == 0.25
+
+
+def test_the_arguments_of_an_optimizer_are_read_and_not_set():
+    optimizer = optimizers.SGD(0.5, 0.9, clipnorm=1.0)
+    attached = AttachedOptimizer(optimizer, lambda: None, lambda state: None)
+    for one in (optimizer, attached):
+        assert (one.momentum, one.clipnorm, one.weight_decay) == (0.9, 1.0, None)
+        with pytest.raises(AttributeError, match="no attribute 'beta_1'"):
+            _ = one.beta_1
+    with pytest.raises(AttributeError, match=r"`momentum` of SGD.* change no update.* `SGD\(..., momentum=0.5\)`"):
+        optimizer.momentum = 0.5
+    assert optimizer.get_config()["momentum"] == optimizer.momentum == 0.9
+
+
+def test_an_optimizer_of_the_users_keeps_and_sets_its_arguments():
+    class Own(optimizers.Optimizer):
+        def __init__(self, strength=1.0):
+            super().__init__(optax.sgd(0.5), 0.5)
+            self.strength = 2 * strength
+
+    own = Own(3.0)
+    own.strength += 1
+    assert own.strength == 7.0
 
 
 class TestLearningRate:

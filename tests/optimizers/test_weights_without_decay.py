@@ -42,6 +42,7 @@ class Variable:
         self.path = path
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(("given", "excluded"), [
     ({"var_names": ["bias"]}, ["Dense_0/bias"]), ({"var_names": ["^head/", "bi.s$"]}, ["head/kernel", "Dense_0/bias"]),
@@ -98,6 +99,7 @@ def weights_of(optimizer):
     return np.concatenate([weight.ravel() for weight in model.get_weights()])
 
 
+@pytest.mark.slow
 def test_a_fit_and_a_resumed_fit_leave_them_out(tmp_path):
     built = trainer.Model(nn.Dense(1))
     built.build(X)

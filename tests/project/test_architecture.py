@@ -312,6 +312,7 @@ def test_imports_point_to_lower_rooms_only():
     assert forbidden_imports(SOURCES, PACKAGES) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("module", "source"), [
     ("trainer.core.errors", "from trainer.engine.loop import loop"),
     ("trainer.losses.base", "def late():\n    from trainer.engine.loop.loop import fit"),
@@ -363,6 +364,7 @@ def test_the_design_document_lists_the_rooms_in_their_order():
     assert listed == ROOMS, "give the room the same place in the table of docs/design.md as in ROOMS"
 
 
+@pytest.mark.slow
 def test_no_imports_form_a_cycle():
     assert import_cycle(SOURCES) is None
 

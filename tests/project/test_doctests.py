@@ -8,8 +8,14 @@ import sklearn  # noqa: F401  it sets environment variables, and a module with e
 
 from tests.support import project_files
 
+# Of rooms whose examples train models: `make test-rest` runs them.
+SLOW = ("trainer.callbacks.", "trainer.distribute.", "trainer.engine.", "trainer.estimator.", "trainer.models.",
+        "trainer.testing.", "trainer.tools.", "trainer.utils.model_plot", "trainer.utils.session")
 
-@pytest.mark.parametrize("name", sorted(project_files.modules()))
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.every_case] if name.startswith(SLOW) else [])
+    for name in sorted(project_files.modules())])
 def test_examples_in_docstrings_hold(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -59,6 +59,7 @@ def test_an_optax_transformation_trains_a_model_of_the_package():
     assert names["model"].predict(names["images"], verbose=0).shape == (8, 10)
 
 
+@pytest.mark.slow
 def test_the_custom_step_is_the_one_that_trains():
     model = run(blocks("custom_training")[4])["model"]
     before = model.get_weights()

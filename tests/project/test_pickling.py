@@ -133,6 +133,7 @@ def test_an_optax_transformation_can_be_sent_by_cloudpickle():
     assert float(again.learning_rate) == 0.25
 
 
+@pytest.mark.slow
 def test_an_estimator_of_scikit_learn_can_be_cloned_and_sent_to_processes():
     base, cloudpickle = map(pytest.importorskip, ("sklearn.base", "cloudpickle"))  # the latter is joblib's, and Ray's
     optimizer = optimizers.AdamW(0.5)

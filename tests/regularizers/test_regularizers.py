@@ -6,6 +6,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import trainer
 from tests.support import keras_comparison as compare
@@ -93,3 +94,12 @@ def test_a_penalty_of_a_user_goes_round_and_trains():
 def test_a_penalty_without_call_says_so():
     with pytest.raises(NotImplementedError, match="Regularizer must define `__call__"):
         Regularizer()(jnp.ones(3))
+
+
+def test_penalties_take_weights_of_a_model_and_lists():
+    model = trainer.Model(nn.Dense(2))
+    model.build(np.ones((1, 3), np.float32))
+    kernel = model.weights[-1]
+    for penalty in (regularizers.L1(0.5), regularizers.L2(0.5), regularizers.OrthogonalRegularizer(0.5)):
+        assert float(penalty(kernel)) == float(penalty(kernel.value)) == float(penalty(kernel.numpy().tolist())) > 0
+    assert float(jnp.square(kernel).sum()) == float(jnp.square(kernel.value).sum())

@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import threading
 import time
 import warnings
 
@@ -341,6 +342,33 @@ def test_a_forked_process_leaves_the_folder_to_the_run(folder, monkeypatch):
     assert run_lock.FILE_NAME in os.listdir(folder.path)
     folder.release()
     assert run_lock.FILE_NAME not in os.listdir(folder.path)
+
+
+def test_runs_that_start_while_another_ends_and_removes_its_folder_wait_for_it(folder, monkeypatch):
+    monkeypatch.setattr(run_lock, "_WAIT_SECS", 60.0)
+    monkeypatch.setattr(run_lock, "_POLL_SECS", 0.0)
+    holders, failures, ends = [], [], []
+
+    def runs():
+        try:
+            for _ in range(60):
+                mine = CheckpointFolder(folder.path)
+                mine.prepare()
+                holders.append(mine)
+                assert holders == [mine]
+                holders.remove(mine)
+                mine.delete()
+            ends.append(True)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=runs) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (failures, len(ends)) == ([], 4)
+    assert not os.path.exists(folder.path)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])

@@ -246,3 +246,24 @@ def test_a_folder_is_held_until_its_process_is_killed(tmp_path, monkeypatch):
             os.killpg(process.pid, signal.SIGKILL)
     folder.release()
     assert os.listdir(folder.path) == []
+
+
+STARTS_AGAIN_AND_AGAIN = """
+import sys
+from trainer.engine.saving.checkpoint import CheckpointFolder, run_lock
+
+run_lock._WAIT_SECS, run_lock._POLL_SECS = 60.0, 0.0
+for _ in range(200):
+    folder = CheckpointFolder(sys.argv[1])
+    folder.prepare()
+    folder.delete()
+"""
+
+
+@pytest.mark.slow
+def test_many_starts_in_one_folder_wait_for_each_other(tmp_path):
+    processes = [subprocess.Popen([sys.executable, "-c", STARTS_AGAIN_AND_AGAIN, str(tmp_path / "run")],
+                                  stderr=subprocess.PIPE, text=True, cwd=project_files.ROOT) for _ in range(3)]
+    ends = [(process.communicate(timeout=120)[1], process.returncode) for process in processes]
+    assert ends == [("", 0)] * 3
+    assert os.listdir(tmp_path) == []

@@ -156,6 +156,7 @@ def test_predict_of_the_loaded_model_takes_any_number_of_rows(exported_cases):
     assert isinstance(outputs, tuple) and outputs[1]["scores"].shape == (40, 2) and outputs[1]["more"][0].shape == (40,)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_tells_what_it_takes(exported_case):
     exported = load_exported(exported_case("dict_inputs")[1])
     spec = exported.input_spec["image"]
@@ -167,6 +168,7 @@ def test_a_loaded_model_tells_what_it_takes(exported_case):
         "ExportedModel(float32(rows, 6) -> float32(rows, 3), for cpu)")
 
 
+@pytest.mark.slow
 def test_jax_arrays_lists_and_wider_dtypes_are_taken(exported_case):
     exported = load_exported(exported_case("linen")[1])
     expected = exported(X[:2])
@@ -186,6 +188,7 @@ def test_the_weights_are_in_the_file_once(tmp_path):
         np.testing.assert_array_equal(file["params/kernel"], model.state.params["kernel"])
 
 
+@pytest.mark.slow
 def test_with_moving_averages_these_are_the_weights(exported_case):
     model, path = exported_case("moving_average")
     state = model.state

@@ -301,6 +301,7 @@ def test_leftovers_of_killed_saves_go_with_the_next_save_and_those_under_way_sta
     assert {file.name for file in path.parent.iterdir()} == {path.name, running.name, *others}
 
 
+@pytest.mark.slow
 def test_a_killed_save_leaves_the_old_file_whole(path):
     save_arrays(path, {"old": np.arange(5)})
     with subprocess.Popen([sys.executable, "-c", SAVE_THAT_STOPS_IN_THE_MIDDLE, str(path)], stdout=subprocess.PIPE,

@@ -72,6 +72,7 @@ def test_the_numbers_are_those_of_programs_compiled_one_after_the_other(options,
     assert "thread" in compiled
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_compile_their_last_batch_beside(beside):
     model = new_model(steps_per_execution=1)
     model.evaluate(x, y, batch_size=4, verbose=0)
@@ -80,6 +81,7 @@ def test_evaluate_and_predict_compile_their_last_batch_beside(beside):
     assert beside == ["main", "thread"] * 2
 
 
+@pytest.mark.slow
 def test_callbacks_that_see_each_batch_need_no_other_program(beside):
     model = new_model(steps_per_execution=4)
     model.fit(x, y, batch_size=4, verbose=0, callbacks=[trainer.callbacks.LambdaCallback(

@@ -60,6 +60,7 @@ def compiled(module, precision="mixed_bfloat16"):
     return model
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
 @pytest.mark.parametrize("make", [Embedding, OwnTable, NNXEmbedding, Clock, lambda: lambda ids: ids % 7])
 def test_whole_numbers_that_a_module_computes_with_keep_their_values(make, precision):
@@ -67,6 +68,7 @@ def test_whole_numbers_that_a_module_computes_with_keep_their_values(make, preci
     np.testing.assert_array_equal(model.predict(IDS, verbose=0), IDS % 7)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_inputs_keep_their_values_in_every_phase_and_kind_of_data(replicas):
     with mirrored(replicas).scope():
@@ -125,6 +127,7 @@ class Steps(trainer.Model):
         return super().train_step(state, (x / 1e5, *rest))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("run", [
     lambda model, x, y: model.fit(x, y, verbose=0),
     lambda model, x, y: model.fit(trainer.data.Dataset.from_arrays((x, y)).batch(4), epochs=2, verbose=0),
@@ -145,6 +148,7 @@ def test_inputs_that_would_become_infinite_are_refused_by_name(run):
         run(compiled(Keyed(), "mixed_float16"), {"a": x}, x[:, :2])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("module", "precision", "x"), [
     (lambda: nn.Dense(2), "mixed_bfloat16", LARGE),
     (lambda: nn.Dense(2), "mixed_float16", np.full((8, 4), 255, np.uint8)),
@@ -181,6 +185,8 @@ class LinenComplex(nn.Module):
         return jnp.abs(nn.Dense(2)(x))
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", [LinenComplex, Complex])
 def test_complex_inputs_stay_complex(make):
     x = (LARGE / 1e5 * (1 + 2j)).astype(np.complex64)

@@ -42,6 +42,7 @@ def test_a_hundred_numbers_of_rows_keep_the_documented_number_of_programs():
     assert len(kept) == programs.MAX_PROGRAMS == 64
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_few")
 def test_the_programs_last_used_are_kept_and_the_others_are_freed():
     model = built(compile_guard="off")
@@ -59,6 +60,8 @@ def test_the_programs_last_used_are_kept_and_the_others_are_freed():
     assert len(kept.execution._functions) <= KEPT
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.usefixtures("_few")
 @pytest.mark.parametrize("guard", ["warn", "error", "off"])
 def test_a_program_that_is_compiled_again_is_reported(guard):
@@ -78,6 +81,7 @@ def test_a_program_that_is_compiled_again_is_reported(guard):
             model.predict_on_batch(X[:1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_few")
 def test_fit_with_more_shapes_than_programs_gives_the_same_weights(monkeypatch):
     def weights(model):
@@ -92,6 +96,7 @@ def test_fit_with_more_shapes_than_programs_gives_the_same_weights(monkeypatch):
     np.testing.assert_array_equal(received, weights(built(compile_guard="off")))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_dropped_frees_its_programs_and_arrays():
     model = built()
     history = model.fit(X, X[:, :1], verbose=0)
@@ -106,6 +111,7 @@ def test_a_model_that_is_dropped_frees_its_programs_and_arrays():
     assert [each() for each in freed if each() is not None] == []
 
 
+@pytest.mark.slow
 def test_clear_session_resets_what_was_set_and_models_in_use_go_on():
     model = built()
     before = model.predict(X, verbose=0)
@@ -121,6 +127,7 @@ def test_clear_session_resets_what_was_set_and_models_in_use_go_on():
         trainer.utils.clear_session(free_memory=1)
 
 
+@pytest.mark.slow
 def test_clear_session_drops_what_jax_keeps(monkeypatch):
     import jax
 

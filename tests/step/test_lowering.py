@@ -143,6 +143,7 @@ PARTITIONED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", REPLICATED)
 def test_what_treats_rows_apart_is_replicated(case, caplog):
     with caplog.at_level(logging.INFO, "trainer"):
@@ -152,12 +153,14 @@ def test_what_treats_rows_apart_is_replicated(case, caplog):
     assert "The train step is replicated." in caplog.messages
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", ["a plain module", "BatchNorm", "metrics by name", "dropout"])
 def test_one_row_for_each_replica_is_enough(case):
     model = model_of(mirrored(1), **REPLICATED[case])
     assert mirrored(4).explain(model, batch=(X[:4], Y[:4])).partitioned_because is None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", PARTITIONED)
 def test_what_may_look_at_other_rows_is_partitioned_and_the_report_says_why(case, caplog):
     options, reason = PARTITIONED[case]
@@ -169,6 +172,7 @@ def test_what_may_look_at_other_rows_is_partitioned_and_the_report_says_why(case
     assert f"The train step is partitioned: {report.partitioned_because}." in caplog.messages
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("options", "reason"), [
     ({"loss": losses.CategoricalCrossentropy(from_logits=True, axis=0)},
      "the loss 'categorical_crossentropy' may be of the batch as a whole"),
@@ -189,6 +193,7 @@ def weights(model):
     return jax.tree.map(np.asarray, model.state.params)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("options", [{}, {"module": Plain(normalizes=True)}, {"microbatches": 2}], ids=str)
 def test_both_lowerings_have_the_same_numbers(options, monkeypatch):
     def trained(count):
@@ -203,6 +208,7 @@ def test_both_lowerings_have_the_same_numbers(options, monkeypatch):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_summed_loss_without_rows_counts_once():
     def trained(count):
         model = model_of(mirrored(count), Weighted(), loss={
@@ -214,6 +220,7 @@ def test_a_summed_loss_without_rows_counts_once():
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_head_without_the_axis_of_units_is_trained_with_one_row_for_each_replica():
     class Head(nn.Module):
         @nn.compact
@@ -268,12 +275,14 @@ def test_what_a_step_gathers_is_logged_once_with_its_bytes(caplog):
     assert len([message for message in caplog.messages if re.search(r"Each train step gathers \d+ B of", message)]) == 1
 
 
+@pytest.mark.slow
 def test_what_gathers_nothing_is_not_logged(caplog):
     with caplog.at_level(logging.INFO, "trainer"):
         model_of(mirrored(4), make=OwnLoss, module=Plain(drops=True)).fit(X, Y, batch_size=16, verbose=0)
     assert not any("gathers" in message for message in caplog.messages)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rows", [1, 2, 3, 5])
 def test_batches_smaller_than_the_number_of_devices_are_cut_to_their_rows(rows):
     shapes = []
@@ -340,6 +349,7 @@ def test_each_shape_of_a_batch_is_proved_by_itself():
         np.testing.assert_allclose(four, one, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("asked", ["number", "place", "strategy", "reduced"])
 def test_a_module_that_asks_for_the_replicas_sees_one(asked):
     def trained(count):

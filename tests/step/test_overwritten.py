@@ -117,6 +117,7 @@ def assert_equals(model, losses, expected, rtol=1e-6):
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=rtol, atol=rtol), ours, theirs)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("model_class", "parts"), [(trainer.Model, 1), (trainer.Model, 2), (Custom, 1)])
 def test_twenty_steps_equal_flaxs_train_state(flax_loop, model_class, parts):
     model = compiled(model_class, **({} if parts == 1 else {"microbatches": parts}))
@@ -126,6 +127,7 @@ def test_twenty_steps_equal_flaxs_train_state(flax_loop, model_class, parts):
     assert OVERWRITTEN not in str(jax.tree_util.tree_leaves_with_path(model.state.opt_state))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["whole", "microbatches"])
 @pytest.mark.parametrize("make_strategy", [
     lambda: mirrored(2), lambda: FullyShardedStrategy(["cpu:0", "cpu:1"], min_shard_bytes=0),
@@ -137,6 +139,7 @@ def test_two_devices_overwrite_as_one_device_does(flax_loop, make_strategy, opti
     assert_equals(model, fitted(model), flax_loop[options.get("microbatches", 1)], rtol=1e-3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("options", [
     {"remat": True}, {"ema_decay": 0.9}, {"skip_non_finite": True},
     {"regularizers": {"**": trainer.regularizers.L2(0.0)}}], ids=lambda options: next(iter(options)))
@@ -148,6 +151,7 @@ def test_options_leave_the_collection_to_its_gradient(flax_loop, options):
                  model.state.model_state, expected.state.model_state)
 
 
+@pytest.mark.slow
 def test_frozen_layers_and_an_untrained_model():
     model = compiled(freeze=["first"])
     before = jax.tree.map(np.array, model.state)
@@ -161,6 +165,7 @@ def test_frozen_layers_and_an_untrained_model():
     jax.tree.map(np.testing.assert_array_equal, scales, model.state.model_state)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_skipped_leaves_the_collection_unchanged():
     model = compiled(skip_non_finite=True)
     fitted(model, steps=2)
@@ -171,6 +176,7 @@ def test_a_step_that_is_skipped_leaves_the_collection_unchanged():
     jax.tree.map(np.testing.assert_array_equal, before, model.state.model_state)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_with_the_same_scales(tmp_path):
     class Stop(trainer.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -189,6 +195,7 @@ def test_a_resumed_run_continues_with_the_same_scales(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole.state.params, resumed.state.params)
 
 
+@pytest.mark.slow
 def test_scales_keep_float32_in_mixed_precision():
     model = compiled(precision="bfloat16")
     fitted(model, steps=3)
@@ -214,6 +221,7 @@ class Pair(trainer.Model):
         return {"loss": loss}, state.apply_gradients(encoder=grads, model_state=model_state)
 
 
+@pytest.mark.slow
 def test_a_named_module_overwrites_its_own_collection():
     pair, alone = Pair({"encoder": FP8(), "critic": FP8()}, seed=0), compiled()
     pair.compile({"encoder": optimizer(), "critic": optimizer()})
@@ -238,6 +246,7 @@ class OwnUpdate(OfParams):
                              model_state=model_state)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("model_class", "options", "says"), [
     (OfParams, {}, "Differentiate by `state.differentiable` in place of `state.params`"),
     (OwnUpdate, {}, "trained the parameters and left the collection '_overwrite_with_gradient' as it was"),
@@ -247,6 +256,7 @@ def test_steps_that_would_leave_the_collection_out_are_refused(model_class, opti
         fitted(compiled(model_class, **options), steps=1)
 
 
+@pytest.mark.slow
 def test_replicas_and_parameter_servers_are_refused():
     with mirrored(2).scope() as strategy:
         model = compiled()
@@ -258,6 +268,7 @@ def test_replicas_and_parameter_servers_are_refused():
         state.apply_gradients(grads)
 
 
+@pytest.mark.slow
 def test_nnx_modules_with_the_collection_are_refused():
     dense = nn.Dense(2, dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp)
     module = nnx.bridge.ToNNX(dense, rngs=nnx.Rngs(0)).lazy_init(np.zeros((1, 16), np.float32))

@@ -118,6 +118,7 @@ def half_square(kernel):
     return 0.5 * jnp.sum(jnp.square(kernel))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", [trainer.Model, Custom])
 @pytest.mark.parametrize("module", MODULES)
 def test_what_a_module_sows_into_losses_is_a_part_of_the_loss(module, make):

@@ -360,3 +360,28 @@ def test_a_step_that_is_not_to_train_is_not_warned_of():
     frozen.trainable = False
     frozen.compile("sgd", "mse")
     frozen.fit(X, Y, verbose=0)
+
+
+class WithTraining(trainer.Model):
+    """Keras's signature."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss if training else loss + 100.0
+
+
+class WithoutTraining(trainer.Model):
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return super().compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
+
+
+def test_compute_loss_knows_whether_it_is_for_training_if_it_asks():
+    logs = {}
+    for cls in (WithTraining, WithoutTraining):
+        model = cls(nn.Dense(1, kernel_init=nn.initializers.zeros))
+        model.compile(optax.sgd(0.0), "mse")
+        x, y = np.ones((4, 2), np.float32), np.full((4, 1), 2.0, np.float32)
+        logs[cls] = model.fit(x, y, validation_data=(x, y), verbose=0).history
+    assert logs[WithTraining] == {"loss": [4.0], "val_loss": [104.0]}
+    assert logs[WithoutTraining] == {"loss": [4.0], "val_loss": [4.0]}
+    assert float(model.compute_loss(None, y, y, None)) == 0.0

@@ -94,6 +94,14 @@ DIFFERENCES: tuple[Difference, ...] = (
         lambda library: library.losses.BinaryCrossentropy(dtype="float16")(
             np.array([[1.0], [0.0]], "float32"), np.array([[0.0], [1.0]], "float32"))),
     Difference(
+        "losses", "all, and metrics, with `dtype=\"mixed_float16\"` or another policy",
+        "The policy's compute dtype is used.", "TypeError: `dtype` is a dtype.",
+        "A policy belongs to `compile(precision=...)`.",
+        lambda library: str(library.losses.MeanSquaredError(dtype="mixed_float16").dtype)),
+    Difference(
+        "losses", "all, with masks", "The mask that Keras's layers set on predictions leaves values out.",
+        "No mask is read: give `sample_weight`.", "Flax's layers set none.", lambda library: _masked(library)),
+    Difference(
         "losses", "`BinaryCrossentropy`, `Huber` and others",
         "Values such as `label_smoothing=2.0` or `delta=-1.0` are accepted.",
         "ValueError, which states the allowed values.", "Mistakes must be found before the training.",
@@ -140,6 +148,20 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "losses", "`losses.get`, `metrics.get`, and arguments", "A value of a wrong type raises ValueError.",
         "It raises TypeError.", "Python's functions do so.", lambda library: library.losses.get(3)),
+    Difference(
+        "losses", "`BinaryCrossentropy`, `BinaryFocalCrossentropy`, `SparseCategoricalCrossentropy`, in `compile`",
+        "Labels outside of [0, 1], or of the classes, are taken: the loss falls without end, or is 0 or NaN.",
+        "ValueError, but for labels of weight 0.", "Such labels are signs, or numbered from 1.",
+        lambda library: _trained(library, "binary_crossentropy", np.array([[-1.0], [1.0]], "float32"))),
+    Difference(
+        "losses", "subclasses of `Loss`", "`call` receives integer labels as floats: 16777217 becomes 16777216.",
+        "It receives them as integers.", "Ids are exact, and class indices can index.",
+        lambda library: _own_loss(library)(np.array([2**24 + 1], "int32"), np.zeros(1, "float32"))),
+    Difference(
+        "losses", "`class_weight` of `fit`",
+        "Targets that are no classes, such as 1.37, have the weight of the rounded class.",
+        "ValueError, but for targets from 0 to 1, which are rounded.", "A regression has no classes.",
+        lambda library: _weighted(library, [1.37, 2.0])),
     Difference(
         "metrics", "all means", "A scalar weight counts once for each batch.", "It counts once for each row.",
         "The result must not depend on the batch size.",
@@ -225,6 +247,22 @@ DIFFERENCES: tuple[Difference, ...] = (
         "Every return value of `get` can be updated.",
         lambda library: type(library.metrics.get(library.losses.huber)).__name__ == "function"),
     Difference(
+        "metrics", "`SparseCategoricalAccuracy` and others, in `compile`",
+        "Labels of the loss's `ignore_class` count, mostly as mistakes.", "They do not count.",
+        "A metric is of the labels that the loss is of.",
+        lambda library: _accuracy(library, [0, 1, -100], ignore_class=-100)),
+    Difference(
+        "metrics", "accuracies, `IoU`, `AUC`, `Precision` and others, in `compile`",
+        "Class indices that no output has, and labels of -1 or 2 for yes or no, count as mistakes or as another class.",
+        "ValueError, but for labels of weight 0 where weights count.", "Such labels are numbered from 1, or signs.",
+        lambda library: _accuracy(library, [1, 2, 3])),
+    Difference(
+        "metrics", "`SparseTopKCategoricalAccuracy`",
+        "With JAX, the label -1 is the last class, and others outside of the classes are among all `k`.",
+        "They are among none.", "They are no classes.",
+        lambda library: _metric(library.metrics.SparseTopKCategoricalAccuracy(1), np.array([-1]), np.array(
+            [[0.2, 0.8]], "float32"))),
+    Difference(
         "optimizers", "`use_ema=True`", "The optimizer keeps averages of the weights, which replace them after `fit`.",
         "ValueError, which names `compile(ema_decay=...)`: `evaluate` and `predict` then use the averages.",
         "Training can continue from the weights themselves.",
@@ -241,6 +279,18 @@ DIFFERENCES: tuple[Difference, ...] = (
         "optimizers", "`optimizer.learning_rate = ...`", "The assignment fails if the rate is a schedule.",
         "The assignment scales the rest of the schedule.", "`ReduceLROnPlateau` and schedules work together.",
         lambda library: _set_rate(library)),
+    Difference(
+        "optimizers", "`optimizer.learning_rate = schedule`", "The schedule replaces the rate.",
+        "TypeError; `model.optimizer = ...` takes another optimizer.", "A compiled step has its optimizer's schedule.",
+        lambda library: _set(library, "learning_rate", library.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))),
+    Difference(
+        "optimizers", "`momentum`, `clipnorm` and other arguments",
+        "Can be set on a made optimizer, and change later updates.", "Can be read; setting them is an AttributeError.",
+        "A compiled step would not see the change.", lambda library: _set(library, "momentum", 0.5)),
+    Difference(
+        "optimizers", "`build`, `apply`, `variables`", "An optimizer holds variables, and changes them.",
+        "`init` and `update` are pure functions; steps call `state.apply_gradients(grads)`.",
+        "JAX compiles pure functions.", lambda library: hasattr(library.optimizers.SGD(), "apply")),
     Difference(
         "optimizers", "all", "Rates, clips and decays out of range, such as `beta_1=2.0`, are accepted.",
         "ValueError.", "Mistakes must be found before the training.",
@@ -299,6 +349,44 @@ DIFFERENCES: tuple[Difference, ...] = (
 )
 
 
+def _identity(library: Any) -> Any:
+    if hasattr(library, "distribute"):
+        return library.Model(lambda x: x)
+
+    class Identity(library.Model):
+        def call(self, x: Any) -> Any:
+            return x
+
+    return Identity()
+
+
+def _accuracy(library: Any, y: list[int], **options: Any) -> Any:
+    model = _identity(library)
+    model.compile(loss=library.losses.SparseCategoricalCrossentropy(**options), metrics=["accuracy"])
+    return model.evaluate(np.eye(3, dtype="float32"), np.array(y), verbose=0, return_dict=True)["accuracy"]
+
+
+def _trained(library: Any, loss: Any, y: Any, **options: Any) -> Any:
+    model = _identity(library)
+    model.compile(loss=loss)
+    return model.evaluate(np.full(y.shape, 0.5, "float32"), y, verbose=0, return_dict=True, **options)["loss"]
+
+
+def _own_loss(library: Any) -> Any:
+    class Own(library.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return (y_true - 2**24) + 0 * y_pred
+
+    return Own()
+
+
+def _weighted(library: Any, y: list[float]) -> Any:
+    model = _identity(library)
+    model.compile(loss="mse")
+    targets = np.array(y, "float32")[:, None]
+    return model.train_on_batch(np.zeros_like(targets), targets, class_weight={1: 3.0}) * 0
+
+
 def _ids_in_16_bits(library: Any) -> Any:
     ids = np.array([[1901.0], [1903.0]], "float32")
     if hasattr(library, "distribute"):
@@ -347,6 +435,21 @@ def _grey_of_16_bits() -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.full((1, 1), 1000, np.uint16)).save(file, "png")
     return file.getvalue()
+
+
+def _set(library: Any, name: str, value: Any) -> bool:
+    """Returns whether an attribute of an optimizer can be set."""
+    try:
+        setattr(library.optimizers.SGD(0.5, momentum=0.9), name, value)
+    except (AttributeError, TypeError):
+        return False
+    return True
+
+
+def _masked(library: Any) -> Any:
+    predictions = jnp.ones(4)
+    predictions._keras_mask = jnp.array([True, False, False, False])
+    return library.losses.MeanSquaredError(reduction="sum")(np.zeros((4, 1), "float32"), predictions)
 
 
 def _set_rate(library: Any) -> Any:

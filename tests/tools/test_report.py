@@ -77,6 +77,7 @@ def test_a_page_has_the_run_in_one_file(run):
         assert shown in page.text, shown
 
 
+@pytest.mark.slow
 def test_a_page_with_a_model_and_data_has_its_layers_and_what_it_confuses(run, tmp_path):
     folder, model = run
     path = trainer.report(

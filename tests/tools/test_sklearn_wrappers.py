@@ -192,6 +192,7 @@ def test_a_copy_predicts_and_trains_on_as_the_original_does(duplicate, make):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_what_is_pickled_are_arrays_of_numpy():
     state = small().fit(X, Y).__getstate__()
     assert "model_" not in state

@@ -108,6 +108,7 @@ def edges(text):
     return [f"{names[one]} {names[other]}" for one, other in re.findall(r"^(n\d+) -> (n\d+);$", text, re.MULTILINE)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "nested"), EDGES)
 def test_arrows_are_what_flows_between_layers(name, nested):
     model = MODELS[name]()
@@ -116,6 +117,7 @@ def test_arrows_are_what_flows_between_layers(name, nested):
     assert sorted(found) == sorted(expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MODELS)
 def test_a_picture_leaves_the_model_as_it_was(name):
     model = MODELS[name]()

@@ -15,6 +15,7 @@ from tests.support.screen import Terminal, shown
 from trainer import utils
 from trainer.callbacks.progress import progbar
 from trainer.callbacks.progress.terminal_line import TerminalLine
+from trainer.data.files.folders import LabelledFiles, print_found
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("KERAS_BACKEND", "jax")
@@ -137,6 +138,7 @@ def fit(callbacks=()):
     model = trainer.Model(nn.Dense(1))
     model.compile("sgd", "mse")
     model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=2, callbacks=list(callbacks))
+    return model
 
 
 @pytest.mark.usefixtures("_to_logging")
@@ -144,11 +146,13 @@ def test_without_interactive_logging_progress_and_messages_are_log_records(capsy
     assert not utils.is_interactive_logging_enabled()
     stop = trainer.callbacks.EarlyStopping("loss", min_delta=10, verbose=1)
     with caplog.at_level(logging.INFO, "trainer"):
-        fit([stop])
+        fit([stop]).summary()
+        print_found(LabelledFiles(["a", "b"], None, None), [], None)
     assert capsys.readouterr().out == ""
     messages = [record.getMessage() for record in caplog.records if record.name == "trainer"]
     assert [message.split(" - ")[0] for message in messages][:2] == ["Epoch 1/2", "Epoch 2/2"]
     assert "early stopping" in " ".join(messages)
+    assert "Dense" in messages[-2] and messages[-1] == "Found 2 files."
 
 
 def test_with_interactive_logging_they_are_printed(capsys, caplog):

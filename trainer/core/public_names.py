@@ -9,17 +9,18 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 
 def attach_stub(
-    package: str, hidden: Collection[str] = ()
+    package: str, hidden: Collection[str] = (), missing: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Returns `__getattr__`, `__dir__` and `__all__` for a package with the names of its stub.
 
     Args:
       package: the `__name__` of the package, or of a module, that calls this.
       hidden: names that are left out of `__all__`, because they need an optional library.
+      missing: for names of another library that the package lacks, the sentence that ends the error.
 
     >>> import trainer.regularizers
     >>> __getattr__, __dir__, __all__ = attach_stub("trainer.regularizers")
@@ -35,7 +36,8 @@ def attach_stub(
     def load(name: str) -> object:
         home = homes.get(name)
         if home is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
+            hint = f". {missing[name]}" if missing and name in missing else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name, obj=module)
         value: object = (importlib.import_module(f"{package}.{name}") if home == package
                          else getattr(__import__(home, fromlist=[name]), name))
         setattr(module, name, value)

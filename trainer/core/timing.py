@@ -6,8 +6,9 @@ runs.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 
@@ -57,6 +58,13 @@ class Timing:
         """Reports the activity of the run until the next measurement begins or ends."""
         if self.on_phase is not None:
             self.on_phase(phase)
+
+    @contextlib.contextmanager
+    def agreement(self) -> Iterator[None]:
+        """Measures and reports the wait of the block for the agreement of all processes after their last steps."""
+        with self.device:
+            self.tell("agreement")
+            yield
 
     @property
     def is_running(self) -> bool:

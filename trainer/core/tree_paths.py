@@ -186,7 +186,7 @@ def check_patterns(argument: str, patterns: Iterable[str], paths: Iterable[str])
         if not any(matches(pattern, path) for path in known):
             raise ValueError(f"`{argument}` has the pattern {pattern!r}, which matches none of the {len(known)} paths. "
                              f"{_near_or_known(pattern, known)} A pattern matches whole segments between slashes, such "
-                             "as 'encoder', 'up/kernel' or 'dense.*/bias'.")
+                             f"as 'encoder', 'up/kernel' or 'dense.*/bias'.{_glob_hint(pattern)}")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -197,6 +197,13 @@ def _whole_segments(pattern: str) -> re.Pattern[str]:
     flags = re.compile(pattern).flags  # alone first: the parentheses below would hide the error in "a)|(b"
     body = re.sub(r"^\(\?[aiLmsux]+\)", "", pattern)  # flags such as "(?i)" may only stand at the very start
     return re.compile(rf"(?:^|(?<={SEPARATOR}))(?:{body})(?={SEPARATOR}|$)", flags)
+
+
+def _glob_hint(pattern: str) -> str:
+    meant = SEPARATOR.join(part if set(part) == {"*"} else re.sub(r"(?<![.\])\\])\*", ".*", part)
+                           for part in pattern.split(SEPARATOR))
+    return "" if meant == pattern else (
+        f" In a segment, which is a regular expression, `*` repeats the character before it: did you mean {meant!r}?")
 
 
 def _near_or_known(pattern: str, paths: Sequence[str]) -> str:

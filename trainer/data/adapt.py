@@ -5,7 +5,9 @@ Owns the recognition of types, by their methods and without importing their libr
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import sys
 import types
 from typing import Any
@@ -29,6 +31,7 @@ from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import Count
+from trainer.data.sources.py_dataset import PyDataset
 from trainer.data.sources.sources import (
     DatasetSource,
     IndexedSource,
@@ -126,6 +129,7 @@ def _adapt_arrays(
     x, y, sample_weight = arrays.tree
     if class_weights is not None:
         sample_weight = class_weights(y)
+        class_weights.warn_of_unseen()
     dataset = Dataset.from_host_arrays(HostArrays(pack_x_y_sample_weight(x, y, sample_weight)))
     if shuffle == "batch":
         return DatasetSource(dataset.batch(batch_size).shuffle(seed))
@@ -139,6 +143,8 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
         return x
     if isinstance(x, Dataset):
         x.require_batched()
+        if not x.is_mapped:  # else `map` may make numbers of text
+            x.arrays.require_numbers()
         return DatasetSource(x)
     if isinstance(x, RowDataset):
         return RowSource(x, processes if policy is AutoShardPolicy.AUTO else None)
@@ -178,7 +184,10 @@ def _adapt_indexed(x: Any, shuffle: bool, seed: int) -> IndexedSource:
     workers, in_processes = as_count("workers", x.workers, 0), bool(x.use_multiprocessing)
     if not workers > (0 if in_processes else 1):
         return IndexedSource(x, length, shuffle, seed)
-    return ParallelSource(x, length, shuffle, seed, workers, in_processes, as_count("max_queue_size", x.max_queue_size))
+    # 0 means no limit, as in `queue.Queue`; endless data would then fill the memory.
+    most = as_count("max_queue_size", x.max_queue_size, 0) or (
+        PyDataset.max_queue_size if length == math.inf else math.inf)
+    return ParallelSource(x, length, shuffle, seed, workers, in_processes, most)
 
 
 def _indexed_length(x: Any) -> Count:
@@ -192,6 +201,11 @@ def _iterable_length(x: Any) -> Count | None:
         # `tf.data`: -1 means endless, -2 unknown.
         cardinality = int(x.cardinality())
         return {-1: math.inf, -2: None}.get(cardinality, cardinality)
+    if isinstance(x, (itertools.count, itertools.cycle)):
+        return math.inf
+    if isinstance(x, itertools.repeat):
+        length = operator.length_hint(x, -1)
+        return math.inf if length < 0 else length
     try:
         length = len(x)
     except TypeError:

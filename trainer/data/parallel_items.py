@@ -36,13 +36,13 @@ class ParallelSource(IndexedSource):
       items, num_batches, shuffle, seed: as in `IndexedSource`.
       workers: number of threads or processes.
       in_processes: whether the workers are processes.
-      max_ahead: maximum number of batches in progress or ready.
+      max_ahead: maximum number of batches in progress or ready, at least 1; `math.inf` for all of a pass.
     """
 
     def __init__(self, items: Any, num_batches: Count, shuffle: bool, seed: int, workers: int, in_processes: bool,
-                 max_ahead: int):
+                 max_ahead: Count):
         super().__init__(items, num_batches, shuffle, seed)
-        self._count, self._in_processes, self._max_ahead = workers, in_processes, max(max_ahead, 1)
+        self._count, self._in_processes, self._max_ahead = workers, in_processes, max_ahead
         self._processes: _Processes | None = None
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class _Processes:
         """Ends the processes."""
         self._end()
 
-    def made(self, items: Any, indices: Iterator[int], ahead: int) -> Generator[Any, None, None]:
+    def made(self, items: Any, indices: Iterator[int], ahead: Count) -> Generator[Any, None, None]:
         """Yields the batches of given indices, in order, with the current state of the data set."""
         while self._waiting:  # pending results of an earlier pass
             self._receive()

@@ -37,6 +37,8 @@ from trainer.data.stream import END, Stream, named
 _ROWS_AT_ONCE = 2**15  # number of rows whose indices are computed ahead
 # Minimum capacity of a group in bytes, of rows and of row indices: short arrays of any length then share a program.
 _LEAST_BYTES, _LEAST_NUMBER_BYTES = 2**20, 2**14
+_MANY_BATCHES = 100_000  # of an epoch, after which the data may be endless
+_LEAST_STACK_BYTES = 2**24  # that stacks of larger batches may always take
 
 
 class Reader:
@@ -98,6 +100,7 @@ class Reader:
         self.exhausted = False
         self.keeps_resume_tokens = False
         self._stream: Stream | None = None
+        self._may_be_endless = may_be_endless
         self._starts: dict[int, tuple[int, int]] = {}  # starts of epochs within passes, found by reading
         self._is_being_read = False
         self._spec: BatchSpec | None = None
@@ -124,6 +127,13 @@ class Reader:
         enough = 2 ** max(((self.num_batches or group_size) - 1).bit_length(), 1)
         return min(max(enough, least_bytes // max(row_bytes * (self.batch_rows or 1), 1)), group_size)
 
+    def _capacity_for(self, batch: Batch | LocalRows) -> int:
+        """Returns the capacity of stacks of batches like `batch`: fewer batches that are larger than the first."""
+        if self._spec is None or isinstance(batch, LocalRows):  # equal in all processes, whose rows differ
+            return self.capacity
+        affordable = max(self.capacity * self._spec.nbytes, _LEAST_STACK_BYTES)
+        return min(max(affordable // max(BatchSpec.of(batch).nbytes, 1), 2), self.capacity)
+
     @property
     def is_single_pass(self) -> bool:
         """Whether a single epoch reads all data."""
@@ -137,10 +147,10 @@ class Reader:
     def read(
         self, epoch: int, start: int = 0, numbers_of: int | None = None, is_urgent: Callable[[], bool] = lambda: False
     ) -> Generator[Group, None, None]:
-        """Yields the batches of an epoch in order, in groups of batches with the same number of rows.
+        """Yields the batches of an epoch in order, in groups of batches with the same shapes.
 
-        A group ends at `group_size`, before a batch with other rows or dtypes, at the end of the epoch, and when it is
-        urgent. Groups share no memory with the user's arrays.
+        A group ends at `group_size`, before a batch with other shapes or dtypes, at the end of the epoch, and when it
+        is urgent. Groups share no memory with the user's arrays.
 
         Args:
           epoch: index of the epoch, from 0.
@@ -326,8 +336,11 @@ class Reader:
                     if not buffer.add_if_alike(batch):
                         if buffer.count:
                             yield buffer.take(token)  # valid for the next group too: its first batch was read
+                        buffer.capacity = self._capacity_for(batch)
                         buffer.begin(batch, number)
                 number += 1
+                if number == _MANY_BATCHES:
+                    self._warn_if_endless(epoch)
                 if buffer.is_full or is_urgent():
                     yield buffer.take(token)
         except (DataError, RuntimeError):
@@ -447,7 +460,8 @@ class Reader:
             batch = element if isinstance(element, LocalRows) else as_batch(element)
             rows = rows_here(batch)
             self._spec = self._spec or BatchSpec.of(rows)
-            self._spec.check(rows)
+            # Each process sees its own rows only, and all must run the same program.
+            self._spec.check(rows, sizes_may_differ=rows is batch)
             return batch
         except Exception as error:
             raise named(error, number) from error
@@ -461,6 +475,13 @@ class Reader:
         self.exhausted = True
         warnings.warn("Your input ran out of data; there will be no further batches. Make sure that it yields at "
                       "least `steps_per_epoch * epochs` batches, or pass data that can be read again.", stacklevel=2)
+
+    def _warn_if_endless(self, epoch: int) -> None:
+        if epoch == self._first_epoch and self.num_batches is None and not self._may_be_endless:
+            warnings.warn(
+                f"The data have yielded {_MANY_BATCHES} batches, and nobody knows how many there are. If they are "
+                "endless, this epoch never ends: say how many batches an epoch has by `steps_per_epoch` "
+                "(`validation_steps`, `steps`).", stacklevel=2)
 
     def _warn_if_short(self, number: int) -> None:
         if self._steps is not None and number < self._steps:

@@ -9,7 +9,11 @@ from trainer.core.replica_context import (
     get_replica_context as get_replica_context,
 )
 from trainer.data import AutoShardPolicy as AutoShardPolicy
-from trainer.distribute import experimental as experimental
+from trainer.distribute import (
+    cluster_resolver as cluster_resolver,
+    coordinator as coordinator,
+    experimental as experimental,
+)
 from trainer.distribute.parameter_server.coordinator import (
     ClusterCoordinator as ClusterCoordinator,
     RemoteValue as RemoteValue,

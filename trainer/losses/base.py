@@ -174,8 +174,8 @@ class Loss:
 
     #: Whether `y_true` holds class indices, which stay integers.
     sparse_labels: ClassVar[bool] = False
-    #: Whether `call` receives labels as floats, as in Keras. Otherwise only integers are cast, to int32 or wider.
-    casts_labels: ClassVar[bool] = True
+    #: The kinds of labels that `call` receives as floats. Other integers are cast to int32 or wider; the rest stays.
+    float_labels: ClassVar[tuple[Any, ...]] = (jnp.inexact, jnp.bool_)
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -228,7 +228,12 @@ class Loss:
         return False
 
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Returns one value per sample, rows first. Subclasses must override this method."""
+        """Returns one value per sample, rows first. Subclasses must override this method.
+
+        Args:
+          y_true: labels. Integers are int32 or wider, other labels floats.
+          y_pred: predictions, as floats.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define `call(self, y_true, y_pred)`.")
 
     def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
@@ -258,8 +263,10 @@ class Loss:
           TypeError: if complex numbers would be cast to real numbers.
         """
         compute_dtype = jnp.promote_types(self.dtype, jnp.float32)
-        casts_labels = self.casts_labels and not self.sparse_labels
-        y_true = as_arrays(y_true, compute_dtype, "`y_true`") if casts_labels else as_signed(as_arrays(y_true))
+        kinds = () if self.sparse_labels else self.float_labels
+        y_true = jax.tree.map(
+            lambda leaf: in_dtype("`y_true`", leaf, compute_dtype)
+            if any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds) else as_signed(leaf), as_arrays(y_true))
         y_pred = as_arrays(y_pred, compute_dtype, "`y_pred`")
         self.validate(y_true, y_pred)
         return in_dtype(f"The values of the loss {self.name!r}", self.call(y_true, y_pred), self.dtype)
@@ -364,7 +371,7 @@ class FunctionLoss(Loss):
       dtype: see `Loss`.
     """
 
-    casts_labels = False
+    float_labels = ()
 
     def __init__(
         self,
@@ -402,6 +409,7 @@ class BuiltinLoss(Loss):
     parameters: ClassVar[tuple[str, ...]] = ()
     #: Short names of the function.
     aliases: ClassVar[tuple[str, ...]] = ()
+    float_labels: ClassVar[tuple[Any, ...]] = (jnp.number, jnp.bool_)
     #: Whether the features of a row form one vector, such as a distribution, rather than independent numbers.
     needs_vectors: ClassVar[bool] = False
 

@@ -53,7 +53,7 @@ class CTC(BuiltinLoss):
     """
 
     function = staticmethod(ctc)
-    casts_labels = False
+    float_labels = ()
 
     def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_arrays(y_true, y_pred)

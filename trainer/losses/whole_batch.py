@@ -207,7 +207,7 @@ class Circle(BuiltinLoss):
     function = staticmethod(circle)
     parameters = ("gamma", "margin", "remove_diagonal")
     needs_vectors = True
-    casts_labels = False
+    float_labels = ()
     is_of_batch = True
 
     def __init__(

@@ -80,7 +80,7 @@ def sparse_top_k_categorical_accuracy(
     """Returns whether the labelled class is among the top `k` predictions. Classes with equal scores share a rank.
 
     Args:
-      y_true: class indices, `(n, ...)` or `(n, ..., 1)`.
+      y_true: class indices, `(n, ...)` or `(n, ..., 1)`. An index outside of the classes is among none.
       y_pred: scores, `(n, ..., classes)`, or class indices in descending order of score if `from_sorted_ids`.
       k: number of top predictions to consider.
       from_sorted_ids: whether `y_pred` holds class indices.
@@ -99,7 +99,8 @@ def sparse_top_k_categorical_accuracy(
         score = jnp.take_along_axis(y_pred, labels, axis=-1)
         # A score of NaN ranks last; with plain comparisons it would rank first.
         score = jnp.where(jnp.isnan(score), -jnp.inf, score)
-        matches = jnp.sum(y_pred > score, axis=-1) < k
+        is_class = (labels[..., 0] >= 0) & (labels[..., 0] < y_pred.shape[-1])  # -1 would be the last class
+        matches = is_class & (jnp.sum(y_pred > score, axis=-1) < k)
     return matches.astype(jnp.float32).reshape(jnp.asarray(y_true).shape)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import jax
@@ -147,18 +147,20 @@ class Metric:
 
     @property
     def variables(self) -> list[Variable]:
-        """The metric's variables, followed by the variables of metrics in its attributes, including in lists."""
+        """The metric's variables, followed by those of its attributes and of metrics there, also in lists and dicts."""
+        found = dict.fromkeys(map(id, self._variables))
         variables = list(self._variables)
-        for attribute in vars(self).values():
-            for item in attribute if isinstance(attribute, (list, tuple)) else (attribute,):
-                if isinstance(item, Metric):
-                    variables.extend(item.variables)
+        for item in _tracked(list(vars(self).values())):
+            for variable in item.variables if isinstance(item, Metric) else (item,):
+                if id(variable) not in found:
+                    found[id(variable)] = None
+                    variables.append(variable)
         return variables
 
     def add_variable(
         self,
         shape: Sequence[int] = (),
-        initializer: str | Callable[..., Any] = "zeros",
+        initializer: str | Callable[..., Any] | np.ndarray | jax.Array = "zeros",
         dtype: DTypeLike | None = None,
         name: str | None = None,
     ) -> Variable:
@@ -166,7 +168,7 @@ class Metric:
 
         Args:
           shape: shape of the variable.
-          initializer: "zeros", "ones" or a function of `(shape, dtype)`.
+          initializer: "zeros", "ones", a function of `(shape, dtype)`, or an array of this shape.
           dtype: dtype of the variable; if None, the metric's dtype, but at least float32.
           name: name of the variable; "variable" if None.
 
@@ -238,12 +240,18 @@ class Metric:
 
         Raises:
           ValueError: if the number of values is wrong.
+          TypeError: if `update_state` updates a variable that is not among `variables`.
         """
         self._check_count(metric_variables)
         traced = metric_variables, args, kwargs
-        with temporary_values(self.variables, metric_variables), attributes_kept(self, traced):
+        with temporary_values(self.variables, metric_variables) as values, attributes_kept(self, traced):
             self.update_state(*args, **kwargs)
-            return [variable.value for variable in self.variables]
+            variables = self.variables
+            if values.keys() - set(map(id, variables)):
+                raise TypeError(f"`{type(self).__name__}.update_state` updates a variable that is not among the "
+                                "metric's `variables`, so that its value would be lost. Keep the variable, or the "
+                                "metric that has it, in an attribute, which may be a list or a dict of these.")
+            return [variable.value for variable in variables]
 
     def stateless_result(self, metric_variables: Sequence[Any]) -> Any:
         """Returns the result of the accumulators. A pure function, for use in `jax.jit`.
@@ -292,6 +300,14 @@ class Metric:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"
+
+
+def _tracked(items: Iterable[Any]) -> Iterator[Metric | Variable]:
+    for item in items:
+        if isinstance(item, (Metric, Variable)):
+            yield item
+        elif isinstance(item, (list, tuple, dict)):
+            yield from _tracked(item.values() if isinstance(item, dict) else item)
 
 
 def is_builtin(metric: Metric) -> bool:

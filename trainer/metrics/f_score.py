@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -14,6 +16,14 @@ from trainer.metrics.base import Metric
 AVERAGES = (None, "micro", "macro", "weighted")
 # Keras's bound: if the largest score of a row is below it, such as in a row of zeros, no class is predicted.
 SMALLEST_SCORE = 1e-9
+
+
+def _number(argument: str, value: Any) -> float:
+    try:
+        return arguments.as_number(argument, value)
+    except TypeError:
+        raise TypeError(f"Invalid `{argument}` argument value. It should be a Python float. Received: "
+                        f"{argument}={value} of type '{type(value)}'.") from None
 
 
 class FBetaScore(Metric):
@@ -47,13 +57,13 @@ class FBetaScore(Metric):
         dtype: DTypeLike | None = None,
     ):
         if average not in AVERAGES:
-            raise ValueError(f"Invalid `average` argument value. Expected one of: {AVERAGES}. "
-                             f"Received: average={average!r}.")
-        if arguments.as_number("beta", beta, "a number above 0") <= 0:
+            raise ValueError("Invalid `average` argument value. Expected one of: {None, 'micro', 'macro', 'weighted'}. "
+                             f"Received: average={average}.")
+        if _number("beta", beta) <= 0:
             raise ValueError(f"Invalid `beta` argument value. It should be > 0. Received: beta={beta}.")
         arguments.require_positive(beta=beta)
-        if threshold is not None and not 0 < arguments.as_number("threshold", threshold, "a number in (0, 1]") <= 1:
-            raise ValueError(f"Invalid `threshold` argument value. It should verify 0 < threshold <= 1. Received: "
+        if threshold is not None and not 0 < _number("threshold", threshold) <= 1:
+            raise ValueError("Invalid `threshold` argument value. It should verify 0 < threshold <= 1. Received: "
                              f"threshold={threshold}.")
         super().__init__(dtype, name)
         self.average = average

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from numpy.lib.array_utils import normalize_axis_index
 
+from trainer.core import arguments
 from trainer.core.errors import wrong_type
 from trainer.core.types import ArrayLike
 from trainer.metrics.arrays import divide_no_nan, full_weights, sums_by_bucket
@@ -36,8 +37,9 @@ class IoU(Metric):
       axis: axis of class scores.
 
     Raises:
-      ValueError: if a target class is outside `[0, num_classes)`. In updates, if the numbers of labels and predictions
-        differ, or the scores have another number of classes.
+      TypeError: if `num_classes` is not an integer.
+      ValueError: if a target class is outside `[0, num_classes)`, or there is none. In updates, if the
+        numbers of labels and predictions differ, or the scores have another number of classes.
 
     >>> round(float(IoU(num_classes=2, target_class_ids=[0])([0, 0, 1, 1], [0, 1, 0, 1])), 4)
     0.3333
@@ -58,9 +60,12 @@ class IoU(Metric):
     ):
         if isinstance(target_class_ids, str) or not isinstance(target_class_ids, Collection):
             raise wrong_type("target_class_ids", target_class_ids, "a list of classes")
+        arguments.check_count("num_classes", num_classes)
         outside = [target for target in target_class_ids if not 0 <= target < num_classes]
         if outside:
-            raise ValueError(f"Target class id {outside[0]} is out of range, which is [0, {num_classes}).")
+            raise ValueError(f"Target class id {max(outside)} is out of range, which is [0, {num_classes}).")
+        if len(target_class_ids) == 0:
+            raise ValueError("`target_class_ids` must be at least one class. Received: none.")
         super().__init__(dtype, name)
         self.num_classes = num_classes
         self.target_class_ids = list(target_class_ids)
@@ -147,6 +152,7 @@ class BinaryIoU(IoU):
         name: str | None = None,
         dtype: DTypeLike | None = None,
     ):
+        arguments.require_number(threshold=threshold)
         super().__init__(2, target_class_ids, name, dtype)
         self.threshold = threshold
 
@@ -171,8 +177,9 @@ class MeanIoU(IoU):
         sparse_y_pred: bool = True,
         axis: int = -1,
     ):
+        targets = range(arguments.as_count("num_classes", num_classes))
         super().__init__(
-            num_classes, range(num_classes), name, dtype, ignore_class, sparse_y_true, sparse_y_pred, axis)
+            num_classes, targets, name, dtype, ignore_class, sparse_y_true, sparse_y_pred, axis)
 
 
 class OneHotIoU(IoU):

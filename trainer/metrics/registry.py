@@ -33,7 +33,7 @@ from trainer.metrics import (
 )
 from trainer.metrics.adapted import adapted, check_is_object, is_of_another_library
 from trainer.metrics.arrays import one_hot_advice
-from trainer.metrics.base import Metric, named_in_errors, snake_case
+from trainer.metrics.base import Metric, is_builtin, named_in_errors, snake_case
 
 CLASSES: tuple[type[Metric], ...] = (
     reduction.Mean,
@@ -110,6 +110,9 @@ _REGISTRY: Registry[MetricOrFunction] = Registry(
     "metric", Metric, "metrics",
     {**_BY_NAME, "MeanMetricWrapper": reduction.MeanMetricWrapper, "LossMetric": reduction.LossMetric}, _FUNCTIONS,
     argument="metrics", expected="the name of a metric, a function of (y_true, y_pred) or a `Metric`")
+
+_OF_YES_OR_NO = (accuracies.BinaryAccuracy, auc.AUC, f_score.FBetaScore, confusion.ConfusionMetric)
+_OF_CLASS_INDICES = (accuracies.sparse_categorical_accuracy, accuracies.sparse_top_k_categorical_accuracy)
 
 # The names of a binary, a categorical and a sparse metric. The shapes determine the choice.
 _ACCURACIES = (accuracies.BinaryAccuracy, accuracies.CategoricalAccuracy, accuracies.SparseCategoricalAccuracy)
@@ -269,6 +272,43 @@ def _warn_of_logits(metric: Metric, loss: object) -> None:
                       "from_logits=True, and logits above 0 mean yes. Use "
                       f'`trainer.metrics.BinaryAccuracy("{metric.name}", threshold=0.0)`. {see("logits")}',
                       UserWarning, stacklevel=2)
+
+
+def takes_class_indices(metric: Metric) -> bool:
+    """Returns whether the labels of a metric of this package are class indices.
+
+    >>> takes_class_indices(accuracies.SparseCategoricalAccuracy()), takes_class_indices(accuracies.BinaryAccuracy())
+    (True, False)
+    """
+    if isinstance(metric, reduction.LossMetric):
+        return metric.loss.sparse_labels
+    if isinstance(metric, iou.IoU):
+        return is_builtin(metric) and metric.sparse_y_true
+    return is_builtin(metric) and (
+        isinstance(metric, accuracies.IndexAccuracy) or getattr(metric, "_function", None) in _OF_CLASS_INDICES)
+
+
+def highest_label(taker: Loss | Metric, shape: tuple[int, ...]) -> int | None:
+    """Returns the largest label that a loss or a metric of this package takes, where 0 is the smallest; None for any.
+
+    Args:
+      taker: the loss or the metric.
+      shape: the shape of the predictions.
+
+    >>> highest_label(accuracies.SparseCategoricalAccuracy(), (8, 10)), highest_label(accuracies.BinaryAccuracy(), (8,))
+    (9, 1)
+    """
+    if isinstance(taker, reduction.LossMetric):
+        taker = taker.loss
+    if isinstance(taker, (losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy)):
+        return 1
+    if isinstance(taker, Loss):
+        return shape[getattr(taker, "axis", -1)] - 1 if taker.sparse_labels else None
+    if isinstance(taker, iou.IoU):
+        return taker.num_classes - 1 if takes_class_indices(taker) else None
+    if takes_class_indices(taker):
+        return None if getattr(taker, "from_sorted_ids", False) else shape[-1] - 1
+    return 1 if isinstance(taker, _OF_YES_OR_NO) and is_builtin(taker) else None
 
 
 def _check_takes_labels(metric: Metric) -> None:

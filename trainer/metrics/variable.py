@@ -7,6 +7,7 @@ know the meaning of the values.
 from __future__ import annotations
 
 import contextlib
+import functools
 import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,8 +26,9 @@ from trainer.losses.shapes import in_dtype
 # NumPy on the host, because JAX would compile a program for each shape.
 INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.ones}
 
-_VALUE_OF_TRACER = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError,
-                    jax.errors.TracerIntegerConversionError, jax.errors.TracerBoolConversionError)
+#: JAX's errors for code of a step that asks for the value of an array.
+VALUE_OF_TRACER = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError,
+                   jax.errors.TracerIntegerConversionError, jax.errors.TracerBoolConversionError)
 
 
 def closed_values() -> contextlib.AbstractContextManager[None]:
@@ -37,6 +39,10 @@ def closed_values() -> contextlib.AbstractContextManager[None]:
 def has_temporary_values() -> bool:
     """Returns whether the caller is in a `temporary_values` block."""
     return state.current().metric_values is not None
+
+
+def _copy(array: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    return np.array(array, dtype)
 
 
 def _forwarded(operator: str) -> Callable[..., Any]:
@@ -52,7 +58,7 @@ class Variable:
 
     Args:
       shape: shape of the value.
-      initializer: "zeros", "ones" or a function of `(shape, dtype)`.
+      initializer: "zeros", "ones", a function of `(shape, dtype)`, or an array of this shape.
       dtype: dtype of the value.
       name: name of the variable.
 
@@ -72,7 +78,7 @@ class Variable:
     def __init__(
         self,
         shape: Sequence[int] = (),
-        initializer: str | Callable[..., Any] = "zeros",
+        initializer: str | Callable[..., Any] | np.ndarray | jax.Array = "zeros",
         dtype: DTypeLike | None = "float32",
         name: str = "variable",
     ):
@@ -80,8 +86,13 @@ class Variable:
             if initializer not in INITIALIZERS:
                 raise unknown_name("initializer", initializer, INITIALIZERS)
             initializer = INITIALIZERS[initializer]
+        if isinstance(initializer, (np.ndarray, jax.Array)):
+            if initializer.shape != tuple(shape):
+                raise ValueError(f"The `initializer` of the variable {name!r} is an array of shape "
+                                 f"{initializer.shape}, and its `shape` is {tuple(shape)}. Give one of this shape.")
+            initializer = functools.partial(_copy, initializer)
         if not callable(initializer):
-            raise wrong_type("initializer", initializer, "a name or a function of (shape, dtype)")
+            raise wrong_type("initializer", initializer, "a name, a function of (shape, dtype) or an array")
         self.name = name
         # A metric may create its variables while it is traced; the stored value must outlive the trace.
         with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
@@ -207,11 +218,14 @@ def as_arrays(tree: PyTree) -> Any:
 
 
 @contextlib.contextmanager
-def temporary_values(variables: Sequence[Variable], values: Sequence[Any]) -> Iterator[None]:
-    """Sets other values of variables in this thread and this block. Assignments in the block are then discarded."""
+def temporary_values(variables: Sequence[Variable], values: Sequence[Any]) -> Iterator[dict[int, jax.Array]]:
+    """Sets other values of variables in this thread and this block. Assignments in the block are then discarded.
+
+    Yields the values by the `id` of each variable, to which assignments add other variables.
+    """
     by_id = {id(variable): jnp.asarray(value) for variable, value in zip(variables, values, strict=True)}
     with state.replaced(metric_values=by_id):
-        yield
+        yield by_id
 
 
 @contextlib.contextmanager
@@ -231,7 +245,7 @@ def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
     before = dict(vars(metric))
     try:
         yield
-    except _VALUE_OF_TRACER as error:
+    except VALUE_OF_TRACER as error:
         error.add_note(f"It was raised in `update_state` of the metric {metric.name!r}, which is compiled: it asks for "
                        "the value of an array. Use `jnp` in place of `np`, `float` and `if`. "
                        'See docs/errors.md, "Other messages".')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,13 @@ class AttachedOptimizer:
         self, optimizer: Optimizer, read: Callable[[], OptimizerState | None], write: Callable[[OptimizerState], None]
     ):
         self._optimizer, self._read, self._write = optimizer, read, write
+
+    if not TYPE_CHECKING:  # type checkers would take any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_") and name in self.optimizer.constructor_arguments():
+                return getattr(self.optimizer, name)
+            raise AttributeError(f"{self!r} has no attribute {name!r}.", name=name, obj=self)
 
     def __setattr__(self, name: str, value: object) -> None:
         # A model creates a new object for each read, so other attributes would be lost.

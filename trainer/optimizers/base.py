@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +106,39 @@ class Optimizer(ComparesByConfiguration):
         self.transformation = transformation
         self.schedule = learning_rate if callable(learning_rate) else None
         self._initial = 1.0 if callable(learning_rate) else as_rate(learning_rate, "a number or a schedule")
+
+    if not TYPE_CHECKING:  # type checkers would take any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_") and name in (arguments := self.constructor_arguments()):
+                return arguments[name]
+            return object.__getattribute__(self, name)  # raises the error again
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A class of the user's may keep an argument, and read it in its updates.
+        is_made = "_initial" in vars(self) and type(self).__init__.__module__.startswith("trainer.")
+        is_kept = name in vars(self) or hasattr(type(self), name)
+        if is_made and not is_kept and name in self.constructor_arguments():
+            raise AttributeError(f"`{name}` of {self!r} is read when the optimizer is made: setting it would change no "
+                                 f"update. Make another: `{type(self).__name__}(..., {name}={value!r})`.",
+                                 name=name, obj=self)
+        super().__setattr__(name, value)
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor by name, with the defaults of those that were not given.
+
+        They can be read as attributes, too.
+
+        Example:
+          >>> from trainer import optimizers
+          >>> optimizers.SGD(momentum=0.9).constructor_arguments()["momentum"], optimizers.SGD(momentum=0.9).momentum
+          (0.9, 0.9)
+        """
+        try:
+            given, further = _given_arguments(inspect.signature(type(self).__init__), *self._given)
+        except (AttributeError, TypeError):  # before `__new__` has ended, or `__init__` is about to raise it
+            return {}
+        return given | further
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in _changed_arguments(type(self), *self._given).items())

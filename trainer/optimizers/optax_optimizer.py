@@ -9,14 +9,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from trainer.core.errors import MAX_ITEMS
+from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState
 from trainer.optimizers.evaluation_params import with_slow_params
 from trainer.optimizers.extra_arguments import update_with
+from trainer.optimizers.nnx_states import taking_dicts
 from trainer.optimizers.optax_learning_rate import find_learning_rate, stage_names
 
 
-def from_optax(transformation: optax.GradientTransformation) -> Optimizer:
+def from_optax(transformation: optax.GradientTransformation, variables: Mapping[Any, Any] | None = None) -> Optimizer:
     """Wraps an optax transformation as an optimizer.
 
     The optimizer has the learning rate of the transformation, if it can be found. A rate held by
@@ -24,16 +27,25 @@ def from_optax(transformation: optax.GradientTransformation) -> Optimizer:
     the new rate to the original rate, or by a factor of the schedule. A rate that is unknown, or not equivalent to such
     a scaling, cannot be set.
 
+    Args:
+      transformation: the transformation.
+      variables: the parameters of an NNX module, for labels and masks that are an `nnx.State`; see `taking_dicts`.
+
     Example:
       >>> float(from_optax(optax.adam(0.25)).learning_rate)
       0.25
     """
     found = find_learning_rate(transformation)
+    made: Optimizer
     if found is not None and found.injected:
-        return _InjectedOptimizer(transformation, found.value)
-    if found is not None and found.scales_updates:
-        return _ScaledOptimizer(transformation, found.value)
-    return _FixedOptimizer(transformation, None if found is None else found.value)
+        made = _InjectedOptimizer(transformation, found.value)
+    elif found is not None and found.scales_updates:
+        made = _ScaledOptimizer(transformation, found.value)
+    else:
+        made = _FixedOptimizer(transformation, None if found is None else found.value)
+    if variables:
+        made.transformation = taking_dicts(made.transformation, variables)
+    return made
 
 
 class _OptaxOptimizer(Optimizer):
@@ -49,6 +61,17 @@ class _OptaxOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"optax({self._kind})"
+
+    def init(self, params: PyTree) -> OptimizerState:
+        try:
+            return super().init(params)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            shown = ", ".join(list(named_leaves(params))[:MAX_ITEMS])
+            raise ValueError(
+                f"`optimizer`, the optax transformation {self.kind}, cannot begin with this model's parameters: "
+                f"{type(error).__name__}: {str(error).partition(chr(10))[0]}. Labels and masks of optax must have the "
+                f"structure of the trained parameters, or of the start of it: nested dicts, here with {shown}. A "
+                "function of labels receives these dicts.") from error
 
     def schedule_count(self, state: OptimizerState) -> jax.Array:
         # A transformation that skips or accumulates updates counts only the updates that it makes.

@@ -44,7 +44,7 @@ def get(identifier: object) -> AnyOptimizer | None:
     return None if identifier is None else as_optimizer(identifier)
 
 
-def as_optimizer(identifier: Any) -> AnyOptimizer:
+def as_optimizer(identifier: Any, variables: Mapping[Any, Any] | None = None) -> AnyOptimizer:
     """Returns the optimizer for an identifier.
 
     The updates of an optax transformation are bit-for-bit unchanged until a learning rate is set. Its learning rate is
@@ -56,6 +56,7 @@ def as_optimizer(identifier: Any) -> AnyOptimizer:
     Args:
       identifier: a Keras name in any case, which gives the optimizer with its defaults; a configuration from
         `serialize`; an optimizer, which is returned unchanged; or an optax transformation or `optax.MultiSteps`.
+      variables: the parameters of an NNX module, for labels and masks of optax that are an `nnx.State`.
 
     Raises:
       TypeError: if `identifier` has another type.
@@ -72,7 +73,7 @@ def as_optimizer(identifier: Any) -> AnyOptimizer:
     if isinstance(identifier, optax.MultiSteps):
         identifier = optax.GradientTransformationExtraArgs(identifier.init, identifier.update)
     if isinstance(identifier, optax.GradientTransformation):
-        return from_optax(identifier)
+        return from_optax(identifier, variables)
     expected = "`optimizer` must be a name, an optimizer or an optax transformation"
     if callable(identifier):
         # A class such as `Adam`, or a function such as `optax.adam`.

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from trainer.core import arguments
 from trainer.core.identity import ComparesByConfiguration
+from trainer.core.types import ArrayLike
 
 Penalty = Callable[[jax.Array], jax.Array]
 """Returns a scalar for an array of weights."""
@@ -75,7 +76,8 @@ class L1L2(Regularizer):
         arguments.require_non_negative(l1=l1, l2=l2)
         self.l1, self.l2 = float(l1), float(l2)
 
-    def __call__(self, weights: jax.Array) -> jax.Array:
+    def __call__(self, weights: ArrayLike) -> jax.Array:
+        weights = jnp.asarray(weights)
         penalty = jnp.zeros((), jnp.promote_types(weights.dtype, jnp.float32))
         if self.l1:
             penalty += self.l1 * jnp.abs(weights).sum()
@@ -137,7 +139,8 @@ class OrthogonalRegularizer(Regularizer):
         arguments.require_non_negative(factor=factor)
         self.factor, self.mode = float(factor), arguments.check_word("mode", mode, ("rows", "columns"))
 
-    def __call__(self, weights: jax.Array) -> jax.Array:
+    def __call__(self, weights: ArrayLike) -> jax.Array:
+        weights = jnp.asarray(weights)
         if weights.ndim != 2:
             raise ValueError("OrthogonalRegularizer is a penalty of matrices. Received: weights of shape "
                              f"{weights.shape}. Give it for the paths of those: `{{'dense/kernel': ...}}`.")

@@ -1,4 +1,4 @@
-from trainer.callbacks.base.interactive_logging import (
+from trainer.core.ambient.interactive_logging import (
     disable_interactive_logging as disable_interactive_logging,
     enable_interactive_logging as enable_interactive_logging,
     is_interactive_logging_enabled as is_interactive_logging_enabled,

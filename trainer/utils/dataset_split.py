@@ -75,7 +75,7 @@ def _arrays_of(dataset: Any) -> tuple[HostArrays, int | None]:
         batches = dataset if dataset.batch_size else dataset.batch(_CHUNK_ROWS)
         return HostArrays(_joined(list(batches), np.concatenate)), dataset.batch_size
     if is_array_tree(dataset):
-        return HostArrays.of(dataset), None
+        return HostArrays.of(dataset, text=True), None
     if hasattr(dataset, "element_spec"):
         raise TypeError("`dataset` must be arrays, a `trainer.data.Dataset`, or yield rows. Received: a "
                         "`tf.data.Dataset`. Split it by its own `take` and `skip`.")
@@ -88,7 +88,7 @@ def _arrays_of(dataset: Any) -> tuple[HostArrays, int | None]:
                         f"yield rows. Received: {describe(dataset)}.")
     if not rows:
         raise ValueError("`dataset` is empty.")
-    return HostArrays.of(_joined(rows, np.stack)), None
+    return HostArrays.of(_joined(rows, np.stack), text=True), None
 
 
 def _joined(parts: list[Any], join: Any) -> Any:

@@ -6,7 +6,7 @@ import gc
 
 import jax
 
-from trainer.callbacks.base.interactive_logging import enable_interactive_logging
+from trainer.core.ambient.interactive_logging import enable_interactive_logging
 from trainer.core.arguments import require_bool
 from trainer.core.rng import set_default_seed
 

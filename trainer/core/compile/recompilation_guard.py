@@ -57,8 +57,8 @@ class CompileGuard:
         if not before or is_first_tail:
             return
         message = (f"The {self._step} compiles again (time {len(before) + 1} in this run) for batch {number}: "
-                   f"{_difference(before[-1], batch)}. Every new shape compiles once more. Give all batches equally "
-                   "many rows (the last one of an epoch may have fewer), or allow it with "
+                   f"{difference(before[-1], batch)}. Every new shape compiles once more. Give all batches equally "
+                   "many rows (the last one of an epoch may have fewer) and pad them to few lengths, or allow it with "
                    f"`compile(compile_guard='off')`. {errors.see('compiles-again')}")
         self._report(message)
 
@@ -99,12 +99,13 @@ def _is_shorter(batch: PyTree, than: PyTree) -> bool:
     return all(mine.dtype == other.dtype and mine.shape[0] < other.shape[0] for mine, other in pairs)
 
 
-def _difference(before: PyTree, after: PyTree) -> str:
+def difference(before: PyTree, after: PyTree) -> str:
+    """Returns the change between the shapes of two batches, as a clause."""
     if not _have_same_structure(before, after):
         return f"the batch was {errors.describe(before)} and is {errors.describe(after)}"
     names = argument_names(after)
     pairs = zip(names, jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-    changes = [f"`{name}` was {old.dtype.name}{list(old.shape)} and is {new.dtype.name}{list(new.shape)}"
+    changes = [f"`{name}` was {old.dtype.name} {old.shape} and is {new.dtype.name} {new.shape}"
                for name, old, new in pairs if (old.shape, old.dtype) != (new.shape, new.dtype)]
     return ", ".join(changes)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -98,6 +98,11 @@ class FunctionalModule(abc.ABC):
     def embeddings(self) -> frozenset[str]:
         """Paths of the tables of Linen's `nn.Embed` layers; known after initialization."""
         return frozenset()
+
+    @property
+    def param_variables(self) -> Mapping[tuple[Any, ...], Any]:
+        """The `nnx.Param` variables of NNX modules by their paths, with shapes for values; empty for other modules."""
+        return {}
 
     @property
     def sows_losses(self) -> bool:

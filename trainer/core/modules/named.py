@@ -124,6 +124,11 @@ class NamedFunctional(FunctionalModule):
         return frozenset(f"{name}{SEPARATOR}{path}" for name, part in self.parts.items() for path in part.embeddings)
 
     @property
+    def param_variables(self) -> dict[tuple[Any, ...], Any]:
+        return {(name, *path): variable for name, part in self.parts.items()
+                for path, variable in part.param_variables.items()}
+
+    @property
     def sows_losses(self) -> bool:
         return any(part.sows_losses for part in self.parts.values())
 

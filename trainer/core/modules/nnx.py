@@ -136,6 +136,10 @@ class NNXFunctional(FunctionalModule):
         return layouts_of_metadata(params)
 
     @property
+    def param_variables(self) -> dict[Path, nnx.Param]:
+        return self._params
+
+    @property
     def sows_losses(self) -> bool:
         return self._sows_losses
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.ambient.interactive_logging import print_message
 from trainer.core.errors import brief, describe, unknown_name, wrong_type
 from trainer.core.files import open_file
 from trainer.data.sources.arrays import DataError
@@ -112,12 +113,12 @@ def split(files: LabelledFiles, validation_split: float | None, subset: str | No
 
 
 def print_found(files: LabelledFiles, parts: list[LabelledFiles], subset: str | None) -> None:
-    """Prints the number of files and classes, and the number of files in the requested parts."""
+    """Prints or logs the number of files and classes, and the number of files in the requested parts."""
     classes = "" if files.class_names is None else f" belonging to {len(files.class_names)} classes"
-    print(f"Found {len(files.paths)} files{classes}.")
+    print_message(f"Found {len(files.paths)} files{classes}.")
     if subset is not None:
-        print(f"Using {' and '.join(str(len(part.paths)) for part in parts)} files for "
-              f"{'training and validation' if subset == 'both' else subset}.")
+        print_message(f"Using {' and '.join(str(len(part.paths)) for part in parts)} files for "
+                      f"{'training and validation' if subset == 'both' else subset}.")
 
 
 def check_split(validation_split: float | None, subset: str | None, shuffle: bool, seed: int | None) -> None:

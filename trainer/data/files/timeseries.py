@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from trainer.core import arguments
 from trainer.core.arguments import as_count
+from trainer.core.errors import unknown_name
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.dataset import Dataset
 
@@ -16,7 +17,7 @@ from trainer.data.sources.dataset import Dataset
 def timeseries_dataset_from_array(
     data: Any, targets: Any, sequence_length: int, sequence_stride: int = 1, sampling_rate: int = 1,
     batch_size: int | None = 128, shuffle: bool = False, seed: int | None = None, start_index: int | None = None,
-    end_index: int | None = None,
+    end_index: int | None = None, format: Literal["tf", "grain"] = "tf",
 ) -> Dataset:
     """Returns windows of a time series as a `Dataset`, which gathers them batch by batch: nothing is stored twice.
 
@@ -32,6 +33,7 @@ def timeseries_dataset_from_array(
       seed: seed of the order; by default 0.
       start_index: the first time step to use.
       end_index: the time step after the last to use.
+      format: Keras's choice between tf.data and Grain, which give the same windows; the result is a `Dataset` anyway.
 
     Raises:
       ValueError: if an argument is out of range, or no window fits.
@@ -42,6 +44,8 @@ def timeseries_dataset_from_array(
 
     Source: `keras.utils.timeseries_dataset_from_array`.
     """
+    if format not in ("tf", "grain"):
+        raise unknown_name("format", str(format), ("tf", "grain"))
     series = np.asarray(data)
     length = as_count("sequence_length", sequence_length)
     stride, rate = as_count("sequence_stride", sequence_stride), as_count("sampling_rate", sampling_rate)

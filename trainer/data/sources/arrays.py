@@ -19,6 +19,7 @@ from trainer.core.errors import MAX_ITEMS, describe, see
 from trainer.core.tree_paths import argument_names
 from trainer.core.types import PyTree
 
+_TEXT_KINDS = "OSTU"  # of objects, bytes, and strings of any and of one length
 _ALIGNMENT = 64  # in bytes, of buffers that XLA uses without a copy
 
 
@@ -27,17 +28,25 @@ class DataError(ValueError):
 
 
 def canonical_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns JAX's dtype for arrays of `dtype`: 32 bits instead of 64 unless `jax_enable_x64` is set."""
+    """Returns JAX's dtype for arrays of `dtype`: 32 bits instead of 64 unless `jax_enable_x64` is set.
+
+    The dtype of text, which JAX lacks, is unchanged.
+    """
+    if dtype.kind in _TEXT_KINDS:
+        return dtype
+    if dtype.type in (np.longdouble, np.clongdouble):  # extended precision, which JAX lacks
+        dtype = np.dtype(np.float64 if dtype.kind == "f" else np.complex128)
     return jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
 
 
 def map_casting(function: Callable[[np.ndarray], Any], tree: PyTree) -> Any:
     """Returns a tree of arrays with `function`, which casts to canonical dtypes, applied to each.
 
-    The processor flags an overflow during the cast, so the check takes no extra time.
+    The processor flags an overflow of floats during the cast, so the check takes no extra time. Integers are compared
+    by `assign`.
 
     Raises:
-      DataError: if a finite number would become infinite.
+      DataError: if a finite number would become infinite, or an integer would wrap around.
     """
     leaves, treedef = jax.tree.flatten(tree)
     results = []
@@ -45,6 +54,9 @@ def map_casting(function: Callable[[np.ndarray], Any], tree: PyTree) -> Any:
         for position, leaf in enumerate(leaves):
             try:
                 results.append(function(leaf))
+            except OverflowError:
+                check_integers_fit(tree)
+                raise
             except FloatingPointError:
                 dtype = canonical_dtype(leaf.dtype)
                 raise DataError(f"`{leaf_names(tree)[position]}` must fit into {dtype}, the dtype that JAX gives to "
@@ -52,6 +64,13 @@ def map_casting(function: Callable[[np.ndarray], Any], tree: PyTree) -> Any:
                                 "that would become infinite. Scale or clip them, or set `jax_enable_x64` before the "
                                 "data are passed.") from None
     return jax.tree.unflatten(treedef, results)
+
+
+def assign(to: np.ndarray, values: np.ndarray) -> None:
+    """Casts values to another array; raises OverflowError if an integer wraps around, as values written later may."""
+    to[...] = values
+    if values.dtype.kind in "iu" and to.dtype.itemsize < values.dtype.itemsize and (to != values).any():
+        raise OverflowError
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -90,14 +109,26 @@ def is_list_of_batches(value: object) -> bool:
                     and is_array_tree(tuple(item)) for item in value))
 
 
-def as_arrays(tree: PyTree) -> Any:
+def is_text(array: np.ndarray) -> bool:
+    """Returns whether all values of an array are strings, or bytes of text; of objects, None and NaN are missing."""
+    if array.dtype.kind != "O":
+        return array.dtype.kind in _TEXT_KINDS
+    values = [value for value in array.flat if value is not None and value == value]
+    return bool(values) and all(isinstance(value, (str, bytes)) for value in values)
+
+
+def as_arrays(tree: PyTree, text: bool = False) -> Any:
     """Returns `tree` with every leaf as a numpy array, without copying numpy arrays.
 
     A list of numbers becomes an array, and a list of Pillow images an array of their pixels; any other list at the top
     becomes a tuple. Torch and TensorFlow tensors are recognized by their methods.
 
+    Args:
+      tree: the arrays.
+      text: whether arrays may be text, which stays on the host.
+
     Raises:
-      DataError: if a leaf is a scalar, a masked array, or neither boolean nor numeric.
+      DataError: if a leaf is a scalar, a masked array, or neither boolean nor numeric, nor text where that is allowed.
     """
     if isinstance(tree, list) and not _is_number_list(tree):
         tree = tuple(tree)
@@ -107,8 +138,9 @@ def as_arrays(tree: PyTree) -> Any:
         array = _to_numpy(leaf)
         # By JAX, because numpy does not treat bfloat16 and similar dtypes as numbers.
         is_numeric = array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)
-        if not is_numeric or array.ndim == 0 or np.ma.isMaskedArray(leaf):
-            raise _unusable(leaf_names(tree)[position], array, is_numeric)
+        is_usable = is_numeric or (text and is_text(array))
+        if not is_usable or array.ndim == 0 or np.ma.isMaskedArray(leaf):
+            raise unusable(f"`{leaf_names(tree)[position]}`", array, is_usable)
         arrays.append(array)
     return jax.tree.unflatten(treedef, arrays)
 
@@ -148,8 +180,12 @@ def check_integers_fit(tree: PyTree) -> None:
                             "before the data are passed.")
 
 
-def check_rows(tree: PyTree) -> int:
+def check_rows(tree: PyTree, hint: str = "") -> int:
     """Returns the common number of rows of all leaves of `tree`, a tree of numpy arrays.
+
+    Args:
+      tree: the arrays.
+      hint: a sentence for the error of unequal rows.
 
     Raises:
       DataError: if there are no arrays or no rows, or the first dimensions differ.
@@ -161,11 +197,12 @@ def check_rows(tree: PyTree) -> int:
     if any(leaf.shape[0] != rows for leaf in leaves):
         pairs = list(zip(leaf_names(tree), leaves, strict=True))
         shapes = ", ".join(f"`{name}` of shape {leaf.shape}" for name, leaf in pairs[:MAX_ITEMS])
-        more = "" if len(pairs) <= MAX_ITEMS else (
-            f", ... ({len(pairs)} arrays in all). A list of arrays is as many inputs; if each is a row, pass "
-            "`np.stack(rows)`")
+        more = "" if len(pairs) <= MAX_ITEMS else f", ... ({len(pairs)} arrays in all)"
+        lists = [f"`{name[:-3]}=np.stack({name[:-3]})`" for name, _ in pairs if name.endswith("[1]")]
+        if lists:
+            hint = f" A list of arrays is as many inputs; if each array is a row, pass {' and '.join(lists)}."
         raise DataError("All arrays must have the same number of rows (the first dimension). "
-                        f"Received: {shapes}{more}. {see('unequal-rows')}")
+                        f"Received: {shapes}{more}.{hint} {see('unequal-rows')}")
     if rows == 0:
         raise DataError(f"Expected at least one row. Received: `{leaf_names(tree)[0]}` of shape {leaves[0].shape}, "
                         "which is empty.")
@@ -224,11 +261,13 @@ def _stacked(rows: list[np.ndarray]) -> np.ndarray:
     return np.stack(rows)
 
 
-def _unusable(name: str, array: np.ndarray, is_numeric: bool) -> DataError:
-    if not is_numeric:
-        return DataError(f"`{name}` must be of a boolean or numeric dtype. Received: {describe(array)}. Encode text as "
-                         "integers, and make rows equally long and sparse matrices dense.")
+def unusable(name: str, array: np.ndarray, is_usable: bool = False) -> DataError:
+    """Returns the error for an array that no step can take: of no usable dtype, masked, or a scalar."""
+    if not is_usable:
+        return DataError(f"{name} must be of a boolean or numeric dtype. Received: {describe(array)}. Encode text as "
+                         "integers, by `map` of a `Dataset`, cast numbers that are objects by `.astype(\"float32\")`, "
+                         "and make rows equally long and sparse matrices dense.")
     if array.ndim:
-        return DataError(f"`{name}` must not be a masked array, whose mask would be lost. Received: {describe(array)}. "
+        return DataError(f"{name} must not be a masked array, whose mask would be lost. Received: {describe(array)}. "
                          "Pass its `filled(value)`, and a `sample_weight` of 0 for what does not count.")
-    return DataError(f"`{name}` must have at least one dimension, the rows. Received: a scalar, {describe(array)}.")
+    return DataError(f"{name} must have at least one dimension, the rows. Received: a scalar, {describe(array)}.")

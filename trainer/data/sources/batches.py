@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,19 +72,24 @@ def pack_x_y_sample_weight(
     return (x,) if isinstance(x, (tuple, list)) else x
 
 
-def as_batch(element: PyTree) -> Batch:
+def as_batch(element: PyTree, text: bool = False) -> Batch:
     """Returns an element of a user's pipeline as a batch of numpy arrays in canonical dtypes.
 
     Arrays that need no conversion are not copied, so the batch may share memory with the pipeline.
+
+    Args:
+      element: the element.
+      text: whether arrays may be text.
 
     Raises:
       DataError: if a leaf is unusable, integers would overflow or floats become infinite, the numbers of rows differ,
         or there are no rows.
     """
-    arrays = as_arrays(element)
+    arrays = as_arrays(element, text)
     check_integers_fit(arrays)
     batch = map_casting(lambda leaf: leaf.astype(canonical_dtype(leaf.dtype), copy=False), arrays)
-    check_rows(batch)
+    check_rows(batch, " If the data yield single rows, make batches of them: torch's `DataLoader(data, "
+                      "batch_size=32)`, or `.batch(32)`; a packed graph, as one row, is a batch by `array[None]`.")
     return batch
 
 
@@ -122,7 +128,7 @@ def map_batch(function: Callable[[Batch], Batch], batch: Batch | LocalRows) -> B
 
 @dataclasses.dataclass(frozen=True)
 class BatchSpec:
-    """The structure, shapes and dtypes of a run's first batch, which later batches must match.
+    """The structure, shapes and dtypes of a run's first batch, with which later batches are compared.
 
     Attributes:
       structure: the tree.
@@ -164,17 +170,29 @@ class BatchSpec:
                 return None
         return leaves
 
-    def check(self, batch: Batch) -> None:
-        """Raises DataError if the structure, the shapes except for the rows, or the kinds of the dtypes differ."""
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
+
+    def check(self, batch: Batch, sizes_may_differ: bool = False) -> None:
+        """Raises DataError if the structure, the shapes except for the rows, or the kinds of the dtypes differ.
+
+        Args:
+          batch: the batch.
+          sizes_may_differ: whether the numbers of dimensions are compared, and not the dimensions.
+        """
         leaves, structure = jax.tree.flatten(batch)
         if structure != self.structure:
             raise DataError(f"its structure is not that of the first batch. Received: {describe(batch)}. "
                             f"Expected: {self.structure}.")
         for position, (leaf, shape, dtype) in enumerate(zip(leaves, self.shapes, self.dtypes, strict=True)):
-            if leaf.shape[1:] != shape[1:] or leaf.dtype.kind != dtype.kind:
+            is_alike = leaf.ndim == len(shape) if sizes_may_differ else leaf.shape[1:] == shape[1:]
+            if not is_alike or leaf.dtype.kind != dtype.kind:
+                differing = "the sizes of its dimensions" if sizes_may_differ else "only the first dimension"
                 raise DataError(f"`{leaf_names(batch)[position]}` is not like that of the first batch. "
                                 f"Received: shape {leaf.shape} and dtype {leaf.dtype}. "
-                                f"Expected: shape {shape} and dtype {dtype}; only the first dimension may differ.")
+                                f"Expected: shape {shape} and dtype {dtype}; {differing} may differ.")
 
 
 class BatchConverter:
@@ -209,7 +227,7 @@ class ResumeToken:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Consecutive batches with the same number of rows, stacked.
+    """Consecutive batches of the same shapes, stacked.
 
     Attributes:
       data: the tree of a batch, with leaves of shape `(capacity, rows, ...)` that share no memory with the user's
@@ -232,11 +250,15 @@ class Group:
 
 
 class GroupBuffer:
-    """Stacks batches. Each is copied at once, because a pipeline may overwrite its memory with the next batch."""
+    """Stacks batches. Each is copied at once, because a pipeline may overwrite its memory with the next batch.
+
+    Args:
+      capacity: maximum number of batches; may be assigned while the buffer is empty.
+    """
 
     def __init__(self, capacity: int):
         self.count = 0
-        self._capacity = capacity
+        self.capacity = capacity
         self._slots: list[np.ndarray] = []  # for each leaf, the stack of batches
         self._spec: BatchSpec | None = None
         self._counts: tuple[int, ...] | None = None
@@ -245,7 +267,7 @@ class GroupBuffer:
     @property
     def is_full(self) -> bool:
         """Whether the buffer is full."""
-        return self.count == self._capacity
+        return self.count == self.capacity
 
     def add_if_alike(self, batch: PyTree) -> bool:
         """Appends a copy of a batch that matches the batches here; returns False for any other, or if empty or full."""
@@ -264,7 +286,7 @@ class GroupBuffer:
         leaves = jax.tree.leaves(rows_here(batch))
         self._spec = BatchSpec.of(rows_here(batch))
         self._counts = batch.counts if isinstance(batch, LocalRows) else None
-        self._slots = [POOL.empty((self._capacity, *leaf.shape), leaf.dtype) for leaf in leaves]
+        self._slots = [POOL.empty((self.capacity, *leaf.shape), leaf.dtype) for leaf in leaves]
         self._first = number
         self._append(leaves)
 

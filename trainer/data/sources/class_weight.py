@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
 
 from trainer.core import arguments
 from trainer.core.errors import describe, wrong_type
+from trainer.core.tracebacks import user_stacklevel
 from trainer.core.types import PyTree
 from trainer.data.sources.arrays import DataError
 
@@ -38,16 +40,19 @@ class ClassWeights:
         labels = sorted(class_weight)
         self._labels = np.array(labels)
         self._weights = np.array([class_weight[label] for label in labels], np.float32)
+        self._is_seen = np.zeros(len(labels), bool)
 
     def __call__(self, y: PyTree) -> np.ndarray:
         """Returns the weight of each row; float32, shape `(rows,)`.
 
         Args:
-          y: labels, a NumPy array of shape `(rows,)` or `(rows, 1)`, which are rounded; or of shape `(rows, classes)`,
-            where each row is one-hot or another distribution, such as a smoothed label, and the likeliest class counts.
+          y: labels, a NumPy array of shape `(rows,)` or `(rows, 1)`: whole numbers, or numbers from 0 to 1, which are
+            rounded; or of shape `(rows, classes)`, where each row is one-hot or another distribution, such as a
+            smoothed label, and the likeliest class counts.
 
         Raises:
-          DataError: if `y` is not an array of such a shape, or a row with several numbers is not a distribution.
+          DataError: if `y` is not an array of such a shape, a row with several numbers is not a distribution, or a
+            number is no class.
         """
         if not isinstance(y, np.ndarray):
             raise DataError(f"`class_weight` needs `y` to be a single array of labels. Received: {describe(y)}.")
@@ -56,9 +61,28 @@ class ClassWeights:
                             f"Received: {describe(y)}. Pass `sample_weight` instead.")
         labels = _likeliest_classes(y) if y.ndim == 2 and y.shape[1] > 1 else y.reshape(-1)
         if labels.dtype.kind == "f":  # a smoothed label is rounded to the nearest class, as in Keras
-            labels = np.round(labels)
+            labels = _rounded(labels)
         slots = np.searchsorted(self._labels, labels).clip(max=len(self._labels) - 1)
-        return np.where(self._labels[slots] == labels, self._weights[slots], np.float32(1.0))
+        is_weighted = self._labels[slots] == labels
+        self._is_seen[slots[is_weighted]] = True
+        return np.where(is_weighted, self._weights[slots], np.float32(1.0))
+
+    def warn_of_unseen(self) -> None:
+        """Warns, once, of classes with a weight that no label so far has had."""
+        unseen = self._labels[~self._is_seen].tolist()
+        if unseen:
+            warnings.warn(f"`class_weight` has weights of {', '.join(map(str, unseen))}, which no label in `y` is. Its "
+                          "keys are the labels as `y` has them, mostly numbered from 0.", stacklevel=user_stacklevel())
+            self._is_seen[:] = True
+
+
+def _rounded(labels: np.ndarray) -> np.ndarray:
+    rounded = np.round(labels)
+    is_class = (rounded == labels) | ((labels >= 0) & (labels <= 1))
+    if not is_class.all():
+        raise DataError("`class_weight` needs labels that are classes: whole numbers, or numbers from 0 to 1. "
+                        f"Received: the label {labels[~is_class][0]:g}. For a regression, pass `sample_weight`.")
+    return rounded
 
 
 def _likeliest_classes(y: np.ndarray) -> np.ndarray:

@@ -42,12 +42,12 @@ class Dataset:
     and `shuffle`, `map`, `repeat` and `take` act on the elements. Iteration yields pass 0; `fit` reads another pass in
     each epoch.
 
-    Batches are owned copies, in JAX's dtypes (32 bits instead of 64 unless `jax_enable_x64` is set). Do not write to
-    the arrays once the dataset is in use: `fit` may keep a copy of them on the devices as long as the dataset, a
-    dataset derived from it, or the arrays exist.
+    Batches are owned copies, in JAX's dtypes (32 bits instead of 64 unless `jax_enable_x64` is set). `fit` may
+    keep a copy of the arrays on the devices as long as the dataset, a dataset derived from it, or the arrays exist, and
+    makes it anew if they were written to before the call, or by a callback before an epoch.
 
     Attributes:
-      arrays: the numpy arrays that rows are gathered from: the user's own, not to be written to.
+      arrays: the numpy arrays that rows are gathered from: the user's own.
 
     Example:
       >>> dataset = Dataset.from_arrays((np.arange(5.0), np.arange(5))).batch(2)
@@ -72,12 +72,23 @@ class Dataset:
         Args:
           data: an array, or a tree (tuple, dict, nested) of arrays with equal first dimensions: NumPy and JAX arrays,
             arguments of `np.asarray`, and lists of numbers. A list of arrays is treated as a tuple. NumPy arrays are
-            neither copied nor changed.
+            neither copied nor changed. Arrays of text stay on the host: `map` must make numbers of them before a step.
 
         Raises:
-          ValueError: if the first dimensions differ, there are no rows, or an array is a scalar or not numeric.
+          ValueError: if the first dimensions differ, there are no rows, or an array is a scalar, or neither numeric nor
+            text.
         """
-        return cls.from_host_arrays(HostArrays.of(data))
+        return cls.from_host_arrays(HostArrays.of(data, text=True))
+
+    @classmethod
+    def from_tensors(cls, data: ArrayTree) -> Dataset:
+        """Returns a dataset with a single element, the arrays: one batch of all rows, for `from_arrays`'s data.
+
+        >>> len(Dataset.from_tensors((np.arange(5.0), np.arange(5))).repeat(3))
+        3
+        """
+        dataset = cls.from_arrays(data)
+        return dataset.batch(dataset.arrays.rows)
 
     @classmethod
     def from_columns(cls, data: Any, x: Any, y: Any = None, sample_weight: Any = None) -> Dataset:
@@ -85,8 +96,8 @@ class Dataset:
 
         Args:
           data: a table that returns a column by name, such as a dataset of Hugging Face's `datasets`, a data frame or a
-            dict of arrays; or a list of dicts, one dict per row. Columns hold numbers, arrays or images of the same
-            shape.
+            dict of arrays; or a list of dicts, one dict per row. Columns hold numbers, text, arrays or images of the
+            same shape.
           x: the name of the column of inputs; or a list of names, for positional inputs, or a dict of names, for named
             inputs: `{"size": "size", "age": "age"}` for a module that reads `x["size"]`.
           y: the same for targets; None for no targets.
@@ -100,8 +111,9 @@ class Dataset:
           >>> [y.tolist() for x, y in Dataset.from_columns(rows, x={"a": "size", "b": "age"}, y="label").batch(2)]
           [[0, 1]]
         """
-        parts = [jax.tree.map(functools.partial(_column, data), names) for names in (x, y, sample_weight)]
-        return cls.from_arrays(pack_x_y_sample_weight(*parts))
+        names = pack_x_y_sample_weight(x, y, sample_weight)
+        arrays = jax.tree.map(functools.partial(_column, data), names)
+        return cls.from_host_arrays(HostArrays.of(arrays, text=True, columns=jax.tree.leaves(names)))
 
     @classmethod
     def from_host_arrays(cls, arrays: HostArrays) -> Dataset:
@@ -320,7 +332,7 @@ class Dataset:
             batch = jax.tree.map(lambda *leaves: np.stack(leaves), *(self._map_row(row) for row in _rows(batch)))
         for fn in self._batch_maps:
             batch = _call(fn, batch)
-        return as_batch(batch)
+        return as_batch(batch, text=True)
 
 
 def _column(data: Any, name: str) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,11 +20,15 @@ from trainer.core.errors import describe
 from trainer.core.types import ArrayTree, PyTree
 from trainer.data.sources.arrays import (
     as_arrays,
+    assign,
     canonical_dtype,
     check_integers_fit,
     check_rows,
     is_array_tree,
+    is_text,
+    leaf_names,
     map_casting,
+    unusable,
 )
 from trainer.data.sources.buffers import POOL
 
@@ -33,13 +38,15 @@ class HostArrays:
 
     Args:
       tree: the arrays, converted and checked as by `of`, which are not written to.
+      columns: the name of each array in the user's table, if they were columns.
 
     Attributes:
       rows: their first dimension.
     """
 
-    def __init__(self, tree: PyTree):
+    def __init__(self, tree: PyTree, columns: Sequence[str] = ()):
         self.tree = tree
+        self._columns = columns
         self.rows: int = jax.tree.leaves(tree)[0].shape[0]
 
     @functools.cached_property
@@ -48,17 +55,29 @@ class HostArrays:
         return sum(leaf.size * canonical_dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(self.tree))
 
     @classmethod
-    def of(cls, data: ArrayTree) -> HostArrays:
+    def of(cls, data: ArrayTree, text: bool = False, columns: Sequence[str] = ()) -> HostArrays:
         """Returns a user's arrays, converted and checked once here, and not when rows are gathered.
+
+        Args:
+          data: the arrays.
+          text: whether arrays may be text, which no step takes; see `require_numbers`.
+          columns: as in `HostArrays`.
 
         Raises:
           DataError: if a leaf is not a numeric array, the numbers of rows differ or are 0, or integers would overflow
             in JAX's dtypes.
         """
-        tree = as_arrays(data)
+        tree = as_arrays(data, text)
         check_rows(tree)
         check_integers_fit(tree)
-        return cls(tree)
+        return cls(tree, columns)
+
+    def require_numbers(self) -> None:
+        """Raises DataError, which names the array and its column, if an array is text."""
+        for position, leaf in enumerate(jax.tree.leaves(self.tree)):
+            if is_text(leaf):
+                column = f" (the column {self._columns[position]!r})" if self._columns else ""
+                raise unusable(f"`{leaf_names(self.tree)[position]}`{column}", leaf)
 
     def gather(self, index: np.ndarray, capacity: int | None = None) -> Any:
         """Returns the rows at `index` of every array: owned copies in their canonical dtypes.
@@ -71,17 +90,19 @@ class HostArrays:
           Arrays of shape `(capacity, *index.shape[1:], ...)`, undefined after `count`.
 
         Raises:
-          DataError: if a finite number would become infinite.
+          DataError: if a finite number would become infinite, or an integer, written since, would wrap around.
         """
         def gathered(array: np.ndarray) -> np.ndarray:
             shape = (capacity or len(index), *index.shape[1:], *array.shape[1:])
-            filled = POOL.empty(shape, canonical_dtype(array.dtype))
+            # Objects are no memory that others may have filled.
+            empty = np.empty if array.dtype.hasobject else POOL.empty
+            filled = empty(shape, canonical_dtype(array.dtype))
             # `take` is several times faster for short rows, but first copies an array that is not contiguous. In any
             # mode except "raise" it writes to `out` directly.
             if array.flags.c_contiguous and array.flags.aligned and filled.dtype == array.dtype:
                 array.take(index, axis=0, out=filled[:len(index)], mode="clip")
             else:
-                filled[:len(index)] = array[index]
+                assign(filled[:len(index)], array[index])
             return filled
 
         return map_casting(gathered, self.tree)

@@ -24,7 +24,7 @@ class PyDataset:
         forked: `multiprocessing` must be able to send the data set (a class of a module, no open files), and a script
           must
         start its training within `if __name__ == "__main__":`. JAX runs on the CPU there.
-      max_queue_size: maximum number of batches in progress or ready.
+      max_queue_size: maximum number of batches in progress or ready; 0 for no limit, or 10 of endless data.
 
     Derive random numbers from the index of the batch, because workers make batches in any order.
 
@@ -52,7 +52,7 @@ class PyDataset:
         require_bool(use_multiprocessing=use_multiprocessing)
         self.workers = as_count("workers", workers, 0)
         self.use_multiprocessing = bool(use_multiprocessing)
-        self.max_queue_size = as_count("max_queue_size", max_queue_size)
+        self.max_queue_size = as_count("max_queue_size", max_queue_size, 0)
 
     def __getitem__(self, index: int) -> Any:
         """Returns a batch: `x`, `(x, y)` or `(x, y, sample_weight)`.

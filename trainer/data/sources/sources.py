@@ -10,11 +10,14 @@ import copy
 import itertools
 import math
 import re
+import threading
+import weakref
 from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
+from trainer.core.errors import see
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import Batch, BatchConverter, map_batch, unpack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
@@ -22,6 +25,7 @@ from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import Count
 
+_ONE_SHOT: weakref.WeakSet[IterableSource] = weakref.WeakSet()  # that are being read
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -124,6 +128,9 @@ class IterableSource:
     Args:
       iterable: yields batches.
       num_batches: number of batches per pass; `math.inf` if endless, None if unknown.
+
+    Raises:
+      RuntimeError: if another thread reads the same iterator.
     """
 
     rows = None
@@ -135,6 +142,16 @@ class IterableSource:
         self.is_one_shot = hasattr(iterable, "__next__")
         self._pass_index = 0
         self._iterator: Any = iterable if self.is_one_shot else None  # opened by the last `read`
+        self._thread = threading.current_thread()
+        if self.is_one_shot:
+            _ONE_SHOT.add(self)  # before the look at others: of two that begin together, one sees the other
+            for other in list(_ONE_SHOT):
+                if other._iterable is iterable and other._thread is not self._thread:
+                    self.close()
+                    raise RuntimeError(
+                        f"The {type(iterable).__name__} of batches is read by two threads: a call in "
+                        f"{other._thread.name!r} has not ended, and each would get some of the batches. Give each call "
+                        f"an iterator of its own, or data that can be read again. {see('two-threads')}")
 
     @property
     def is_exact(self) -> bool:
@@ -167,7 +184,8 @@ class IterableSource:
         """Does nothing: independent passes have a state, and other passes are read."""
 
     def close(self) -> None:
-        """Does nothing: each pass closes its own iterator."""
+        """Lets other threads read a one-shot iterator; each pass of other data closes its own iterator."""
+        _ONE_SHOT.discard(self)
 
     def _batches(self, elements: Iterator[Any]) -> Iterator[Any]:
         return elements
@@ -281,7 +299,7 @@ class WeightedSource:
         return self._source.is_exact
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
-        return self._weighted(self._source.read(pass_index, start))
+        return self._weighted(self._source.read(pass_index, start), is_whole=start == 0)
 
     def state(self) -> dict[str, Any] | None:
         return self._source.state()
@@ -295,11 +313,15 @@ class WeightedSource:
     def close(self) -> None:
         self._source.close()
 
-    def _weighted(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    def _weighted(
+        self, batches: Generator[Any, None, None], is_whole: bool = False
+    ) -> Generator[Any, None, None]:
         convert = BatchConverter()
         try:
             for element in batches:
                 yield map_batch(self._with_weights, convert(element))
+            if is_whole:
+                self._class_weights.warn_of_unseen()
         finally:
             batches.close()
 

@@ -29,10 +29,12 @@ from trainer.distribute.cluster.liveness.watchdog import waiting, watchdog
 from trainer.distribute.cluster.membership import cluster_devices, join_cluster
 from trainer.distribute.cluster.preemption import reached_preemption_sync_point
 from trainer.distribute.cluster.process_group import ProcessGroup
+from trainer.distribute.cluster.rendezvous.connection import Connection, NotOurs, ready
 from trainer.distribute.cluster.rendezvous.join import connect, why_unreachable
+from trainer.distribute.cluster.rendezvous.listen import accepted
 from trainer.distribute.cluster.rendezvous.wait import Wait
 
-__all__ = ["PEER_LOST", "TF_CONFIG", "ClusterError", "ClusterTimeout", "ProcessGroup", "TFConfigClusterResolver",
-           "Wait", "cluster_devices", "connect", "detect_cluster", "join_cluster", "package_versions",
-           "reached_preemption_sync_point", "resolve_cluster", "split_address", "waiting", "watchdog",
-           "why_unreachable"]
+__all__ = ["PEER_LOST", "TF_CONFIG", "ClusterError", "ClusterTimeout", "Connection", "NotOurs", "ProcessGroup",
+           "TFConfigClusterResolver", "Wait", "accepted", "cluster_devices", "connect", "detect_cluster",
+           "join_cluster", "package_versions", "reached_preemption_sync_point", "ready", "resolve_cluster",
+           "split_address", "waiting", "watchdog", "why_unreachable"]

@@ -29,7 +29,11 @@ from trainer.distribute.cluster.description.cluster_description import (
     is_loopback,
     split_address,
 )
-from trainer.distribute.cluster.description.cluster_resolver import detect_cluster, resolve_cluster
+from trainer.distribute.cluster.description.cluster_resolver import (
+    TFConfigClusterResolver,
+    detect_cluster,
+    resolve_cluster,
+)
 from trainer.distribute.cluster.description.process_names import process_name, set_process_names
 from trainer.distribute.cluster.jax_runtime import coordinator_address
 from trainer.distribute.cluster.liveness.process_end import FAILED, PEER_LOST, REFUSED
@@ -53,7 +57,7 @@ _DIAGNOSIS_SECS = 1.0  # for the end of another process, and its consequences, t
 _MEETING_SECS = 30.0  # of processes that are all there
 
 
-def join_cluster(timeout_secs: float | None = None) -> None:
+def join_cluster(timeout_secs: float | None = None, resolver: TFConfigClusterResolver | None = None) -> None:
     """Joins this process's cluster, so that JAX sees all its devices; does nothing outside of a cluster.
 
     The cluster is described by TF_CONFIG, Open MPI or SLURM, or detected by JAX (Kubernetes, TPU). A watchdog then
@@ -61,17 +65,21 @@ def join_cluster(timeout_secs: float | None = None) -> None:
 
     Args:
       timeout_secs: seconds to wait for the other processes, now and during training; None for the default.
+      resolver: the cluster, in the place of the cluster that is found.
 
     Raises:
       ClusterError: if the description of the cluster is wrong, the processes were started with different clusters, jobs
-        or versions, or their CPU devices cannot reach each other. If the error is not caught, the exit code is 2.
+        or versions, their CPU devices cannot reach each other, or this process has joined another cluster than the
+        resolver's. If the error is not caught, the exit code is 2.
       ClusterTimeout: if processes are missing; the message names them.
       RuntimeError: if JAX has used its devices already.
     """
     timeout_secs = timeout_secs or DEFAULT_TIMEOUT_SECS
     try:
         if not jax.distributed.is_initialized():
-            _join(timeout_secs)
+            _join(timeout_secs, resolver)
+        elif resolver is not None:
+            _check_joined(resolver)
         if watchdog() is None and jax.distributed.is_initialized() and jax.process_count() > 1:
             star = _star_over_jax()
             if star is not None:
@@ -82,8 +90,17 @@ def join_cluster(timeout_secs: float | None = None) -> None:
         raise
 
 
-def _join(timeout_secs: float) -> None:
-    description = resolve_cluster()
+def _check_joined(resolver: TFConfigClusterResolver) -> None:
+    joined = jax.process_index(), jax.process_count()
+    if (resolver.process_id, resolver.num_workers) != joined:
+        raise ClusterError(
+            f"`cluster_resolver` says that this process is number {resolver.process_id} of {resolver.num_workers}, but "
+            f"it has joined a cluster already, as number {joined[0]} of {joined[1]}. Give the first strategy this "
+            "resolver.")
+
+
+def _join(timeout_secs: float, resolver: TFConfigClusterResolver | None = None) -> None:
+    description = resolve_cluster() if resolver is None else resolver.description()
     if description is None and (kind := detect_cluster()) is not None:
         from trainer.distribute.cluster.description.detected_cluster import detected_cluster
 
@@ -165,13 +182,16 @@ def _uses_gloo() -> bool:
     return jax.default_backend() == "cpu" and config.jax_cpu_collectives_implementation == "gloo"
 
 
-def cluster_devices(timeout_secs: float | None = None) -> list[jax.Device]:
+def cluster_devices(
+    timeout_secs: float | None = None, resolver: TFConfigClusterResolver | None = None
+) -> list[jax.Device]:
     """Returns all devices of this process's cluster, which it joins; outside of a cluster, its own devices.
 
     Args:
       timeout_secs: see `join_cluster`.
+      resolver: see `join_cluster`.
     """
-    join_cluster(timeout_secs)
+    join_cluster(timeout_secs, resolver)
     return list(jax.devices() if jax.process_count() > 1 else jax.local_devices())
 
 

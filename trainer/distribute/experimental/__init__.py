@@ -4,5 +4,6 @@ Owns names alone, and must not define what they name.
 """
 
 from trainer.core.public_names import attach_stub
+from trainer.distribute.replica import tensorflow_names
 
-__getattr__, __dir__, __all__ = attach_stub(__name__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, missing=tensorflow_names.missing("experimental"))

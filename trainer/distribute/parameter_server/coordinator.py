@@ -20,7 +20,7 @@ from trainer.core import errors
 from trainer.core.ambient import state
 from trainer.core.ambient.processes import SentContext
 from trainer.distribute.parameter_server.per_worker import PerWorkerDataset
-from trainer.distribute.parameter_server.processes.engine import Handle, RemoteCallError
+from trainer.distribute.parameter_server.processes.engine import Handle, RemoteCallError, UnreadableResultError
 from trainer.distribute.parameter_server.processes.failures import ProcessLostError, WorkerLostError
 from trainer.distribute.parameter_server.processes.wire import Packed, Resource, pack
 from trainer.distribute.parameter_server.shared import SharedFunction
@@ -56,7 +56,9 @@ class RemoteValue:
 
         Raises:
           concurrent.futures.CancelledError: if the error of another function cancelled it. Schedule it again.
-          Exception: the exception of the function.
+          Exception: the exception of the function, of the same class if built in, otherwise a RuntimeError. A
+            StopIteration is a RuntimeError, too: it would end a loop or a generator around this call silently.
+          TypeError: if the result cannot be unpickled here; it names the function and its worker.
         """
         try:
             return self._future.result()
@@ -310,6 +312,13 @@ class ClusterCoordinator:
         except RemoteCallError as error:
             with self._changed:
                 self._failed(error.failure.error(f"{closure.name} on {slot.handle.name}"), closure)
+        except UnreadableResultError as error:
+            unread = TypeError(f"{closure.name} on {slot.handle.name} has returned a value that the chief cannot read: "
+                               f"{error}. Return arrays and plain values, or objects of modules that the chief can "
+                               "import, too.")
+            unread.__cause__ = error.__cause__
+            with self._changed:
+                self._failed(unread, closure)
         except (ProcessLostError, TimeoutError) as error:
             self._lost(slot, closure, error)
         else:

@@ -36,6 +36,7 @@ from trainer.distribute.parameter_server.server import ParameterServer
 from trainer.distribute.parameter_server.shared import SharedValue
 from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
+from trainer.distribute.placement.device_cache import checksums_of
 from trainer.distribute.placement.devices import default_devices
 from trainer.distribute.replica.distributed_dataset import InputContext
 from trainer.distribute.strategies.strategy import Strategy
@@ -105,6 +106,8 @@ class ParameterServerStrategy(Strategy):
         if cluster_resolver is not None and (num_workers, num_ps, address) != (None, None, None):
             raise ValueError("`cluster_resolver` says which workers and parameter servers there are. Leave out "
                              "`num_workers`, `num_ps` and `address`.")
+        if cluster_resolver is not None and not isinstance(cluster_resolver, TFConfigClusterResolver):
+            raise errors.wrong_type("cluster_resolver", cluster_resolver, "a TFConfigClusterResolver")
         if variable_partitioner is not None and not isinstance(variable_partitioner, Partitioner):
             raise errors.wrong_type("variable_partitioner", variable_partitioner,
                                     "a partitioner such as MinSizePartitioner()")
@@ -116,7 +119,9 @@ class ParameterServerStrategy(Strategy):
             num_workers, num_ps = len(spec["worker"]), len(spec["ps"])
         if num_workers is None or num_ps is None:
             raise ClusterError("A ParameterServerStrategy needs workers and parameter servers. Give `num_workers` and "
-                               f"`num_ps`, or set TF_CONFIG. Received: num_workers={num_workers}, num_ps={num_ps}.")
+                               "`num_ps` for processes of this machine, or, in each task of several machines, set "
+                               "TF_CONFIG with 'chief', 'worker' and 'ps', and RAY_AUTH_TOKEN_PATH. Received: "
+                               f"num_workers={num_workers}, num_ps={num_ps}.")
         self.num_workers, self.num_ps = (arguments.as_count(name, value) for name, value in (
             ("num_workers", num_workers), ("num_ps", num_ps)))
         arguments.check_count("max_staleness", max_staleness, 0, optional=True)
@@ -150,6 +155,7 @@ class ParameterServerStrategy(Strategy):
         self._models: weakref.WeakKeyDictionary[Any, ServedModel] = weakref.WeakKeyDictionary()
         self._tables: set[str] = set()
         self._shared: weakref.WeakKeyDictionary[HostArrays, SharedValue] = weakref.WeakKeyDictionary()
+        self._checksums: weakref.WeakKeyDictionary[HostArrays, Any] = weakref.WeakKeyDictionary()  # when they were sent
 
     def __repr__(self) -> str:
         return f"ParameterServerStrategy(num_workers={self.num_workers}, num_ps={self.num_ps})"
@@ -268,12 +274,19 @@ class ParameterServerStrategy(Strategy):
 
         For a sample batch of data that workers read themselves, these data are returned.
         """
-        if arrays not in self._shared:
+        if arrays not in self._shared or self._has_sent_others(arrays):
             if wanted is False or arrays.nbytes > SHARED_BYTES:
                 return None
+            self._checksums[arrays] = checksums_of(arrays)
             # A new object with the same arrays, because the value would otherwise keep its own key alive.
             self._shared[arrays] = self.shared(HostArrays(jax.tree.map(lambda leaf: leaf, arrays.tree)))
         return self._shared[arrays]
+
+    def has_stale_arrays(self, arrays: HostArrays) -> bool:
+        return self._has_sent_others(arrays) or super().has_stale_arrays(arrays)
+
+    def _has_sent_others(self, arrays: HostArrays) -> bool:
+        return arrays in self._checksums and self._checksums[arrays] != checksums_of(arrays)
 
     def shared(self, value: object) -> SharedValue:
         """Returns a placeholder to be sent instead of a value, which a worker gets once."""

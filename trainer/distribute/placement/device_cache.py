@@ -30,19 +30,20 @@ class _Memory:
 
     places: tuple[Any, ...]  # address, shape, strides and dtype of each array
     owners: tuple[weakref.ref[np.ndarray], ...] = dataclasses.field(compare=False)
-    checksums: tuple[tuple[int, ...], ...]
+    checksums: tuple[tuple[int | bytes, ...], ...]
 
 
 class PlacedArrays:
     """Arrays placed on devices, by the host arrays they were made from.
 
-    The arrays of a `Dataset` are recognized by identity, because nothing writes to them. Other arrays are recognized by
-    their memory if its checksums are unchanged, which costs a fraction of placing them again. The last `KEPT` of these
-    are held until the memory is freed. Arrays that were released because others needed their memory are placed again.
+    They are recognized by their memory if its checksums are unchanged, which costs a fraction of placing them again.
+    They are held as long as the host arrays, such as those of a `Dataset`; the last `KEPT`, until the memory is freed.
+    Arrays that were released because others needed their memory are placed again.
     """
 
     def __init__(self) -> None:
-        self._by_identity: weakref.WeakKeyDictionary[HostArrays, KeptArrays] = weakref.WeakKeyDictionary()
+        self._by_identity: weakref.WeakKeyDictionary[HostArrays, tuple[_Memory, KeptArrays]] = (
+            weakref.WeakKeyDictionary())
         self._by_memory: list[tuple[_Memory, KeptArrays]] = []  # most recently used last
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlacedArrays:
@@ -59,10 +60,16 @@ class PlacedArrays:
         self, arrays: HostArrays, place: Callable[[], Any], devices: Collection[jax.Device], nbytes: int
     ) -> Any:
         """Returns the placed arrays of `arrays`, or else the result of `place()`; see `KeptArrays.get_or_place`."""
-        kept = self._by_identity.get(arrays)
-        if kept is None:
-            kept = self._by_identity[arrays] = self._known(self._memory_of(arrays))
-        return kept.get_or_place(place, devices, nbytes)
+        memory, known = self._memory_of(arrays), self._by_identity.get(arrays)
+        if known is None or known[0] != memory:
+            self._by_identity.pop(arrays, None)
+            known = self._by_identity[arrays] = memory, self._known(memory)
+        return known[1].get_or_place(place, devices, nbytes)
+
+    def are_stale(self, arrays: HostArrays) -> bool:
+        """Returns whether arrays were placed for this object, and its memory has changed since."""
+        known = self._by_identity.get(arrays)
+        return known is not None and known[0].checksums != checksums_of(arrays)
 
     def _known(self, memory: _Memory) -> KeptArrays:
         known = [pair for pair in self._by_memory if pair[0].places == memory.places]
@@ -80,14 +87,21 @@ class PlacedArrays:
         leaves = jax.tree.leaves(arrays.tree)
         places = tuple((leaf.ctypes.data, leaf.shape, leaf.strides, leaf.dtype) for leaf in leaves)
         owners = tuple(weakref.ref(_owner(leaf), self._forget) for leaf in leaves)
-        return _Memory((jax.tree.structure(arrays.tree), *places), owners, tuple(map(checksums, leaves)))
+        return _Memory((jax.tree.structure(arrays.tree), *places), owners, checksums_of(arrays))
 
     def _forget(self, owner: weakref.ref[np.ndarray]) -> None:
         self._by_memory = [pair for pair in self._by_memory if all(ref is not owner for ref in pair[0].owners)]
 
 
-def checksums(array: np.ndarray) -> tuple[int, ...]:
+def checksums_of(arrays: HostArrays) -> tuple[tuple[int | bytes, ...], ...]:
+    """Returns the checksums of each array in a tree."""
+    return tuple(map(checksums, jax.tree.leaves(arrays.tree)))
+
+
+def checksums(array: np.ndarray) -> tuple[int | bytes, ...]:
     """Returns the CRC-32 of each block of an array's rows, a few megabytes each, computed by several threads.
+
+    An array of a single block is its own checksum: a copy takes a quarter of the time, which counts in short epochs.
 
     >>> checksums(np.zeros(3)) == checksums(np.array([0.0, 0.0, -0.0]))
     False
@@ -95,7 +109,7 @@ def checksums(array: np.ndarray) -> tuple[int, ...]:
     rows = max(1, _BLOCK_BYTES // max(1, array.nbytes // len(array)))
     blocks = [array[start:start + rows] for start in range(0, len(array), rows)]
     if len(blocks) == 1:
-        return (_checksum(array),)
+        return (array.tobytes(),)
     with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return tuple(pool.map(_checksum, blocks))
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from trainer.core.compile.jit import compiled
 from trainer.core.types import ArrayLike, PyTree
 from trainer.data.resident import ResidentBatches, gathered
-from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned, map_casting
+from trainer.data.sources.arrays import aligned_empty, assign, canonical_dtype, is_aligned, map_casting
 from trainer.data.sources.batches import ResumeToken
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.placement.described import are_described
@@ -209,7 +209,7 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
         Padding is never read.
 
     Raises:
-      DataError: if a finite number would become infinite.
+      DataError: if a finite number would become infinite, or an integer wrap around.
     """
     devices: list[jax.Device] = list(sharding.device_set)
     on_cpu = devices[0].platform == "cpu"
@@ -222,7 +222,7 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
         if jax_copies and (rows, dtype) == (array.shape[0], array.dtype):
             return to_devices(array, sharding)
         copy = aligned_empty((rows, *array.shape[1:]), dtype)
-        copy[:array.shape[0]] = array
+        assign(copy[:array.shape[0]], array)
         copy[array.shape[0]:] = 0
         return to_devices(copy, sharding)
 

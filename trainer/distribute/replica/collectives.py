@@ -31,6 +31,7 @@ from trainer.distribute.replica.communication_options import (
     CommunicationOptions,
 )
 from trainer.distribute.replica.reductions import CrossDeviceOps, as_summable, sum_or_mean
+from trainer.distribute.replica.tensorflow_names import MissingAttributes
 
 __all__ = [
     "CrossDeviceOps",
@@ -322,7 +323,7 @@ def reduce_to_shards(
     return jax.tree.unflatten(treedef, [sum_or_mean(op, total, num_replicas) for total in reduced])
 
 
-class MeshReplicaContext(ReplicaContext):
+class MeshReplicaContext(ReplicaContext, MissingAttributes):
     """The context of a replica inside `shard_map` over a mesh axis.
 
     Args:

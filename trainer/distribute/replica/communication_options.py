@@ -78,6 +78,11 @@ class CommunicationOptions:
         object.__setattr__(self, "implementation", CommunicationImplementation.of(self.implementation))
 
 
+# Their old names in `tf.distribute.experimental`.
+CollectiveCommunication = CommunicationImplementation
+CollectiveHints = CommunicationOptions
+
+
 def checked_options(options: object) -> CommunicationOptions | None:
     """Returns `options`. Raises TypeError if they are neither CommunicationOptions nor None."""
     if options is not None and not isinstance(options, CommunicationOptions):

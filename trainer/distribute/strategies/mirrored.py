@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from trainer.core import errors
-from trainer.distribute.cluster import join_cluster
-from trainer.distribute.placement.devices import default_devices, find_device, find_devices
+from trainer.distribute.cluster import TFConfigClusterResolver, cluster_devices
+from trainer.distribute.placement.devices import find_device, find_devices
 from trainer.distribute.replica.collectives import CrossDeviceOps, NcclAllReduce, RingAllReduce
 from trainer.distribute.replica.communication_options import (
     CommunicationImplementation,
@@ -76,32 +76,53 @@ class MultiWorkerMirroredStrategy(Strategy):
     metrics and predictions are the same as on one device, in all processes.
 
     TF_CONFIG, Open MPI or SLURM names the processes, or JAX finds them (Kubernetes, TPU). Without a cluster there is
-    one process, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
+    one process, and this is `MirroredStrategy` on all its devices. Make the strategy before JAX is used for anything
+    else.
 
     Args:
       communication_options: `implementation`, `bytes_per_pack` and `overlap` control the reduction of gradients.
         `timeout_seconds` is the time to wait for the other processes, at the start and while training, 300 by default.
-        It must exceed the longest execution, callback and wait for data.
+        It must exceed the longest execution, callback and wait for data. A `CommunicationImplementation` stands for
+        options with this implementation.
+      cluster_resolver: the cluster, in the place of the cluster that is found. It may also be the first argument, as in
+        TensorFlow, and then the options the second.
+      communication: the `CommunicationImplementation` or its name: TensorFlow's old name of the options.
 
     Raises:
-      ClusterError: if the description of the cluster is wrong, or the processes were started with different clusters,
-        jobs or versions.
+      ClusterError: if the description of the cluster is wrong, the processes were started with different clusters, jobs
+        or versions, or this process has already joined a cluster that is not the resolver's.
       ClusterTimeout: if not all processes arrive in time; it names the missing processes.
       RuntimeError: if JAX has already used its devices.
-      TypeError: if `communication_options` has another type.
+      TypeError: if an argument has another type.
+      ValueError: if both `communication` and `communication_options` are given.
 
-    Source: `tf.distribute.MultiWorkerMirroredStrategy`.
+    Source: `tf.distribute.MultiWorkerMirroredStrategy` and `tf.distribute.experimental.MultiWorkerMirroredStrategy`.
 
     Example, without a cluster:
-      >>> MultiWorkerMirroredStrategy().mesh.axis_names
-      ('replica',)
+      >>> strategy = MultiWorkerMirroredStrategy()
+      >>> strategy.num_replicas_in_sync == MirroredStrategy().num_replicas_in_sync
+      True
     """
 
-    def __init__(self, communication_options: CommunicationOptions | None = None):
-        options = checked_options(communication_options) or CommunicationOptions()
-        join_cluster(options.timeout_seconds)
-        devices = jax.devices() if jax.process_count() > 1 else default_devices()
-        super().__init__(devices, _reduction(options))
+    def __init__(
+        self, communication_options: CommunicationOptions | CommunicationImplementation | None = None,
+        cluster_resolver: TFConfigClusterResolver | None = None, *,
+        communication: CommunicationImplementation | str | None = None,
+    ):
+        given: Any = communication_options
+        if isinstance(given, TFConfigClusterResolver) or isinstance(cluster_resolver, CommunicationOptions):
+            given, cluster_resolver = cluster_resolver, given
+        if communication is not None:
+            if given is not None:
+                raise ValueError("`communication` is the old name of `communication_options`. Give one of them.")
+            given = CommunicationImplementation.of(communication)
+        if isinstance(given, CommunicationImplementation):
+            given = CommunicationOptions(implementation=given)
+        if cluster_resolver is not None and not isinstance(cluster_resolver, TFConfigClusterResolver):
+            raise errors.wrong_type("cluster_resolver", cluster_resolver, "a TFConfigClusterResolver, or None for the "
+                                    "cluster of TF_CONFIG, SLURM, Open MPI, Kubernetes or a TPU")
+        options = checked_options(given) or CommunicationOptions()
+        super().__init__(cluster_devices(options.timeout_seconds, cluster_resolver), _reduction(options))
 
 
 class TPUStrategy(Strategy):

@@ -47,12 +47,13 @@ from trainer.distribute.replica.custom_loops import ReplicaRunner
 from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.replica.per_replica import PerReplica, ValueContext, is_per_replica, map_values
 from trainer.distribute.replica.replicated_state import Replicas
+from trainer.distribute.replica.tensorflow_names import MissingAttributes
 
 if TYPE_CHECKING:
     from trainer.tools.plan import Plan, StateReport
 
 
-class Strategy(Replicas):
+class Strategy(Replicas, MissingAttributes):
     """Runs each step on a group of replicas, one per device, that stay in sync.
 
     A strategy with a single device is a mesh of size 1 and takes the same code path as any other.
@@ -324,6 +325,10 @@ class Strategy(Replicas):
         return self._placed_arrays.get_or_place(
             arrays, lambda: place_arrays(arrays, sharding, parts), sharding.addressable_devices,
             math.ceil(arrays.nbytes / parts))
+
+    def has_stale_arrays(self, arrays: HostArrays) -> bool:
+        """Returns whether the result of `place_arrays` is out of date, because the arrays were written to."""
+        return self._placed_arrays.are_stale(arrays)
 
     @functools.cached_property
     def _device_bytes(self) -> int:

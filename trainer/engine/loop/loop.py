@@ -74,7 +74,7 @@ def fit(
                              "validations are due. Pass data that can be iterated again, or `validation_steps`: each "
                              "validation then takes the next batches.")
     core.set_stops("train", False)
-    with core.run.timed(timing) as timing:
+    with core.run.timed(timing, "fit", trains=True) as timing:
         # Counts all epochs, not the remaining epochs, so that a resumed run decides the same.
         train = start_phase(core, "train", reader, passes=epochs, data_on_device=True)
         tests = []
@@ -138,7 +138,7 @@ def evaluate(core: ModelCore, readers: Mapping[str, Reader], callbacks: Callback
       readers: the batches of each set, by name; the name is the prefix of the logs.
       callbacks: called as in Keras, for each set.
     """
-    with core.run.timed():
+    with core.run.timed(call="evaluate"):
         tests = [start_phase(core, "test", reader, passes=1, name=name) for name, reader in readers.items()]
         _distinct([name for test in tests for name in test.log_names])
         core.assert_consistent("data for `evaluate`", lambda: describe_sets(readers))
@@ -197,7 +197,7 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
     At most `MAX_IN_FLIGHT` executions run ahead of the yielded outputs.
     """
     core.set_stops("predict", False)
-    with core.run.timed() as timing:
+    with core.run.timed(call="predict") as timing:
         inputs = start_phase(core, "predict", reader, passes=1)
         core.assert_consistent("data for `predict`", lambda: describe_data(reader))
         with timing.callbacks:
@@ -246,7 +246,7 @@ def _call_after_prediction(core: ModelCore, callbacks: CallbackList, group: Plac
 
 def run_on_batch(core: ModelCore, kind: Phase, reader: Reader) -> dict[str, Any]:
     """Runs the only batch of `reader` outside of any epoch; returns its logs on the host."""
-    with core.run.timed():
+    with core.run.timed(call=f"{kind}_on_batch", trains=kind == "train"):
         inputs = start_phase(core, kind, reader, passes=1)
         group, = inputs.stacks([inputs.phase.place_group(next(reader.read(0)))])
         with inputs.interrupts:
@@ -311,6 +311,8 @@ def _run_epoch(
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = core.strategy.spans_processes and callbacks.may_stop_differently(kind)
     one_by_one, begun = per_batch and not inputs.phase.is_asynchronous, batch
+    if inputs.arrays is not None and callbacks.run_user_code():  # which may write to the data
+        inputs.replace_stale_arrays()
     one_by_one = _stops(core, kind, agrees) or one_by_one  # after an earlier stop, the epoch ends after a single batch
     with inputs.interrupts, inputs.groups(epoch, batch) as groups:
         for group, start, stop in _executions(inputs, groups, callbacks, one_by_one, last_of_run):
@@ -343,8 +345,7 @@ def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> Non
     """Raises ClusterError in all processes, before they could deadlock, if the positions of their pipelines differ."""
     core, timing = inputs.core, inputs.timing
     if core.strategy.spans_processes and inputs.reader.arrays is None:
-        with timing.device:
-            timing.tell("agreement")
+        with timing.agreement():
             core.strategy.process_group.assert_consistent("data", lambda: description)
 
 
@@ -420,7 +421,7 @@ def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: Running)
 def _stops(core: ModelCore, kind: Phase, agrees: bool) -> bool:
     """Returns whether a callback has asked to stop; with `agrees`, in any process, with the same result in all."""
     if agrees:
-        with core.run.timing.device:  # or for other processes; a watchdog treats both alike
+        with core.run.timing.agreement():
             if core.strategy.process_group.any(core.stops(kind)):
                 core.set_stops(kind, True)
     return core.stops(kind)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.core.compile.recompilation_guard import CompileGuard
@@ -23,6 +22,7 @@ from trainer.data.prefetch import Demand, is_abandoned, prefetch
 from trainer.data.reader import Reader
 from trainer.data.resident import ResidentBatches, stack_length
 from trainer.data.sources.batches import Group
+from trainer.distribute.cluster import ClusterError
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.engine.loop.interrupts import Interrupts
 from trainer.engine.model.core.model_core import ModelCore
@@ -33,19 +33,21 @@ _NUMBERS_AT_ONCE = 2**18
 _BATCHES_AT_ONCE = 2**13  # limit for callbacks that run batches one by one, because the devices keep the index of each
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class PhaseInput:
     """The inputs of a phase.
 
     Attributes:
       core: the model.
       phase: the compiled step.
-      arrays: the reader's arrays on the devices, if batches are gathered from them.
-      numbers_of: number of batches whose row indices are placed at once; None without `arrays`.
-      values_are_checked: whether all values of the arrays on the devices are checked, or none needs to be.
+      passes: number of passes over the batches.
+      data_on_device: whether `data_on_device=True` refers to these batches.
       guard: watches the compilations of the run.
       timing: the clock of the run.
       prefix: the first part of the names of its logs, such as "clean_" for one of several validation sets.
+      arrays: the reader's arrays on the devices, if batches are gathered from them.
+      numbers_of: number of batches whose row indices are placed at once; None without `arrays`.
+      values_are_checked: whether all values of the arrays on the devices are checked.
       interrupts: defers Ctrl-C.
       in_flight: an array of each execution that may be unfinished, the oldest first.
       begun: the first group on the devices and the other groups, by epoch; see `look_ahead`.
@@ -55,15 +57,39 @@ class PhaseInput:
     kind: Phase
     phase: CompiledPhase
     reader: Reader
-    arrays: Any | None
-    numbers_of: int | None
-    values_are_checked: bool
+    passes: int
+    data_on_device: bool
     guard: CompileGuard
     timing: Timing
     prefix: str = ""
+    arrays: Any | None = None
+    numbers_of: int | None = None
+    values_are_checked: bool = False
     interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
     in_flight: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)
     begun: dict[int, tuple[PlacedGroup, Iterator[Group]]] = dataclasses.field(default_factory=dict)
+
+    def place_arrays(self) -> None:
+        """Places the reader's arrays on the devices, if batches are to be gathered there, and checks their values."""
+        core, reader = self.core, self.reader
+        self.arrays = None  # with those begun, so that their memory is free
+        self.begun.clear()
+        with self.timing.data:
+            self.arrays = core.place_arrays(self.kind, reader, self.passes, self.data_on_device)
+            self.values_are_checked = self.arrays is not None and _has_good_values(core, self.kind, reader)
+        self.numbers_of = None
+        if self.arrays is not None:
+            # Invalid values are reported when their execution is due, and all rows of a group are checked.
+            self.numbers_of = _batches_at_once(reader.group_size, reader.batch_rows) if self.values_are_checked else (
+                reader.group_size)
+
+    def replace_stale_arrays(self) -> None:
+        """Places the arrays again if the user has written to the reader's arrays since."""
+        with self.timing.data:
+            are_stale = (self.reader.arrays is not None
+                         and self.core.strategy.has_stale_arrays(self.reader.arrays))
+        if are_stale:
+            self.place_arrays()
 
     def look_ahead(self, epoch: int) -> None:
         """Computes and places the first row indices of a later epoch while the devices run the current epoch.
@@ -171,29 +197,35 @@ def start_phase(
     """Returns the inputs of a phase, after checking the first batch and tracing the step on it.
 
     Args:
-      passes: number of passes over the batches.
-      data_on_device: whether `data_on_device=True` refers to these batches.
+      passes, data_on_device: as in `PhaseInput`.
+
+    Raises:
+      ClusterError: if a process has no first batch, in all others.
     """
     timing = core.run.timing
-    with timing.data:
-        batch = reader.peek()
+    shares = core.strategy.spans_processes and reader.arrays is None
+    try:
+        with timing.data:
+            batch = reader.peek()
+    except Exception:
+        if shares:  # the others would wait in the first step, and see no fault
+            with contextlib.suppress(ClusterError, TimeoutError):
+                core.assert_consistent("data", lambda: {"first batch": "none"})
+        raise
+    if shares:
+        core.assert_consistent("data", lambda: {"first batch": "there"})
     with timing.compile:
         phase = core.prepared_phase(kind, batch)
     reader.group_size = phase.steps_per_execution
-    with timing.data:
-        arrays = core.place_arrays(kind, reader, passes, data_on_device)
-        is_checked = not core.checks_values(kind) or (arrays is not None and _has_good_values(core, kind, reader))
-        # Invalid values are reported when their execution is due, and all rows of a group are checked.
-        at_once = reader.group_size if not is_checked else _batches_at_once(
-            reader.group_size, jax.tree.leaves(batch))
-    return PhaseInput(
-        core, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing,
-        f"{name}_" if name else "")
+    inputs = PhaseInput(core, kind, phase, reader, passes, data_on_device, phase.new_guard(), timing,
+                        f"{name}_" if name else "")
+    inputs.place_arrays()
+    return inputs
 
 
-def _batches_at_once(steps_per_execution: int, batch: list[np.ndarray]) -> int:
+def _batches_at_once(steps_per_execution: int, rows: int) -> int:
     """Returns the number of batches whose row indices are placed at once: placing takes as long as many small steps."""
-    batches = min(_NUMBERS_AT_ONCE // batch[0].shape[0], _BATCHES_AT_ONCE)
+    batches = min(_NUMBERS_AT_ONCE // max(rows, 1), _BATCHES_AT_ONCE)
     executions = batches // steps_per_execution
     return max(executions, 1) * steps_per_execution
 

@@ -148,7 +148,7 @@ class TrainingRun:
     def started(self) -> None:
         """Called after the callbacks' hooks for the start of training."""
         self._reached("start")
-        if self.batches and self._limits.are_reached(self.batches, self._core.strategy):
+        if self.batches and self._limits.are_reached(self.batches, self._core.strategy, self._timing):
             self.is_at_limit = self.is_over = True
 
     def trained(self, batch: int, running: RunningLogs, resume_token: ResumeToken | None) -> None:
@@ -156,7 +156,7 @@ class TrainingRun:
         self.batches += batch - self.batch
         self.batch, self.running, self._resume_token = batch, running, resume_token
         self._before_hooks = None
-        self.is_at_limit = self._limits.are_reached(self.batches, self._core.strategy)
+        self.is_at_limit = self._limits.are_reached(self.batches, self._core.strategy, self._timing)
         self._reached("batches")
         if self.is_at_limit:  # after saving, so that the saved run can continue
             self._core.set_stops("train", True)

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from trainer.core import arguments
+from trainer.core.timing import Timing
 from trainer.distribute import Strategy
 
 
@@ -43,14 +44,17 @@ class RunLimits:
         """Returns the index of the run's last batch in the epoch, after `trained` batches; None without `max_steps`."""
         return None if self._max_steps is None else batch + self._max_steps - trained - 1
 
-    def are_reached(self, trained: int, strategy: Strategy) -> bool:
+    def are_reached(self, trained: int, strategy: Strategy, timing: Timing) -> bool:
         """Returns whether the run ends after `trained` batches; all processes must call it, and return the same."""
         if self._max_steps is not None and trained >= self._max_steps:
             return True
         if self._max_secs is None:
             return False
         is_over = time.monotonic() - self._begin >= self._max_secs
-        return strategy.process_group.any(is_over) if strategy.spans_processes else is_over
+        if not strategy.spans_processes:
+            return is_over
+        with timing.agreement():
+            return strategy.process_group.any(is_over)
 
     def describe(self) -> dict[str, Any]:
         """Returns the limits as plain data, which must be equal in all processes."""

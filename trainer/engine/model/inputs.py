@@ -20,6 +20,7 @@ from trainer.data.reader import Reader
 from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batches
 from trainer.data.sources.batches import Batch
+from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.host_arrays import HostArrays, split_validation
 from trainer.data.sources.sources import DatasetSource, Source
 from trainer.engine.loop import loop
@@ -142,6 +143,9 @@ def single_reader(
 def batch_reader(core: ModelCore, x: Data | None, y: ArrayTree | None, sample_weight: ArrayTree | None,
                  class_weight: dict[int, float] | None = None) -> Reader:
     """Returns the reader of one batch."""
+    if class_weight is not None and sample_weight is None:  # a batch need not have a label of each class
+        weights, class_weight = ClassWeights(class_weight), None
+        sample_weight = weights(HostArrays.of((x, y, None)).tree[1])
     return Reader(adapt(x, y, sample_weight, batch_size=rows_of(x), class_weight=class_weight,
                         processes=core.strategy.processes), 1)
 
@@ -205,8 +209,13 @@ def callback_list(model: object, callbacks: Any, verbose: Verbose, history: bool
     made = CallbackList(callbacks, add_history=history, add_progbar=verbose != 0)
     if history:
         made.callbacks += _records(made.callbacks)
-    made.set_model(model)
-    made.set_params({"verbose": verbose, **params})
+    made.hold()
+    try:
+        made.set_model(model)
+        made.set_params({"verbose": verbose, **params})
+    except BaseException:
+        made.let_go()
+        raise
     return made
 
 

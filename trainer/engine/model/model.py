@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from trainer.callbacks import History
@@ -87,7 +87,7 @@ class Model(StatefulModel):
         precision: Precision | None = None,
         remat: bool = False,
         ema_decay: float | None = None,
-        freeze: str | Sequence[str] | None = None,
+        freeze: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
         data_on_device: bool | Auto = "auto",
         compile_guard: Literal["warn", "error", "off"] = "warn",
         skip_non_finite: bool = False,
@@ -130,7 +130,7 @@ class Model(StatefulModel):
           freeze: a path pattern, or several, of parameters that are not trained, such as "encoder" or "dense.*/bias":
             regular expressions over whole segments of paths such as "encoder/Dense_0/kernel". As in Keras, a BatchNorm
             whose parameters are all frozen normalizes by its running averages in training too, and does not update
-            them.
+            them. For NNX modules also filters, such as `nnx.Not(nnx.LoRAParam)` or `nnx.PathContains("encoder")`.
           data_on_device: whether to place arrays, and `Dataset`s over arrays without `map`, on the devices once, and
             gather batches there. "auto" does so on accelerators for data that `fit` reads more than once and that fit
             into an eighth of a device's memory: each device holds all of the data, or its shard of the data if only
@@ -164,15 +164,15 @@ class Model(StatefulModel):
         options = CompileOptions.checked(
             steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
-            ema_decay=ema_decay, freeze=freeze, data_on_device=data_on_device, guard_mode=compile_guard,
-            skip_non_finite=skip_non_finite, penalties=regularizers,
-            deterministic=deterministic, matmul_precision=matmul_precision)
+            ema_decay=ema_decay, freeze=freeze, variables=core.module.param_variables,
+            data_on_device=data_on_device, guard_mode=compile_guard, skip_non_finite=skip_non_finite,
+            penalties=regularizers, deterministic=deterministic, matmul_precision=matmul_precision)
         if options.microbatches > 1 and core.overrides("train_step"):
             raise ValueError("`microbatches` divides the batches of the default `train_step`, but this model overrides "
                              "it. Override `compute_loss` instead, or divide the batch in the overridden step.")
         params = core.state.state_or_shapes.params if self.built else None
         core.configuration.compile(
-            optimizer, loss, loss_weights, metrics, weighted_metrics, options, core.module.names, params)
+            optimizer, loss, loss_weights, metrics, weighted_metrics, options, core.module, params)
         core.configuration.given = given
         core.state.start_training_again()
 

@@ -6,6 +6,7 @@ Steps are traced, and see the whole batch. `step/` runs them on a mesh.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -44,8 +45,18 @@ class OverridableSteps:
         """
         return unpack_x_y_sample_weight(batch)[0]
 
-    def compute_loss(self, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree) -> jax.Array:
+    def compute_loss(
+        self, x: PyTree = None, y: PyTree = None, y_pred: PyTree = None, sample_weight: PyTree = None,
+        training: bool = True,
+    ) -> jax.Array:
         """Returns the loss of a batch, a scalar.
+
+        Args:
+          x: the inputs.
+          y: the targets.
+          y_pred: the model's outputs.
+          sample_weight: the weights of the rows.
+          training: whether the batch is trained on. An override may leave it out; the loss of `compile` ignores it.
 
         Override it to add terms, or to compute a custom loss. It is called inside the step, with all rows of the batch
         on any number of devices, or with all rows of a microbatch:
@@ -103,7 +114,7 @@ class OverridableSteps:
             y_pred, model_state = self.apply(params, state, x, training=True)
             added: list[Any] = []
             with step_metrics.metrics_of_transformed(added):
-                loss = self.compute_loss(x, y, y_pred, sample_weight)
+                loss = _loss(self, x, y, y_pred, sample_weight, training=True)
             loss = _with_penalties(self, loss, params, model_state)
             return loss, (y_pred, model_state, added)
 
@@ -182,11 +193,20 @@ def logs_without_update(model: OverridableSteps, state: TrainState, batch: Batch
     x, y, sample_weight = unpack_x_y_sample_weight(batch)
     y_pred, model_state = model.apply(state.params, state, x, training=training)
     with loss_terms.recorded() as terms:
-        loss = model.compute_loss(x, y, y_pred, sample_weight)
+        loss = _loss(model, x, y, y_pred, sample_weight, training)
     loss = _with_penalties(model, loss, state.params, model_state)
     with loss_terms.recorded() as terms_of_outputs:
         logs = {"loss": loss, **model.compute_metrics(x, y, y_pred, sample_weight)}
     return {**loss_terms.exact_over_batches(logs, terms, terms_of_outputs), **step_metrics.results()}
+
+
+def _loss(
+    model: OverridableSteps, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree, training: bool
+) -> jax.Array:
+    """Returns the loss of `compute_loss`, of which an override need not take `training`, as in Keras."""
+    parameters = inspect.signature(model.compute_loss).parameters.values()
+    takes = any(each.name == "training" or each.kind is each.VAR_KEYWORD for each in parameters)
+    return model.compute_loss(x, y, y_pred, sample_weight, **({"training": training} if takes else {}))
 
 
 def _with_penalties(model: OverridableSteps, loss: jax.Array, params: PyTree, model_state: PyTree) -> jax.Array:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from trainer.core import arguments, errors
+from trainer.core.ambient.interactive_logging import is_interactive_logging_enabled, print_message
 from trainer.core.compile.entry_points import with_entry_points
 from trainer.core.files import check_suffix
 from trainer.core.modules import CallKwargs, as_functional, print_summary, render_summary
@@ -296,18 +297,22 @@ class StatefulModel(OverridableSteps):
         Nothing is computed.
 
         Args:
-          print_fn: called with each line of plain text; by default, the table is printed, in color on a terminal.
+          print_fn: called with each line of plain text; by default, the table is printed, in color on a terminal, or
+            logged after `disable_interactive_logging`.
 
         Raises:
           RuntimeError: if the model is not built.
         """
         table = forward.table_of_layers(self._core, self.name)
         arguments.require_functions(print_fn=print_fn)
-        if print_fn is None and sys.stdout.isatty():
+        lines = render_summary(*table)
+        if print_fn is not None:
+            for line in lines:
+                print_fn(line)
+        elif sys.stdout.isatty() and is_interactive_logging_enabled():
             print_summary(*table)
-            return
-        for line in render_summary(*table):
-            (print_fn or print)(line)
+        else:
+            print_message("\n".join(lines))
 
     def count_params(self) -> int:
         """Returns the number of scalar weights, including the model state (such as BatchNorm's running averages)."""

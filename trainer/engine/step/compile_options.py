@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from trainer import regularizers
 from trainer.core import arguments, errors, precision, tree_paths
@@ -44,11 +46,14 @@ class CompileOptions:
     @classmethod
     def checked(
         cls, *, steps_per_execution: Any, run_eagerly: Any, jit_compile: Any, microbatches: Any, precision_name: Any,
-        batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any, data_on_device: Any, guard_mode: Any,
-        skip_non_finite: Any, penalties: Any, deterministic: Any,
-        matmul_precision: Any,
+        batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any,
+        variables: Mapping[tuple[Any, ...], Any], data_on_device: Any, guard_mode: Any, skip_non_finite: Any,
+        penalties: Any, deterministic: Any, matmul_precision: Any,
     ) -> CompileOptions:
         """Returns the options for the arguments of `compile`.
+
+        In `freeze`, filters of NNX become the paths of the parameters that they select among `variables`, the
+        `param_variables` of the module.
 
         Raises:
           ValueError: for invalid values.
@@ -74,7 +79,7 @@ class CompileOptions:
             batch_norm=batch_norm,
             remat=remat,
             ema_decay=_checked_decay(ema_decay),
-            freeze=_checked_patterns(freeze),
+            freeze=_frozen_patterns(freeze, variables),
             data_on_device=data_on_device,
             compile_guard=recompilation_guard.check_mode(guard_mode),
             skip_non_finite=skip_non_finite,
@@ -155,12 +160,36 @@ def _by_pattern(argument: str, given: object, values: str) -> list[tuple[str, An
     return list(given.items())
 
 
-def _checked_patterns(freeze: object) -> tuple[str, ...]:
+def _frozen_patterns(freeze: object, variables: Mapping[tuple[Any, ...], Any]) -> tuple[str, ...]:
     if freeze is None:
         return ()
-    patterns = (freeze,) if isinstance(freeze, str) else freeze
-    if not isinstance(patterns, Sequence):
-        raise errors.wrong_type("freeze", freeze, "a list of path patterns, such as ['encoder']")
-    for pattern in patterns:
-        tree_paths.check_pattern("freeze", pattern)
+    given = freeze if isinstance(freeze, Sequence) and not isinstance(freeze, str) else (freeze,)
+    patterns = []
+    for item in given:
+        if callable(item):
+            patterns += _paths_of(item, variables)
+        elif isinstance(item, str):
+            tree_paths.check_pattern("freeze", item)
+            patterns.append(item)
+        else:
+            raise errors.wrong_type("freeze", item, "a list of path patterns, such as ['encoder'], or of filters of "
+                                    "NNX, such as nnx.Not(nnx.LoRAParam)")
     return tuple(patterns)
+
+
+def _paths_of(nnx_filter: Any, variables: Mapping[tuple[Any, ...], Any]) -> list[str]:
+    if not variables:
+        raise TypeError(f"`freeze` has the filter {_shown(nnx_filter)}, which selects parameters of NNX modules, and "
+                        "this model has none. Give path patterns, such as ['encoder'].")
+    selects = nnx.filterlib.to_predicate(nnx_filter)
+    paths = [tree_paths.SEPARATOR.join(map(str, path)) for path, value in variables.items() if selects(path, value)]
+    if not paths:
+        known = [tree_paths.SEPARATOR.join(map(str, path)) for path in variables]
+        more = ", ..." if len(known) > errors.MAX_ITEMS else ""
+        raise ValueError(f"`freeze` has the filter {_shown(nnx_filter)}, which selects none of the {len(known)} "
+                         f"parameters: {', '.join(known[:errors.MAX_ITEMS])}{more}.")
+    return [f"^{re.escape(path)}$" for path in paths]
+
+
+def _shown(nnx_filter: Any) -> str:
+    return nnx_filter.__name__ if hasattr(nnx_filter, "__name__") else repr(nnx_filter)

@@ -18,6 +18,7 @@ from trainer.core.types import PyTree
 from trainer.engine.step.loss_terms import WeightedLossTerm, record
 from trainer.engine.step.output_matching import match_arrays, match_choices, output_names, without_rows
 from trainer.losses.base import BuiltinLoss, loss_of_batch, sum_of_real_rows, values_per_row
+from trainer.metrics.registry import highest_label
 
 
 class OutputLoss(NamedTuple):
@@ -27,13 +28,17 @@ class OutputLoss(NamedTuple):
       name: the output's name; None for a single output.
       loss: its loss; None for an output without a loss.
       factor: its entry of `loss_weights`.
-      shape: the output's shape.
+      highest_label: the largest label that the loss takes; None for any labels.
     """
 
     name: str | None
     loss: losses.Loss | None
     factor: float | None
-    shape: tuple[int, ...]
+    highest_label: int | None
+
+
+class MissingTargetsError(ValueError):
+    """A loss lacks targets. The caller says how to give them."""
 
 
 class CompiledLoss:
@@ -138,8 +143,11 @@ class CompiledLoss:
         if not self.is_given:
             raise ValueError("No loss to compute. Give one to `compile(loss=...)`, or override `compute_loss`.")
         if y is None:
-            raise ValueError("The loss needs targets, but `y` was not given. Pass `fit(x, y)`, or batches `(x, y)`.")
+            raise MissingTargetsError("The loss needs targets, but `y` was not given.")
         outputs_list, rows = jax.tree.leaves(outputs), get_replica_context().rows
+        if not outputs_list:
+            raise ValueError("The model has no outputs for the loss. Received: "
+                             f"{errors.describe(outputs)}. End the call of its module with `return`.")
         if not self.per_output:
             self.per_output = self._matched(outputs)
             self.outputs = shapes_of(outputs)
@@ -168,7 +176,7 @@ class CompiledLoss:
         factors = match_choices("loss_weights", self._weights, outputs, lambda choices, number: True)
         leaves = jax.tree.leaves(outputs)
         return [
-            OutputLoss(name, loss, factor, tuple(leaf.shape))
+            OutputLoss(name, loss, factor, loss and highest_label(loss, tuple(leaf.shape)))
             for name, loss, factor, leaf in zip(output_names(outputs), chosen, factors, leaves, strict=True)
         ]
 

@@ -7,23 +7,36 @@ from typing import Any, NamedTuple
 
 import jax
 
-from trainer import metrics
+from trainer import losses, metrics
 from trainer.core import configs, errors
+from trainer.core.train_state import shapes_of
 from trainer.core.types import PyTree
 from trainer.engine.step.compiled_loss import CompiledLoss, is_within_rows
 from trainer.engine.step.output_matching import match_arrays, match_choices, output_names
 from trainer.engine.step.step_metrics import computed, updated
 from trainer.metrics import Metric, Variable
 from trainer.metrics.adapted import parts
+from trainer.metrics.arrays import full_weights
 from trainer.metrics.base import MetricValue, is_builtin, named_in_errors
-from trainer.metrics.registry import check
+from trainer.metrics.registry import check, highest_label, takes_class_indices
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """A metric of an output.
+
+    Attributes:
+      log_name: the name of its log.
+      metric: the metric.
+      output: the index of the output.
+      weighted: whether it uses sample weights.
+      highest_label: the largest label that it takes; None for any labels.
+    """
+
     log_name: str
     metric: Metric
     output: int
     weighted: bool
+    highest_label: int | None
 
 
 class CompiledMetrics:
@@ -37,6 +50,10 @@ class CompiledMetrics:
     Raises:
       TypeError: if either has another type, or contains an element that is not a metric.
       ValueError: if the name of a metric is unknown.
+
+    Attributes:
+      entries: the metrics with their outputs, in the order of their logs; empty until the first batch.
+      outputs: the shapes of the outputs of the first batch.
     """
 
     def __init__(self, plain: Any = None, weighted: Any = None, loss: CompiledLoss | None = None):
@@ -47,22 +64,24 @@ class CompiledMetrics:
                 for part in parts(identifier):
                     check(part)
         self._plain, self._weighted, self._loss = plain, weighted, loss
-        self._entries: list[_Entry] | None = None
+        self.entries: list[Entry] = []
+        self.outputs: Any = None
 
-    @property
-    def per_output(self) -> list[tuple[Metric, int]]:
-        """Each metric and the index of its output, in the order of their logs; empty until the first batch."""
-        return [(entry.metric, entry.output) for entry in self._entries or []]
+    def loss_of(self, entry: Entry) -> losses.Loss | None:
+        """Returns the loss of a metric's output if the metric leaves out the labels that the loss leaves out."""
+        if self._loss is None or not self._loss.is_of(self.outputs) or not takes_class_indices(entry.metric):
+            return None
+        return self._loss.per_output[entry.output].loss
 
     @property
     def metrics(self) -> list[Metric]:
         """The metrics in the order of their logs; empty until the first batch."""
-        return [entry.metric for entry in self._entries or []]
+        return [entry.metric for entry in self.entries]
 
     @property
     def by_log_name(self) -> dict[str, Metric]:
         """The metrics by the names of their logs; empty until the first batch."""
-        return {entry.log_name: entry.metric for entry in self._entries or []}
+        return {entry.log_name: entry.metric for entry in self.entries}
 
     def why_of_batch(self) -> str | None:
         """Returns the reason, as a clause, why a metric may depend on the whole batch; None if all sum over rows."""
@@ -85,7 +104,7 @@ class CompiledMetrics:
     @property
     def directions(self) -> dict[str, str]:
         """The better direction, "max" or "min", of each log with a known direction."""
-        return {entry.log_name: entry.metric.direction for entry in self._entries or [] if entry.metric.direction}
+        return {entry.log_name: entry.metric.direction for entry in self.entries if entry.metric.direction}
 
     def values(self, y: PyTree, outputs: PyTree, sample_weight: PyTree = None) -> dict[str, MetricValue]:
         """Returns each metric's accumulators over the rows of the context, by log name.
@@ -100,7 +119,7 @@ class CompiledMetrics:
             values[entry.log_name] = computed(MetricValue(accumulated, entry.metric))
         return values
 
-    def matched(self, y: PyTree, outputs: PyTree, sample_weight: PyTree = None) -> list[tuple[_Entry, tuple[Any, ...]]]:
+    def matched(self, y: PyTree, outputs: PyTree, sample_weight: PyTree = None) -> list[tuple[Entry, tuple[Any, ...]]]:
         """Returns each metric with the arguments of its update; see `values`."""
         if not self._plain and not self._weighted:
             return []
@@ -108,15 +127,17 @@ class CompiledMetrics:
         targets = match_arrays("y", y, outputs, wanted=wanted)
         weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True, wanted=wanted)
         predictions = jax.tree.leaves(outputs)
-        if self._entries is None:
+        if self.outputs is None:
             # Metrics create their accumulators when they are built: concrete arrays, even while a step is being traced.
             with jax.ensure_compile_time_eval():
-                self._entries = self._match(targets, outputs)
+                self.entries = self._match(targets, outputs)
+            self.outputs = shapes_of(outputs)
         matched = []
-        for entry in self._entries:
+        for entry in self.entries:
             target, weight = targets[entry.output], weights[entry.output] if entry.weighted else None
             if target is None:
                 raise _no_targets(entry.metric.name, output_names(outputs)[entry.output])
+            weight = _without_ignored(self.loss_of(entry), target, predictions[entry.output], weight)
             arguments = (target, predictions[entry.output], *(() if weight is None else (weight,)))
             matched.append((entry, arguments))
         return matched
@@ -132,10 +153,10 @@ class CompiledMetrics:
         for weighted, given, argument in ((False, self._plain, "metrics"), (True, self._weighted, "weighted_metrics")):
             yield weighted, match_choices(argument, given, outputs, lambda choices, number: 1 < number == len(choices))
 
-    def _match(self, targets: list[Any], outputs: PyTree) -> list[_Entry]:
+    def _match(self, targets: list[Any], outputs: PyTree) -> list[Entry]:
         names, predictions = output_names(outputs), jax.tree.leaves(outputs)
-        losses = [entry.loss for entry in self._loss.per_output] if self._loss else []
-        entries: list[_Entry] = []
+        of_outputs = [entry.loss for entry in self._loss.per_output] if self._loss else []
+        entries: list[Entry] = []
         # Reserves the logs of the losses, which a metric of a function called `loss` must not replace.
         taken = {"loss", *(f"{name}_loss" for name in names)}
         for weighted, per_output in self._chosen(outputs):
@@ -148,11 +169,18 @@ class CompiledMetrics:
                         raise _no_targets(identifier, output_name)
                     spec = jax.ShapeDtypeStruct(targets[index].shape, targets[index].dtype)
                     output_spec = jax.ShapeDtypeStruct(predictions[index].shape, predictions[index].dtype)
-                    metric = metrics.resolve(identifier, spec, output_spec, losses[index] if losses else None)
+                    metric = metrics.resolve(identifier, spec, output_spec, of_outputs[index] if of_outputs else None)
                     name = _free_name(metric.name, output_name, weighted, taken)
                     taken.add(name)
-                    entries.append(_Entry(name, metric, index, weighted))
+                    highest = highest_label(metric, tuple(output_spec.shape))
+                    entries.append(Entry(name, metric, index, weighted, highest))
         return entries
+
+
+def _without_ignored(loss: losses.Loss | None, y_true: Any, y_pred: Any, weights: Any) -> Any:
+    """Returns the weights of labels, with 0 for those that a loss leaves out."""
+    kept = None if loss is None else loss.mask(y_true, y_pred)
+    return weights if kept is None else full_weights(kept, weights) * kept
 
 
 def _flat(chosen: Any) -> Iterator[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +12,11 @@ import flax
 import jax
 import numpy as np
 
-from trainer import metrics
+from trainer import losses, metrics
 from trainer.core import errors, replica_context
 from trainer.core.modules.base import FunctionalModule
 from trainer.core.modules.named import UnnamedModuleError
+from trainer.core.tracebacks import user_stacklevel
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch
@@ -21,7 +24,12 @@ from trainer.engine.step.compiled_loss import CompiledLoss
 from trainer.engine.step.compiled_metrics import CompiledMetrics
 from trainer.engine.step.output_matching import match_arrays
 from trainer.engine.step.probabilities import are_probabilities
+from trainer.losses.base import BuiltinLoss
 from trainer.metrics.base import is_builtin
+from trainer.metrics.registry import takes_class_indices
+
+_ROUNDING = 1e-3  # of labels that are floats
+_OTHER_YES_OR_NO = "Give `y > 0` for labels of -1 and 1, or `y - 1` for labels of 1 and 2"
 
 # Messages of Python, NumPy and JAX for `x["name"]`.
 _INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers, slices.* valid ind|string indexing")
@@ -58,9 +66,9 @@ def check_inputs_of_rank_one(
         jax.eval_shape(outputs_of_twice_the_rows)
     except Exception as error:
         names, fixes = (", ".join(f"`{name}{suffix}`" for name in flat) for suffix in ("", "[:, None]"))
-        advice = _hint_of_names(x, error) or (
+        advice = _hint_of_names(x, error) or (_hint_of_parts(x).strip() if _may_be_rows(x) else (
             f"There is one number per row in {names}. Pass {fixes} if the module takes features, or it takes the rows "
-            f"for them.{_hint_of_parts(x)}")
+            f"for them.{_hint_of_parts(x)}"))
         raise ValueError(f"The module cannot take such `x`: a batch is {errors.describe(x)}. {advice} It raised "
                          f"{type(error).__name__}: {error}") from error
 
@@ -86,13 +94,20 @@ def _hint_of_names(inputs: PyTree, error: Exception) -> str:
 def _hint_of_parts(inputs: PyTree) -> str:
     """Returns a sentence for an error about inputs that may be a whole batch, with targets, or an empty string."""
     if isinstance(inputs, (tuple, list)) and len(inputs) > 1:
-        return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs. If it is inputs and targets, give "
-                "them apart, as in `fit(x, y)`. If it is batches, give a list of tuples: `[(x, y), ...]`, or "
+        rows = " If each of its arrays is a row, pass `np.stack(x)`." if _may_be_rows(inputs) else ""
+        return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs.{rows} If it is inputs and targets, "
+                "give them apart, as in `fit(x, y)`. If it is batches, give a list of tuples: `[(x, y), ...]`, or "
                 "`[(x,), ...]` without targets.")
     if isinstance(inputs, dict):
         return (" A dict is all inputs. If some of it are targets, yield `(batch[\"image\"], batch[\"label\"])`, with "
                 "the names of yours.")
     return ""
+
+
+def _may_be_rows(inputs: PyTree) -> bool:
+    """Returns whether inputs are several arrays of one shape and dtype, such as observations of an environment."""
+    return isinstance(inputs, (tuple, list)) and len(inputs) > 1 and all(
+        hasattr(leaf, "shape") for leaf in inputs) and len({(leaf.shape, leaf.dtype) for leaf in inputs}) == 1
 
 
 def _ranks(inputs: PyTree) -> list[tuple[str, int]]:
@@ -111,10 +126,14 @@ def explain_other_inputs(inputs: PyTree, built_on: PyTree, error: Exception) -> 
         f"{jax.tree_util.keystr(path)} {leaf.shape[1:]}".strip()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)] for tree in (inputs, built_on))
     if received != built:
+        shown = ", ".join(received[:errors.MAX_ITEMS]) + (", ..." if len(received) > errors.MAX_ITEMS else "")
+        are_rows = [leaf.shape for leaf in jax.tree.leaves(inputs)] == [
+            leaf.shape[1:] for leaf in jax.tree.leaves(built_on)]
+        one_row = " It has the shape of a single row: a batch of one row is `x[None]`." if are_rows else ""
         raise ValueError(
-            f"`x` has rows of shape {', '.join(received)}, but the model was built on rows of shape "
-            f"{', '.join(built)}, and cannot take others.{_hint_of_parts(inputs)} It raised {type(error).__name__}: "
-            f"{error}") from error
+            f"`x` has rows of shape {shown}, but the model was built on rows of shape "
+            f"{', '.join(built)}, and cannot take others.{one_row}{_hint_of_parts(inputs)} It raised "
+            f"{type(error).__name__}: {error}") from error
     rows, built_rows = ([leaf.shape[:1] for leaf in jax.tree.leaves(tree)] for tree in (inputs, built_on))
     if isinstance(error, flax.errors.ScopeParamShapeError) and rows != built_rows:
         error.add_note("The model was built on inputs of the same shape with another number of rows, so the module "
@@ -122,29 +141,76 @@ def explain_other_inputs(inputs: PyTree, built_on: PyTree, error: Exception) -> 
                        "`x.flatten()` or `x.ravel()`.")
 
 
-def check_labels(compiled_loss: CompiledLoss, y: PyTree) -> None:
-    """Raises ValueError if an integer label is outside of the classes of the model's outputs.
+def check_labels(
+    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: PyTree, sample_weight: PyTree = None
+) -> None:
+    """Raises ValueError for a label that a loss or a metric of this package would take for another, or for a mistake.
+
+    Such labels are class indices, which number the model's outputs, or 0 and 1. Those of weight 0 do not count.
 
     Args:
       compiled_loss: the losses, matched to the model's outputs.
+      compiled_metrics: the metrics, matched likewise.
       y: the targets on the host; additional leading axes are allowed.
+      sample_weight: their weights, likewise.
     """
-    if y is None or not any(loss is not None and loss.sparse_labels for _, loss, _, _ in compiled_loss.per_output):
-        return
-    targets = match_arrays("y", y, compiled_loss.outputs, wanted=compiled_loss.wanted)
-    for (_, loss, _, shape), labels in zip(compiled_loss.per_output, targets, strict=True):
-        if loss is None or not loss.sparse_labels or labels is None:
-            continue
-        classes = shape[getattr(loss, "axis", -1)]
-        ignored = getattr(loss, "ignore_class", None)
-        if ignored is not None:
-            labels = labels[labels != ignored]
-        low, high = (labels.min(), labels.max()) if labels.size else (0, 0)
-        if low < 0 or high >= classes:
-            raise ValueError(
-                f"`y` has the label {int(low if low < 0 else high)}, but the model has {classes} outputs per row, for "
-                f"the labels 0 to {classes - 1} of {loss.name!r}. Make the last layer larger, number the labels from "
-                "0, or give `ignore_class`.")
+    of_losses = [(index, entry.loss, entry.highest_label) for index, entry in enumerate(compiled_loss.per_output)
+                 if entry.loss is not None and entry.highest_label is not None]
+    of_metrics = [(entry, entry.highest_label) for entry in compiled_metrics.entries if entry.highest_label is not None]
+    if y is not None and of_losses:
+        targets, weights = _matched(y, sample_weight, compiled_loss.outputs, compiled_loss.wanted)
+        for index, loss, highest in of_losses:
+            label = _label_outside(targets[index], highest, [loss], weights[index])
+            if label is not None:
+                raise ValueError(_wrong_label_of_loss(loss, label, highest))
+    if y is not None and of_metrics:
+        outputs = compiled_metrics.outputs
+        targets, weights = _matched(y, sample_weight, outputs, compiled_metrics.wanted(outputs))
+        for entry, highest in of_metrics:
+            weight = weights[entry.output] if entry.weighted else None
+            ignoring = [compiled_metrics.loss_of(entry), entry.metric, getattr(entry.metric, "loss", None)]
+            label = _label_outside(targets[entry.output], highest, ignoring, weight)
+            if label is not None:
+                raise ValueError(_wrong_label_of_metric(entry.metric, label, highest))
+
+
+def _matched(y: PyTree, sample_weight: PyTree, outputs: PyTree, wanted: list[bool]) -> tuple[list[Any], list[Any]]:
+    return (match_arrays("y", y, outputs, wanted=wanted),
+            match_arrays("sample_weight", sample_weight, outputs, may_repeat=True, wanted=wanted))
+
+
+def _label_outside(labels: Any, highest: int, ignoring: list[Any], weights: Any) -> float | None:
+    """Returns a label below 0 or above `highest`, whose weight is not 0, and which is no `ignore_class`; or None."""
+    if labels is None or not labels.size or labels.dtype == bool or (
+            labels.min() >= -_ROUNDING and labels.max() <= highest + _ROUNDING):
+        return None
+    is_outside = (labels < -_ROUNDING) | (labels > highest + _ROUNDING)
+    for each in ignoring:
+        if (ignored := getattr(each, "ignore_class", None)) is not None:
+            is_outside &= labels != ignored
+    if weights is not None:
+        is_outside &= weights.reshape(weights.shape[:labels.ndim] + (1,) * (labels.ndim - weights.ndim)) != 0
+    outside = labels[is_outside]
+    return float(outside[0]) if outside.size else None
+
+
+def _wrong_label_of_loss(loss: losses.Loss, label: float, highest: int) -> str:
+    if not loss.sparse_labels:
+        return (f"`y` has the label {label:g}, but the labels of {loss.name!r} are 0 for no, 1 for yes, or numbers "
+                f"between. {_OTHER_YES_OR_NO}, or use the loss \"hinge\" for labels of -1 and 1.")
+    return (f"`y` has the label {label:g}, but the model has {highest + 1} outputs per row, for the labels 0 to "
+            f"{highest} of {loss.name!r}. Make the last layer larger, number the labels from 0, or give "
+            "`ignore_class`.")
+
+
+def _wrong_label_of_metric(metric: metrics.Metric, label: float, highest: int) -> str:
+    begin = f"`y` has the label {label:g}, which the metric {metric.name!r} would count wrong: its labels are "
+    if highest == 1 and not takes_class_indices(metric):
+        return (f"{begin}0 for no and 1 for yes. {_OTHER_YES_OR_NO}. For targets that are numbers, use a metric such "
+                "as \"mae\".")
+    return (f"{begin}0 to {highest}. Number the labels from 0. To leave labels out, use the loss "
+            "SparseCategoricalCrossentropy(ignore_class=...), or give them the weight 0 and the metric in "
+            "`weighted_metrics`.")
 
 
 def check_outputs(
@@ -153,6 +219,8 @@ def check_outputs(
 ) -> None:
     """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be determined.
 
+    Warns of probabilities in place of logits, with which a model is trained, but slowly.
+
     Args:
       compiled_loss: the losses, matched to the model's outputs.
       compiled_metrics: the metrics, matched likewise.
@@ -160,9 +228,21 @@ def check_outputs(
       compute: returns the model's outputs for these rows; called only if a check needs their values.
       trace: returns the program of `compute`, a `ClosedJaxpr`, whose proofs replace checks of values; None without it.
     """
+    takes_probabilities = _take_probabilities(compiled_loss, compiled_metrics)
+    of_logits = [] if trace is None else _takers_of_logits(compiled_loss, compiled_metrics)
+    proven: list[bool] = []
+    if trace is not None and (takes_probabilities or of_logits):
+        # A step of the user's own may give the module other inputs, which is no reason to refuse it for a warning.
+        with contextlib.nullcontext() if takes_probabilities else contextlib.suppress(Exception):
+            proven = are_probabilities(trace())
+    for kind, name, output in of_logits:
+        if len(proven) == len(compiled_loss.per_output or proven) and proven[output]:
+            warnings.warn(
+                f"The {kind} {name!r} has from_logits=True, but the model ends with a softmax or sigmoid, whose "
+                "outputs are probabilities. Leave the softmax or sigmoid out, or use from_logits=False. "
+                f"{errors.see('logits')}", stacklevel=user_stacklevel())
     if not any(map(_is_custom_sum, compiled_metrics.metrics)) and (
-            not _take_probabilities(compiled_loss, compiled_metrics)
-            or (trace is not None and all(are_probabilities(trace())))):
+            not takes_probabilities or (proven and all(proven))):
         return
     outputs = compute()
     losses_are_of_outputs = compiled_loss.is_of(outputs)  # or of outputs that an overridden `compute_loss` has selected
@@ -174,14 +254,24 @@ def _take_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledM
     return compiled_loss.expects_probabilities or any(map(_takes_probabilities, compiled_metrics.metrics))
 
 
+def _takers_of_logits(
+    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics
+) -> list[tuple[str, str, int]]:
+    """Returns the kind, the name and the output of each loss and metric that takes logits."""
+    taking = [("loss", entry.loss.name, index) for index, entry in enumerate(compiled_loss.per_output)
+              if isinstance(entry.loss, BuiltinLoss) and getattr(entry.loss, "from_logits", False)]
+    return taking + [("metric", entry.metric.name, entry.output) for entry in compiled_metrics.entries
+                     if is_builtin(entry.metric) and entry.metric.get_config().get("from_logits", False)]
+
+
 def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: CompiledMetrics,
                          outputs: PyTree) -> None:
     """Raises ValueError if outputs that a loss or a metric treats as probabilities are outside of [0, 1]."""
     leaves = jax.tree.leaves(outputs)
-    taking = [] if compiled_loss is None else [("loss", loss.name, output) for (_, loss, _, _), output in zip(
+    taking = [] if compiled_loss is None else [("loss", loss.name, output) for (_, loss, *_), output in zip(
         compiled_loss.per_output, leaves, strict=True) if loss is not None and loss.expects_probabilities]
-    taking += [("metric", metric.name, leaves[output]) for metric, output in compiled_metrics.per_output
-               if _takes_probabilities(metric)]
+    taking += [("metric", entry.metric.name, leaves[entry.output]) for entry in compiled_metrics.entries
+               if _takes_probabilities(entry.metric)]
     for kind, name, output in taking:
         values = np.asarray(output, np.float32)
         if (values < -1e-3).any() or (values > 1 + 1e-3).any():
@@ -197,8 +287,8 @@ def _check_metrics(compiled_metrics: CompiledMetrics, y: PyTree, outputs: PyTree
         return
     targets = match_arrays("y", y, outputs, wanted=compiled_metrics.wanted(outputs))
     predictions = jax.tree.leaves(outputs)
-    for metric, number in compiled_metrics.per_output:
-        rows = targets[number], predictions[number]
+    for entry in compiled_metrics.entries:
+        metric, rows = entry.metric, (targets[entry.output], predictions[entry.output])
         if rows[0] is None or not _is_custom_sum(metric):
             continue
         once = metric.stateless_update_state(metric.stateless_reset_state(), *rows)

@@ -180,7 +180,11 @@ def collect(batches: Iterator[Any], rows: int | float | None) -> Any:
     Args:
       batches: trees of host arrays, rows first.
       rows: total number of rows, if known: the result is then allocated once and filled.
+
+    Raises:
+      ValueError: if the outputs of two batches differ in more than their rows.
     """
+    batches = _of_equal_sizes(batches)
     if rows is None or math.isinf(rows):
         parts = list(batches)
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
@@ -192,3 +196,16 @@ def collect(batches: Iterator[Any], rows: int | float | None) -> Any:
         jax.tree.map(lambda whole, part, at=slice(start, stop): whole.__setitem__(at, part), filled, batch)
         start = stop
     return jax.tree.map(lambda leaf: leaf[:start], filled)
+
+
+def _of_equal_sizes(batches: Iterator[Any]) -> Iterator[Any]:
+    sizes = None
+    for number, batch in enumerate(batches):
+        received = [leaf.shape[1:] for leaf in jax.tree.leaves(batch)]
+        sizes = received if sizes is None else sizes
+        if received != sizes:
+            raise ValueError(f"`predict` returns the outputs of all batches as one array, rows first. Received: "
+                             f"outputs with rows of shape {', '.join(map(str, sizes))}, and of shape "
+                             f"{', '.join(map(str, received))} for batch {number}. Use `predict_iter`, which yields "
+                             "the outputs of each batch, or pad all batches to one length.")
+        yield batch

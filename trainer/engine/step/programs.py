@@ -10,10 +10,12 @@ import jax
 
 from trainer.core.compile.compiler_options import CompilerOptions
 from trainer.core.compile.jit import begin_compiling, compile_lowered
-from trainer.core.compile.recompilation_guard import CompileGuard
+from trainer.core.compile.recompilation_guard import CompileGuard, difference
 from trainer.core.recently_used import RecentlyUsed
 from trainer.core.timing import Timing
 from trainer.data.resident import batch_at, stack_length
+from trainer.data.sources.arrays import DataError
+from trainer.data.stream import named
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.engine.step.execution import MAX_PROGRAMS, Execution
@@ -43,6 +45,7 @@ class Programs:
         self.compiled: RecentlyUsed[Any, Any] = RecentlyUsed(MAX_PROGRAMS)
         self.count = 0
         self._seen: set[Any] = set()  # the keys of all programs
+        self._last: Any = None  # the shapes of the last batch that was lowered
         self._has_logged_gathers = False
 
     def get(self, running: tuple[RunningLogs, ...], group: PlacedGroup, steps: int,
@@ -101,15 +104,23 @@ class Programs:
 
     def _lowered(self, key: tuple[Any, int | None], running: tuple[RunningLogs, ...], group: PlacedGroup,
                  guard: CompileGuard, timing: Timing) -> Any:
-        batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
-        guard.check(jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
+        batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype),
+                             jax.eval_shape(lambda stack: batch_at(stack, 0), group.data))
+        with timing.compile:
+            try:
+                lowered = self.lowered(running, group, key[1])
+            except Exception as error:
+                if self._last is None or self._last == batch:
+                    raise
+                raise named(DataError(f"{difference(self._last, batch)}, which the {self._kind} step cannot take. It "
+                                      f"raised {type(error).__name__}: {error}"), group.first) from error
+        guard.check(batch, group.first)
         if key in self._seen:
             guard.report_dropped(group.first, MAX_PROGRAMS)
         self._seen.add(key)
         self.count += 1
-        with timing.compile:
-            return self.lowered(running, group, key[1])
+        self._last = batch
+        return lowered
 
     def _log_gathered(self, program: Any, group: PlacedGroup) -> None:
         replicas = self._strategy.num_replicas_in_sync

@@ -13,8 +13,15 @@ from trainer.optimizers.registry import as_optimizer
 from trainer.optimizers.update_rule import UpdateRule
 
 
-def make_update_rules(optimizer: Any, options: CompileOptions) -> UpdateRule | NamedRules | None:
+def make_update_rules(
+    optimizer: Any, options: CompileOptions, variables: Mapping[tuple[Any, ...], Any] | None = None
+) -> UpdateRule | NamedRules | None:
     """Returns the rule for all parameters, or a rule per name for a dict of optimizers; None without an optimizer.
+
+    Args:
+      optimizer: as in `Model.compile`.
+      options: all other arguments of it.
+      variables: the parameters of an NNX module by their paths, as in `FunctionalModule.param_variables`.
 
     Raises:
       ValueError: for unknown names, or an empty dict.
@@ -24,7 +31,11 @@ def make_update_rules(optimizer: Any, options: CompileOptions) -> UpdateRule | N
     is_frozen = functools.partial(tree_paths.matches_any, options.freeze) if options.freeze else None
 
     def rule(part: Any, prefix: str) -> UpdateRule:
-        return UpdateRule(as_optimizer(part), prefix=prefix, is_frozen=is_frozen,
+        below = tuple(prefix.split(tree_paths.SEPARATOR)[:-1])
+        trained = {path[len(below):]: variable for path, variable in (variables or {}).items()
+                   if tuple(map(str, path[:len(below)])) == below
+                   and not options.is_frozen(tree_paths.SEPARATOR.join(map(str, path)))}
+        return UpdateRule(as_optimizer(part, trained), prefix=prefix, is_frozen=is_frozen,
                           ema_decay=options.ema_decay, scales_gradients=options.scales_gradients,
                           skips_non_finite=options.skip_non_finite)
 

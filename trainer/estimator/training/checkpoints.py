@@ -17,7 +17,7 @@ import numpy as np
 
 from trainer.callbacks import BackupAndRestore
 from trainer.callbacks.base.callback import Logs
-from trainer.callbacks.base.run_protocol import SavePoint
+from trainer.callbacks.base.run_protocol import SavePoint, run_detail
 from trainer.core import arguments, tree_paths
 from trainer.core.train_state import TrainState
 from trainer.core.types import Phase
@@ -30,7 +30,7 @@ from trainer.engine.saving.checkpoint import (
     is_checkpoint,
     open_checkpoint,
 )
-from trainer.estimator.training.hooks import CheckpointSaverListener
+from trainer.estimator.training.hooks import CheckpointSaverListener, ScheduledSaveListener
 
 STATE = "state"
 GLOBAL_STEP = "global_step"
@@ -59,12 +59,17 @@ class CheckpointSaver(BackupAndRestore):
         self._has_ended = has_ended
         self._first_step = 0
         self._saved_step: int | None = None
+        self._is_leaving = False
 
     def on_save_point(self, point: SavePoint) -> None:
         if point.kind == "start":
             for listener in self._listeners:
                 listener.begin()
         super().on_save_point(point)
+        if point.kind == "start" and not self._has_ended and self._is_on_schedule(point):
+            for listener in self._listeners:
+                if isinstance(listener, ScheduledSaveListener):
+                    listener.after_resume(self.model, point.batches)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         super().on_train_end(logs)
@@ -106,20 +111,34 @@ class CheckpointSaver(BackupAndRestore):
         if point.is_at_limit or self.save_freq == "epoch":
             return False
         if isinstance(self.save_freq, int):
-            return point.kind == "batches" and (point.batches - self._first_step) % self.save_freq == 0
+            return point.kind == "batches" and self._is_on_schedule(point)
         is_due = time.monotonic() - self._saved_at >= self.save_freq.total_seconds()
         strategy: Strategy = self.model.strategy  # type: ignore[attr-defined]
-        return strategy.process_group.any(is_due) if strategy.spans_processes else is_due
+        if not strategy.spans_processes:
+            return is_due
+        with run_detail(self.model, "timing").agreement():
+            return strategy.process_group.any(is_due)
+
+    def _is_on_schedule(self, point: SavePoint) -> bool:
+        """Returns whether `save_freq` asks for a checkpoint of this step, or may have asked for it."""
+        if isinstance(self.save_freq, int):
+            return (point.batches - self._first_step) % self.save_freq == 0
+        return self.save_freq != "epoch"
+
+    def _save_and_exit(self) -> None:
+        self._is_leaving = True
+        super()._save_and_exit()
 
     def _save(self, point: SavePoint, wait: bool = False) -> bool:
         is_new = point.batches != self._saved_step
-        if is_new:
-            for listener in self._listeners:
-                listener.before_save(self.model, point.batches)
+        called = [] if not is_new else [listener for listener in self._listeners
+                                        if not (self._is_leaving and isinstance(listener, ScheduledSaveListener))]
+        for listener in called:
+            listener.before_save(self.model, point.batches)
         is_saved = point.save(self._folder, keep=self._keep, wait=wait or bool(self._listeners))
         self._saved_at, self._saved_step = time.monotonic(), point.batches
-        if is_saved and is_new:
-            for listener in self._listeners:
+        if is_saved:
+            for listener in called:
                 if listener.after_save(self.model, point.batches):
                     self.model.stop_training = True
         return is_saved

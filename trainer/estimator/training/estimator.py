@@ -6,6 +6,7 @@ separate model.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import sys
@@ -22,7 +23,7 @@ from trainer.core.tracebacks import user_stacklevel
 from trainer.core.types import ArrayLike, PyTree
 from trainer.distribute import Strategy
 from trainer.engine.saving.checkpoint import Checkpoint
-from trainer.estimator.training import checkpoints, serving
+from trainer.estimator.training import checkpoints, evaluation_record, serving
 from trainer.estimator.training.estimator_model import EstimatorModel, make_model
 from trainer.estimator.training.events import LOGGER, TrainingLog, write_evaluation
 from trainer.estimator.training.functions import (
@@ -33,7 +34,12 @@ from trainer.estimator.training.functions import (
     check_receiver,
     check_steps,
 )
-from trainer.estimator.training.hooks import CheckpointSaverListener, as_callbacks, check_listeners
+from trainer.estimator.training.hooks import (
+    CheckpointSaverListener,
+    ScheduledSaveListener,
+    as_callbacks,
+    check_listeners,
+)
 from trainer.estimator.training.input_function import InputBatches, mapped_batch
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.spec import EstimatorSpec, Mode, ModeKeys, ModelFn
@@ -99,6 +105,7 @@ class Estimator:
         self.model_dir = self.config.model_dir
         self._warm_start = as_settings(warm_start_from)
         self._models: dict[Any, tuple[EstimatorSpec, EstimatorModel]] = {}
+        self._exports_before: dict[str, int] = {}
 
     @property
     def params(self) -> Any:
@@ -154,6 +161,8 @@ class Estimator:
         spec, model = self._model(ModeKeys.TRAIN, batches, is_new=last is None)
         if last is None:
             self._begin(ModeKeys.TRAIN, model)
+        if not any(isinstance(listener, ScheduledSaveListener) for listener in listeners):
+            evaluation_record.forget(self.model_dir)
         has_ended = last is not None and checkpoints.is_of_an_ended_call(last)
         saver = checkpoints.CheckpointSaver(
             self.model_dir, self.config.save_freq, self.config.keep_checkpoint_max, listeners, has_ended)
@@ -286,6 +295,9 @@ class Estimator:
         """
         base = arguments.as_path("export_dir_base", export_dir_base, "the path of a folder")
         check_receiver(serving_input_receiver_fn)
+        made = serving.exports_in(base, self._exports_before.pop(os.path.abspath(base), sys.maxsize))
+        if made:
+            return made[-1]
         checkpoint = self._checkpoint(checkpoint_path)
         if checkpoint is None:
             raise ValueError(f"Couldn't find trained model at {self.model_dir}. Train first.")
@@ -295,6 +307,21 @@ class Estimator:
         spec, model = self._model_of(ModeKeys.PREDICT, features, None)
         model.state = checkpoints.with_variables(checkpoint, model.state)
         return serving.export(model, spec.export_outputs, base)
+
+    @contextlib.contextmanager
+    def _finishing_exports(self, exports_before: Mapping[str, int]) -> Iterator[None]:
+        """Goes on with exports that a killed process may have made: each is found, or made again.
+
+        Args:
+          exports_before: number of the newest export before the process began, by the folder of the exports.
+        """
+        for base, number in exports_before.items():
+            serving.remove_unfinished(base, number)
+        self._exports_before = {os.path.abspath(base): number for base, number in exports_before.items()}
+        try:
+            yield
+        finally:
+            self._exports_before = {}
 
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the newest whole checkpoint; None if there is no checkpoint."""

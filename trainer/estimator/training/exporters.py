@@ -9,8 +9,9 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.core import arguments, errors, files
-from trainer.estimator.training import serving
+from trainer.core import arguments, errors
+from trainer.estimator.training import notes, serving
+from trainer.estimator.training.checkpoints import GLOBAL_STEP
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.events import LOGGER
 from trainer.estimator.training.functions import check_receiver
@@ -121,12 +122,21 @@ class BestExporter(_SavedModelExporter):
     def export(self, estimator: Estimator, export_path: str, checkpoint_path: str, eval_result: EvalResult,
                is_the_final_export: bool) -> str | None:
         note = os.path.join(export_path, _BEST)
-        best = _read(note)
+        best = notes.read(note, "`BestExporter`")
+        with errors.naming_file(note):
+            for key, value in (best or {}).items():
+                arguments.as_number(errors.brief(key), value)
+        result = _numbers(eval_result)
+        if GLOBAL_STEP in result and json.dumps(best) == json.dumps(result):  # NaN is NaN
+            made = serving.exports_in(export_path)
+            if made:  # by a process that was killed before this method returned
+                _keep_newest(export_path, self._keep)
+                return made[-1]
         if best is not None and not self._is_better(best, eval_result):
             return None
         LOGGER.info("Performing best model export.")
         path = self._exported(estimator, export_path, checkpoint_path)
-        _write(note, eval_result)  # after the export: a run killed in between exports again
+        notes.write(note, result)  # after the export: a run killed in between exports again
         _keep_newest(export_path, self._keep)
         return path
 
@@ -144,16 +154,5 @@ def _keep_newest(folder: str, count: int | None) -> None:
             shutil.rmtree(path)
 
 
-def _read(path: str) -> dict[str, float] | None:
-    if not os.path.lexists(path):
-        return None
-    with errors.naming_file(path):
-        found = files.read_json(path, os.path.dirname(path))
-        return {name: arguments.as_number(errors.brief(name), value) for name, value in found.items()}
-
-
-def _write(path: str, result: EvalResult) -> None:
-    numbers = {name: float(value) for name, value in result.items() if getattr(value, "shape", ()) == ()}
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-        json.dump(numbers, file)
-    os.replace(f"{path}.tmp", path)
+def _numbers(result: EvalResult) -> dict[str, float]:
+    return {name: float(value) for name, value in result.items() if getattr(value, "shape", ()) == ()}

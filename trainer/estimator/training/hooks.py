@@ -122,6 +122,16 @@ class CheckpointSaverListener:
         """Called once at the end of the training, after the last checkpoint."""
 
 
+class ScheduledSaveListener(CheckpointSaverListener):
+    """A listener for the checkpoints of an uninterrupted training: for each of them, and for no other.
+
+    It is not called for the checkpoint that a preempted process writes before it ends.
+    """
+
+    def after_resume(self, session: Any, global_step_value: int) -> None:
+        """Called when an interrupted training goes on from such a checkpoint: `after_save` may not have returned."""
+
+
 def as_callbacks(argument: str, hooks: object) -> list[Callback]:
     """Returns hooks and callbacks, or None, as a list of callbacks for `fit` and `evaluate`.
 

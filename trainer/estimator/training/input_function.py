@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -19,8 +19,6 @@ from trainer.core.types import PyTree
 from trainer.data import Dataset, RowDataset
 from trainer.estimator.training.spec import BatchMap
 
-_ARRAYS = (np.ndarray, jax.Array)
-
 
 class InputBatches:
     """The batches of an `input_fn` call, with a known first batch.
@@ -28,7 +26,8 @@ class InputBatches:
     Args:
       data: result of the `input_fn`: a batched `trainer.data.Dataset` or `RowDataset`, another iterable or indexed
         object of batches `features` or `(features, labels)`, or arrays `(features, labels)`, which repeat as the same
-        batch forever. Text arrays require a `batch_map` that converts them to numbers.
+        batch forever. Arrays may be a table's columns, such as pandas' series, and features a table, such as its data
+        frames: the columns by name. Text arrays require a `batch_map` that converts them to numbers.
 
     Attributes:
       features: features of the first batch.
@@ -40,6 +39,8 @@ class InputBatches:
     """
 
     def __init__(self, data: Any):
+        if isinstance(data, tuple) and data and _is_batch(data[0]) and any(isinstance(part, list) for part in data):
+            _refuse_lists(data)
         self._data: Any = _Forever(data) if _is_batch(data) else data
         has_batches = any(hasattr(self._data, name) for name in ("__iter__", "__getitem__"))
         if not has_batches or (isinstance(self._data, str | bytes | dict) and self._data):
@@ -58,6 +59,7 @@ class InputBatches:
             self._data = itertools.chain([first], iterator)
         elif hasattr(iterator, "close"):
             iterator.close()
+        self._has_tables = _is_table(first[0] if isinstance(first, tuple) and first else first)
         self.features, self.labels = _features_and_labels(first)
 
     def per_step(self, replicas: int, batch_map: BatchMap | None, limit: int | None = None) -> Any:
@@ -70,7 +72,7 @@ class InputBatches:
         """
         data = self._data
         is_taken_whole = isinstance(data, Dataset) or (limit is None and not isinstance(data, list | tuple))
-        if batch_map is None and replicas == 1 and is_taken_whole:
+        if batch_map is None and replicas == 1 and is_taken_whole and not self._has_tables:
             return data if limit is None else data.take(limit)
 
         def step(batches: list[Any]) -> Any:
@@ -172,8 +174,8 @@ def _in_steps(batches: Iterator[Any], count: int, step: Callable[[list[Any]], An
 
 
 def _is_batch(data: object) -> bool:
-    """Returns whether data are a single batch: an array, or a tuple or dict of arrays."""
-    if isinstance(data, _ARRAYS):
+    """Returns whether data are a single batch: an array or a table, or a tuple or dict of arrays."""
+    if hasattr(data, "__array__"):
         return True
     if isinstance(data, dict):
         return bool(data) and all(map(_is_batch, data.values()))
@@ -182,15 +184,28 @@ def _is_batch(data: object) -> bool:
 
 def _features_and_labels(batch: PyTree) -> tuple[Any, Any]:
     if isinstance(batch, list | str | bytes):
-        raise TypeError("The batches of input_fn must be arrays: `features` or a tuple `(features, labels)`. Received: "
-                        f"{errors.describe(batch)}. Make arrays of lists, by `np.asarray`.")
+        _refuse_lists(batch)
     if not isinstance(batch, tuple):
-        return batch, None
+        return _by_column(batch), None
     if len(batch) > 2:
         raise ValueError("The batches of input_fn must be `features` or `(features, labels)`. Received: a tuple of "
                          f"{len(batch)}. Weights of rows are a feature that `weight_column` names, or come from a "
                          "`batch_map` of the spec.")
-    return (batch[0], batch[1]) if len(batch) == 2 else (batch[0], None)
+    return _by_column(batch[0]), batch[1] if len(batch) == 2 else None
+
+
+def _refuse_lists(batch: PyTree) -> NoReturn:
+    raise TypeError("The batches of input_fn must be arrays: `features` or a tuple `(features, labels)`. Received: "
+                    f"{errors.describe(batch)}. Make arrays of lists, by `np.asarray`.")
+
+
+def _is_table(features: object) -> bool:
+    return hasattr(features, "__array__") and hasattr(features, "columns")
+
+
+def _by_column(features: Any) -> Any:
+    """Returns the columns of a table by name; other features unchanged."""
+    return {name: features[name] for name in features.columns} if _is_table(features) else features
 
 
 def _concatenated(batches: list[Any]) -> Any:

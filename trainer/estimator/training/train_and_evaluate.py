@@ -8,11 +8,12 @@ import time
 from typing import Any
 
 from trainer.core import errors
-from trainer.engine.saving.checkpoint import CheckpointError
-from trainer.estimator.training import checkpoints
+from trainer.engine.saving.checkpoint import CheckpointError, processes
+from trainer.estimator.training import checkpoints, serving
 from trainer.estimator.training.estimator import Estimator
+from trainer.estimator.training.evaluation_record import EVALUATOR_FILE_NAME, FILE_NAME, EvaluationRecord
 from trainer.estimator.training.events import LOGGER
-from trainer.estimator.training.hooks import CheckpointSaverListener
+from trainer.estimator.training.hooks import CheckpointSaverListener, ScheduledSaveListener
 from trainer.estimator.training.train_spec import EvalSpec, TrainSpec
 
 _POLL_SECS = 1.0
@@ -24,9 +25,10 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec,
     """Trains an estimator, and evaluates and exports its checkpoints.
 
     In a single process, new checkpoints are evaluated subject to `EvalSpec.throttle_secs`, and the last checkpoint
-    always. A log line at the start describes the schedule. In a cluster described by TF_CONFIG, chief and workers only
-    train, and a process with the task "evaluator" evaluates the checkpoints in the folder. The evaluator's script must
-    not create a multi-process strategy.
+    always. A log line at the start describes the schedule. A call that was interrupted in an evaluation makes it when
+    the same script starts again. In a cluster described by TF_CONFIG, chief and workers only train, and a process with
+    the task "evaluator" evaluates the checkpoints in the folder. The evaluator's script must not create a multi-process
+    strategy.
 
     Args:
       estimator: the estimator. In a cluster, all processes need the same `model_dir`, readable and writable by all.
@@ -66,10 +68,32 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec,
     if config.cluster_spec:
         _train(estimator, train_spec, [])
         return None
-    listener = _EvaluationListener(estimator, eval_spec, train_spec.max_steps)
-    LOGGER.info("%s", _announcement(estimator, eval_spec))
-    _train(estimator, train_spec, [listener])
-    return listener.evaluator.metrics, listener.evaluator.exports
+    return _train_and_evaluate(estimator, train_spec, eval_spec)
+
+
+def _train_and_evaluate(estimator: Estimator, train_spec: TrainSpec,
+                        eval_spec: EvalSpec) -> tuple[dict[str, Any] | None, list[str | None] | None]:
+    record = EvaluationRecord(estimator.model_dir, FILE_NAME)
+    evaluator = _Evaluator(estimator, eval_spec, record)
+    max_steps = train_spec.max_steps
+    last = checkpoints.newest(estimator.model_dir)
+    step = 0 if last is None else checkpoints.step_of(last)
+    if record.is_open and last is not None and step > (record.first_step or 0) and (
+            checkpoints.is_of_an_ended_call(last) or (max_steps is not None and step >= max_steps)):
+        LOGGER.info("The last call was interrupted after its training, of %d steps.", step)
+        evaluator.evaluate_last(step, record.max_steps)
+        record.close()
+        if record.max_steps == max_steps or (max_steps is not None and step >= max_steps):
+            return record.metrics, record.exports
+    if max_steps is None or step < max_steps:
+        if record.is_open and last is not None:
+            record.resume(max_steps)
+        else:
+            record.begin(step, max_steps)
+        LOGGER.info("%s", _announcement(estimator, eval_spec))
+    _train(estimator, train_spec, [_EvaluationListener(evaluator, max_steps)])
+    record.close()
+    return record.metrics, record.exports
 
 
 def _train(estimator: Estimator, train_spec: TrainSpec, listeners: list[CheckpointSaverListener]) -> None:
@@ -102,62 +126,83 @@ class _Evaluator:
 
     estimator: Estimator
     eval_spec: EvalSpec
-    metrics: dict[str, Any] | None = None
-    exports: list[str | None] | None = None
+    record: EvaluationRecord
 
-    def evaluate(self, path: str, is_the_end: bool) -> None:
-        spec = self.eval_spec
-        self.metrics = self.estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
-        folder = os.path.join(self.estimator.model_dir, "export")
-        self.exports = [
-            exporter.export(self.estimator, os.path.join(folder, exporter.name), path, self.metrics, is_the_end)
-            for exporter in spec.exporters]
+    def evaluate(self, path: str, step: int, is_the_end: bool) -> None:
+        spec, record = self.eval_spec, self.record
+        folders = {exporter.name: os.path.join(self.estimator.model_dir, "export", exporter.name)
+                   for exporter in spec.exporters}
+        was_killed = step == record.began_step != record.step
+        if not was_killed:
+            record.begin_evaluation(step, {name: serving.newest_number(base) for name, base in folders.items()})
+        metrics = self.estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
+        before = {base: record.exports_before[name] for name, base in folders.items()
+                  if was_killed and name in record.exports_before}
+        with self.estimator._finishing_exports(before):
+            exports = [exporter.export(self.estimator, folders[exporter.name], path, metrics, is_the_end)
+                       for exporter in spec.exporters]
+        record.end_evaluation(metrics, exports)
+
+    def evaluate_last(self, step: int, max_steps: int | None) -> None:
+        """Evaluates the newest checkpoint, of the last step of a training, unless that is done."""
+        if step != self.record.step:
+            self.evaluate_newest(step, is_the_end=max_steps is not None and step >= max_steps)
+
+    def evaluate_newest(self, step: int, is_the_end: bool) -> None:
+        path = self.estimator.latest_checkpoint()
+        if path is None:
+            raise RuntimeError("There was no new checkpoint after the training: its folder was emptied meanwhile.")
+        self.evaluate(path, step, is_the_end)
+
+    def reason_to_wait(self, step: int) -> str | None:
+        """Returns the throttle that keeps a checkpoint from being evaluated; None if there is none."""
+        spec, record = self.eval_spec, self.record
+        if record.step is None or step == record.began_step != record.step:
+            return None
+        if 0 <= time.time() - record.began_at < spec.throttle_secs:
+            return f"throttle_secs={spec.throttle_secs:g} seconds"
+        if step - record.step < (spec.throttle_steps or 0):
+            return f"throttle_steps={spec.throttle_steps}"
+        return None
 
 
-class _EvaluationListener(CheckpointSaverListener):
+class _EvaluationListener(ScheduledSaveListener):
     """Evaluates the checkpoints of a training in the same process."""
 
-    def __init__(self, estimator: Estimator, eval_spec: EvalSpec, max_steps: int | None):
-        self.evaluator = _Evaluator(estimator, eval_spec)
-        self._spec, self._max_steps = eval_spec, max_steps
-        self._step: int | None = None  # step of the last evaluation
-        self._began = 0.0
+    def __init__(self, evaluator: _Evaluator, max_steps: int | None):
+        self._evaluator, self._max_steps = evaluator, max_steps
 
     def after_save(self, session: Any, global_step_value: int) -> None:
-        if global_step_value == 0:
+        record = self._evaluator.record
+        if global_step_value in (0, record.first_step, record.step):
             return
         if self._max_steps is not None and global_step_value >= self._max_steps:
             return  # `end` evaluates the last checkpoint
-        if self._step is not None:
-            waits = self._spec.throttle_secs - (time.monotonic() - self._began)
-            steps = (self._spec.throttle_steps or 0) - (global_step_value - self._step)
-            if waits > 0 or steps > 0:
-                LOGGER.info("The checkpoint of step %d is not evaluated: the last evaluation, of step %d, began less "
-                            "than %s before.", global_step_value, self._step,
-                            f"throttle_secs={self._spec.throttle_secs:g} seconds" if waits > 0
-                            else f"throttle_steps={self._spec.throttle_steps}")
-                return
-        self._evaluate(global_step_value, is_the_end=False)
+        reason = processes.from_first(lambda: self._evaluator.reason_to_wait(global_step_value) or "")
+        if reason:
+            LOGGER.info("The checkpoint of step %d is not evaluated: the last evaluation, of step %d, began less than "
+                        "%s before.", global_step_value, record.step, reason)
+        else:
+            self._evaluator.evaluate_newest(global_step_value, is_the_end=False)
+
+    def after_resume(self, session: Any, global_step_value: int) -> None:
+        self.after_save(session, global_step_value)
 
     def end(self, session: Any, global_step_value: int) -> None:
-        is_the_end = self._max_steps is not None and global_step_value >= self._max_steps
-        if global_step_value != self._step:
-            self._evaluate(global_step_value, is_the_end)
-
-    def _evaluate(self, step: int, is_the_end: bool) -> None:
-        self._step, self._began = step, time.monotonic()
-        path = self.evaluator.estimator.latest_checkpoint()
-        if path is None:
-            raise RuntimeError("There was no new checkpoint after the training: its folder was emptied meanwhile.")
-        self.evaluator.evaluate(path, is_the_end)
+        self._evaluator.evaluate_last(global_step_value, self._max_steps)
 
 
 def _follow(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
     """Evaluates the newest checkpoints of another process's training until the training ends."""
-    evaluator = _Evaluator(estimator, eval_spec)
+    record = EvaluationRecord(estimator.model_dir, EVALUATOR_FILE_NAME)
+    evaluator = _Evaluator(estimator, eval_spec, record)
     begin = reminded = time.monotonic()
-    seen: int | None = None  # step of the last evaluation
+    seen = record.step  # step of the last evaluation
     was_there = _newest_ended(estimator)
+    if record.is_open and record.began_step == was_there != seen:  # killed in the last evaluation
+        was_there = record.first_step
+    else:
+        record.begin(was_there, train_spec.max_steps)
     next_secs = begin + eval_spec.start_delay_secs
     while True:
         checkpoint = checkpoints.newest(estimator.model_dir)
@@ -168,7 +213,7 @@ def _follow(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) ->
             if step != seen and (is_the_end or time.monotonic() >= next_secs):
                 next_secs = time.monotonic() + eval_spec.throttle_secs
                 try:
-                    evaluator.evaluate(checkpoint.path, is_the_end)
+                    evaluator.evaluate(checkpoint.path, step, is_the_end)
                 except (CheckpointError, FileNotFoundError):  # replaced by newer checkpoints
                     if os.path.isdir(checkpoint.path):
                         raise
@@ -176,6 +221,7 @@ def _follow(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) ->
                 seen, reminded = step, time.monotonic()
             if is_the_end:
                 LOGGER.info("The training has ended at step %d, which is evaluated.", step)
+                record.close()
                 return
         if time.monotonic() - reminded > _REMINDER_SECS:
             LOGGER.warning("The evaluator waits for a new checkpoint in %s.", estimator.model_dir)

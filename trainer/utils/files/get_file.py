@@ -14,9 +14,9 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.progress.progbar import Progbar
 from trainer.core import arguments
+from trainer.core.ambient.interactive_logging import print_message
 from trainer.core.files import open_file
 from trainer.utils.files import archives
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import metadata
 
 COMPARED_PACKAGES = {  # name in messages -> distribution
@@ -10,10 +11,12 @@ COMPARED_PACKAGES = {  # name in messages -> distribution
 
 def package_versions() -> dict[str, str]:
     """Returns the installed versions that must be the same in all processes."""
-    versions = {}
-    for name, distribution in COMPARED_PACKAGES.items():
-        try:
-            versions[name] = metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+    return {name: _version(distribution) for name, distribution in COMPARED_PACKAGES.items()}
+
+
+@functools.cache  # each checkpoint has the versions, and the imported packages stay the same
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from trainer.distribute.cluster.description.process_names import process_name
 
 # Phases of a process. All others, such as "data", are its own work.
-AGREEMENT = "agreement"  # of all processes, at the end of an epoch, on how to continue
+AGREEMENT = "agreement"  # of all processes, after their last steps, on how to continue
 WAITING = {"device", AGREEMENT}  # for the result of an execution, so for all processes
 MAYBE_WAITING = {"device", "host", AGREEMENT}  # "host" starts executions, and CPUs run collectives in the call
 START = "start"  # of JAX, before which no process moves

@@ -116,7 +116,7 @@ class Watchdog:
         Args:
           step: number of begun steps; the same in all processes at the same position, and never decreasing.
           phase: activity of the thread from now on: "device" while it waits for a result, "host" while it starts
-            executions, "agreement" while it waits for the others at the end of an epoch, "compile", "checkpoint",
+            executions, "agreement" while it waits for the others after its last steps, "compile", "checkpoint",
             "idle" between two runs, or any other word for its own work, such as "data" or "callbacks".
         """
         self._now = (self._now[0] + 1, step, phase)

@@ -23,7 +23,7 @@ from trainer.distribute.cluster.description.cluster_description import (
 from trainer.distribute.cluster.rendezvous.connection import MAX_TEXT, Connection, NotOurs, ready
 from trainer.distribute.cluster.rendezvous.gloo_addresses import Place, why_not_connected
 from trainer.distribute.cluster.rendezvous.hello import MAX_SHOWN, Hello, first_of
-from trainer.distribute.cluster.rendezvous.listen import close_all, listen
+from trainer.distribute.cluster.rendezvous.listen import accepted, close_all, listen
 from trainer.distribute.cluster.rendezvous.star import Star
 from trainer.distribute.cluster.rendezvous.wait import Wait
 
@@ -132,9 +132,10 @@ class _Gathering:
             if isinstance(source, _Peer):
                 self._read(source)
                 continue
-            with contextlib.suppress(OSError):  # it left already, or no file descriptor is free for it
-                sock, address = source.accept()
-                self._peers.append(_Peer(sock, address[0], self._selector))
+            sock = accepted(source, self._make_room)
+            if sock is not None:
+                with contextlib.suppress(OSError):  # it left already
+                    self._peers.append(_Peer(sock, sock.getpeername()[0], self._selector))
 
     def _read(self, peer: _Peer) -> None:
         if peer not in self._peers:  # dropped on behalf of another one
@@ -216,6 +217,14 @@ class _Gathering:
         for peer in _overdue([peer for peer in self._peers if peer.hello is None or peer.is_refused], now):
             self._strangers += not peer.is_refused
             self._drop(peer, abort=True)
+
+    def _make_room(self) -> bool:
+        """Drops the older half of the unidentified connections; returns whether there are any."""
+        unknown = [peer for peer in self._peers if peer.hello is None]
+        for peer in unknown[:len(unknown) // 2 + 1]:
+            self._strangers += 1
+            self._drop(peer, abort=True)
+        return bool(unknown)
 
     def _named(self) -> list[_Peer]:
         return [peer for peer in self._peers if peer.hello is not None and not peer.is_refused]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from trainer.distribute.cluster.description.cluster_description import (
     ClusterDescription,
@@ -13,7 +15,13 @@ from trainer.distribute.cluster.description.cluster_description import (
     split_address,
 )
 
+LOGGER = logging.getLogger(__name__)
+
 BACKLOG = 128
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_SECS = 0.1  # until another attempt, if no descriptor is free: the listener stays ready meanwhile
+_SAY_SECS = 15.0
+_said_at = -_SAY_SECS
 
 
 def listen(cluster: ClusterDescription) -> list[socket.socket]:
@@ -53,6 +61,32 @@ def bind_all(host: str, port: int) -> list[socket.socket]:
     if socket.has_dualstack_ipv6():
         return [socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)]
     return [socket.create_server(("", port), backlog=BACKLOG)]
+
+
+def accepted(listener: socket.socket, make_room: Callable[[], bool] = lambda: False) -> socket.socket | None:
+    """Returns the next connection of a listener that is ready.
+
+    Args:
+      listener: a listening socket.
+      make_room: called if no file descriptor is free; closes connections that may be closed, if any, and returns
+        whether it has.
+
+    Returns:
+      The connection; None if it has left already, or if no file descriptor is free: after a warning, and a pause if
+      there was nothing to close.
+    """
+    global _said_at
+    try:
+        return listener.accept()[0]
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            if time.monotonic() - _said_at >= _SAY_SECS:
+                _said_at = time.monotonic()
+                LOGGER.warning("A connection waits, as this process has no file descriptor for it: %s. Raise the limit "
+                               "(`ulimit -n`), or see who connects (`ss -tnp`).", error.strerror)
+            if not make_room():
+                time.sleep(_PAUSE_SECS)
+        return None
 
 
 def close_all(sockets: Iterable[socket.socket]) -> None:

@@ -36,11 +36,18 @@ class Handle(abc.ABC):
         return self.call_packed(method, pack(arguments)[0], timeout)
 
     def call_packed(self, method: str, packed: Packed, timeout: float | None = None) -> Any:
-        """Returns the result of `call` for packed arguments."""
+        """Returns the result of `call` for packed arguments.
+
+        Raises:
+          UnreadableResultError: if the result cannot be unpickled in this process.
+        """
         kind, answer = self._answer(method, packed, timeout)
         if kind == RAISED:
             raise RemoteCallError(unpack(answer))
-        return unpack(answer)
+        try:
+            return unpack(answer)
+        except Exception as error:
+            raise UnreadableResultError(f"{type(error).__name__}: {error}") from error
 
     @abc.abstractmethod
     def _answer(self, method: str, packed: Packed, timeout: float | None) -> tuple[str, Packed]:
@@ -85,6 +92,10 @@ class Engine(Protocol):
         Args:
           code: the exit code of scripts that only serve.
         """
+
+
+class UnreadableResultError(Exception):
+    """Raised when a result of another process cannot be unpickled; the message is the reason."""
 
 
 class RemoteCallError(Exception):

@@ -12,6 +12,9 @@ from trainer.distribute.cluster import PEER_LOST
 
 EXIT_CODE = PEER_LOST  # of a script that ends because a server is lost
 
+# Most need more than a message; the first two would end the loop or the generator that fetches a result, silently.
+_NOT_RAISED_HERE = (StopIteration, StopAsyncIteration, OSError, UnicodeError, BaseExceptionGroup)
+
 
 class ParameterServerLostError(RuntimeError):
     """A parameter server is lost, and with it a part of the parameters.
@@ -46,13 +49,16 @@ class RemoteFailure(NamedTuple):
         return cls(type(error).__name__, message, "".join(traceback.format_exception(error)))
 
     def error(self, name: str) -> BaseException:
-        """Returns an exception to raise, of the same class if built in; `name` is its origin in the message."""
+        """Returns an exception to raise, of the same class if built in; `name` is its origin in the message.
+
+        It is a RuntimeError for other classes, and for those that mean something to Python where they are raised.
+        """
         if self.kind == ParameterServerLostError.__name__:
             return ParameterServerLostError(self.message)
         known = getattr(builtins, self.kind, None)
         message = f"{self.message}\n\n{name} raised {self.kind}:\n{self.traceback}"
         if isinstance(known, type) and issubclass(known, Exception) and not issubclass(
-                known, (OSError, UnicodeError, BaseExceptionGroup)):  # they need more than a message
+                known, _NOT_RAISED_HERE):
             return known(message)
         return RuntimeError(f"{self.kind}: {message}")
 

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 
+from trainer.distribute.cluster import accepted
 from trainer.distribute.parameter_server.processes.engine import Host
 from trainer.distribute.parameter_server.processes.frames import receive, send
 from trainer.distribute.parameter_server.processes.wire import Packed
@@ -28,8 +29,9 @@ def main() -> None:
     host = Host(Packed(bytes.fromhex(settings["make"]), []))
     os.rename(settings["address"] + ".new", settings["address"])  # the process now answers
     while True:
-        connection, _ = listener.accept()
-        threading.Thread(target=_serve, args=(connection, host), daemon=True).start()
+        connection = accepted(listener)
+        if connection is not None:
+            threading.Thread(target=_serve, args=(connection, host), daemon=True).start()
 
 
 def _end_with_parent(address: str) -> None:

@@ -1,18 +1,20 @@
 """Ray cluster of the tasks of TF_CONFIG, which all run the same script.
 
-The chief listens on its address of TF_CONFIG. The other tasks connect to it, receive the address of Ray's head, make
-their machine a node, and end when the chief ends, with its exit code. This connection carries only the address and the
-exit code; Ray's own token authenticates the nodes.
+The chief listens on its address of TF_CONFIG. The other tasks connect to it, say their name, receive the address of
+Ray's head, make their machine a node, and end when the chief ends, with its exit code. This connection carries only
+these; Ray's own token authenticates the nodes. Connections that do not say the name of a task are few, and do not last.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
 import re
 import select
+import selectors
 import socket
 import subprocess
 import sys
@@ -24,8 +26,12 @@ from typing import Any
 from trainer.distribute.cluster import (
     ClusterError,
     ClusterTimeout,
+    Connection,
+    NotOurs,
     Wait,
+    accepted,
     connect,
+    ready,
     split_address,
     why_unreachable,
 )
@@ -38,6 +44,8 @@ _MODULE = f"{__package__}.ray_node"
 _PATIENCE = 300.0  # seconds until all tasks have met
 _POLL = 0.2  # seconds between two looks at something awaited
 _SAY = 15.0  # seconds between two messages about missing tasks
+_HELLO_SECS = 10.0  # a connection that has not said by then which task it is, is dropped
+_MAX_UNKNOWN = 16  # connections that have not said so; the oldest are dropped, as a task says it at once
 _OBJECT_STORE = "268435456"  # bytes of a node, for arguments and results of functions
 
 
@@ -47,16 +55,23 @@ def resource_of(name: str) -> str:
 
 
 def check_roles(cluster: Mapping[str, Sequence[str]]) -> None:
-    """Raises ClusterError if a cluster lacks a chief, workers, parameter servers or a token."""
-    for role, what in (("chief", "a chief, which hands out the work"), ("worker", "workers"),
-                       ("ps", "parameter servers")):
-        if not cluster.get(role):
-            raise ClusterError(f"A ParameterServerStrategy needs {what}, but TF_CONFIG's cluster has only: "
-                               f"{', '.join(cluster)}. Add a list {role!r} to 'cluster'.")
+    """Raises ClusterError if a cluster lacks a chief, workers, parameter servers, a token or Ray, and names all."""
+    needs = {"chief": "a chief, which hands out the work", "worker": "workers", "ps": "parameter servers"}
+    missing = [role for role in needs if not cluster.get(role)]
+    errors = []
+    if missing:
+        errors.append(f"A ParameterServerStrategy needs {' and '.join(needs[role] for role in missing)}, but "
+                      f"TF_CONFIG's cluster has only: {', '.join(cluster)}. Add to 'cluster' a list for each of: "
+                      f"{', '.join(map(repr, missing))}.")
     if not (os.environ.get("RAY_AUTH_TOKEN_PATH") or os.environ.get("RAY_AUTH_TOKEN")):
-        raise ClusterError("The tasks of a cluster need a common token, without which anybody on the network could run "
-                           "code on it. Write 64 random hexadecimal digits to a file that only you may read, the same "
-                           "on all machines, and set RAY_AUTH_TOKEN_PATH to its path.")
+        errors.append("The tasks of a cluster need a common token, without which anybody on the network could run "
+                      "code on it. Write 64 random hexadecimal digits to a file that only you may read, the same "
+                      "on all machines, and set RAY_AUTH_TOKEN_PATH to its path.")
+    if importlib.util.find_spec("ray") is None:
+        errors.append("The tasks of a cluster communicate by Ray, which cannot be imported: `pip install "
+                      "'trainer-jax[ray]'` on all machines.")
+    if errors:
+        raise ClusterError(" ".join(errors))
 
 
 def _start_node(*arguments: str) -> subprocess.Popen[bytes]:
@@ -99,7 +114,9 @@ class Chief:
     def __init__(self, address: str, tasks: Sequence[str]):
         host, port = split_address(address)
         self._tasks = list(tasks)
-        self._connections: list[socket.socket] = []
+        self._unknown: list[Connection] = []  # oldest first
+        self._welcomed: list[Connection] = []
+        self._is_closed = threading.Event()
         try:
             self._listener = socket.create_server((host, port))
         except OSError as error:
@@ -107,9 +124,11 @@ class Chief:
         with socket.create_server((host, 0)) as free:
             ray_port = free.getsockname()[1]
         self.address = f"{host}:{ray_port}"
-        self._listener.settimeout(_POLL)  # `close` alone would not end a call of `accept`
+        self._listener.setblocking(False)
         self._node = _start_node("--head", f"--node-ip-address={host}", f"--port={ray_port}",
                                  "--include-dashboard=false", "--num-cpus=0")
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
         self._welcoming = threading.Thread(target=self._welcome, name="trainer chief", daemon=True)
         self._welcoming.start()
 
@@ -131,23 +150,55 @@ class Chief:
 
     def close(self, code: int) -> None:
         """Sends the exit code to all tasks, and ends Ray's head."""
-        for connection in self._connections:
-            with contextlib.suppress(OSError), connection:  # the task may be gone
-                connection.sendall(json.dumps({"exit": code}).encode() + b"\n")
-        self._listener.close()
+        self._is_closed.set()
         self._welcoming.join()
+        for connection in self._welcomed:
+            connection.send({"exit": code})
+        for connection in [*self._unknown, *self._welcomed]:
+            connection.close()
+        self._selector.close()
+        self._listener.close()
         _end_node(self._node)
 
     def _welcome(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-                connection.sendall(json.dumps({"ray": self.address}).encode() + b"\n")
-            except OSError:
-                if self._listener.fileno() < 0:
-                    return
-                continue
-            self._connections.append(connection)
+        while not self._is_closed.is_set():
+            for source in ready(self._selector, _POLL):
+                if isinstance(source, Connection):
+                    self._read(source)
+                elif (sock := accepted(self._listener, self._make_room)) is not None:
+                    self._unknown.append(Connection(sock, self._selector))
+            old = [each for each in self._unknown if time.monotonic() - each.since > _HELLO_SECS]
+            for connection in old or self._unknown[:-_MAX_UNKNOWN]:
+                self._drop(connection)
+
+    def _read(self, connection: Connection) -> None:
+        if connection.ended:  # dropped on behalf of another
+            return
+        try:
+            for message in connection.receive():
+                if connection in self._unknown and message.get("task") in self._tasks:
+                    self._unknown.remove(connection)
+                    self._welcomed.append(connection)
+                    connection.send({"ray": self.address})
+                else:
+                    raise NotOurs("It sent a message that has no meaning here.")
+        except NotOurs:
+            connection.ended = True
+        if connection.ended:
+            self._drop(connection)
+
+    def _make_room(self) -> bool:
+        """Drops the older half of the connections that have said nothing; returns whether there are any."""
+        old = self._unknown[:len(self._unknown) // 2 + 1]
+        for connection in old:
+            self._drop(connection)
+        return bool(old)
+
+    def _drop(self, connection: Connection) -> None:
+        connection.close(abort=connection in self._unknown)
+        for connections in (self._unknown, self._welcomed):
+            if connection in connections:
+                connections.remove(connection)
 
 
 def serve(chief: str, name: str) -> int:
@@ -163,12 +214,10 @@ def serve(chief: str, name: str) -> int:
     Raises:
       ClusterTimeout: if the chief cannot be reached in time.
     """
-    with _connected(chief, name) as connection:
-        told = _message(connection)
-        if told is None:
-            return EXIT_CODE
+    connection, welcome = _welcomed(chief, name)
+    with connection:
         own_host = connection.getsockname()[0]
-        node = _start_node(f"--address={told['ray']}", f"--node-ip-address={own_host}",
+        node = _start_node(f"--address={welcome['ray']}", f"--node-ip-address={own_host}",
                            "--resources=" + json.dumps({resource_of(name): 1}))
         try:
             told = _message(connection, while_true=lambda: node.poll() is None)
@@ -179,19 +228,27 @@ def serve(chief: str, name: str) -> int:
     return EXIT_CODE if told is None else int(told["exit"])
 
 
-def _connected(chief: str, name: str) -> socket.socket:
+def _welcomed(chief: str, name: str) -> tuple[socket.socket, dict[str, Any]]:
+    """Returns a connection to the chief, and its first message."""
     wait = _patience()
     while True:
         try:
             connection = connect(chief, 5.0)
         except OSError as error:
-            _pause(wait, f"{name} waits for the chief at {chief}.",
-                   f"{name} has not reached the chief at {chief} within {_PATIENCE:g} s: "
-                   f"{why_unreachable(error, chief)}. Start the same script with the chief's TF_CONFIG there.")
+            why = why_unreachable(error, chief)
         else:
             connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may vanish silently
-            return connection
+            with contextlib.suppress(OSError):
+                connection.sendall(json.dumps({"task": name}).encode() + b"\n")
+            told = _message(connection, while_true=lambda: wait.remaining_secs > 0)
+            if told is not None:
+                return connection, told
+            connection.close()  # by a chief that has just ended, or that many others have asked
+            why = "it has closed the connection"
+        _pause(wait, f"{name} waits for the chief at {chief}.",
+               f"{name} has not reached the chief at {chief} within {_PATIENCE:g} s: {why}. Start the same script with "
+               "the chief's TF_CONFIG there.")
 
 
 def _message(connection: socket.socket, while_true: Callable[[], bool] = lambda: True) -> dict[str, Any] | None:

@@ -6,13 +6,14 @@ Owns that a rejected argument changes nothing, and that no compiled step outlive
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 
 from trainer.core import tree_paths
 from trainer.core.errors import see
+from trainer.core.modules.base import FunctionalModule
 from trainer.core.replica_context import in_replica_context
 from trainer.core.types import PyTree
 from trainer.engine.step.compile_options import CompileOptions, check_eager
@@ -68,21 +69,21 @@ class Configuration:
 
     def compile(
         self, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any,
-        options: CompileOptions, names: Sequence[str], params: PyTree,
+        options: CompileOptions, module: FunctionalModule, params: PyTree,
     ) -> None:
         """Sets the arguments of `compile`. On an error, nothing changes.
 
         Args:
           optimizer, loss, loss_weights, metrics, weighted_metrics: as in `Model.compile`.
           options: all other arguments.
-          names: the names of a dict of modules; empty for a single module.
+          module: the module.
           params: the parameters, or their shapes; None before initialization.
         """
         compiled_loss = CompiledLoss(loss, loss_weights)
         compiled_metrics = CompiledMetrics(metrics, weighted_metrics, compiled_loss)
-        rules = make_update_rules(optimizer, options)
-        if names:
-            check_names(rules, names, "named module")
+        rules = make_update_rules(optimizer, options, module.param_variables)
+        if module.names:
+            check_names(rules, module.names, "named module")
         if params is not None:
             _check_params(rules, options, params)
         self.is_compiled, self._tracked, self.noted_loss = True, [], None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -53,8 +54,23 @@ class CurrentRun:
                                f"{fix} when `fit` has ended; `model.stop_training = True` ends it.")
 
     @contextlib.contextmanager
-    def timed(self, timing: Timing | None = None) -> Iterator[Timing]:
-        """Gives a run its own clock inside the block, and then restores the clock of the outer run."""
+    def timed(self, timing: Timing | None = None, call: str = "", trains: bool = False) -> Iterator[Timing]:
+        """Gives a run its own clock inside the block, and then restores the clock of the outer run.
+
+        Args:
+          timing: the clock; a new clock by default.
+          call: the name of the method, if it uses the weights.
+          trains: whether it changes them.
+
+        Raises:
+          RuntimeError: if another thread trains the model, or uses the weights that this run changes.
+        """
+        calls, mine = self._state.calls, (threading.current_thread(), call, trains)
+        calls.append(mine)  # before the others are looked at: of two threads that begin together, one sees the other
+        for thread, other, other_trains in list(calls):
+            if call and other and thread is not mine[0] and (trains or other_trains):
+                calls.remove(mine)
+                raise self._state.conflict(call, other, thread, other_trains)
         outer = self.timing
         timing = self.timing = timing or Timing()
         observer = watchdog()
@@ -64,6 +80,7 @@ class CurrentRun:
         try:
             yield timing
         finally:
+            calls.remove(mine)
             timing.end()
             if observer is not None:
                 observer.progress(timing.steps, "host" if outer.is_running else "idle")

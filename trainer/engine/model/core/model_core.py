@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -36,9 +37,11 @@ from trainer.engine.model.core.current_run import CurrentRun
 from trainer.engine.model.core.run_fingerprint import describe_model, describe_step
 from trainer.engine.model.core.state_holder import StateHolder, first_rows
 from trainer.engine.step import output_checks, steps, update_rules
+from trainer.engine.step.compiled_loss import MissingTargetsError
 from trainer.engine.step.compiled_phase import CompiledPhase
 from trainer.engine.step.input_casts import check_inputs_fit, overflows
 from trainer.engine.step.lowering import StepParts, why_partitioned
+from trainer.metrics.variable import VALUE_OF_TRACER
 from trainer.optimizers.named import optimizer_kinds
 
 if TYPE_CHECKING:
@@ -58,7 +61,8 @@ class UserModel(Protocol):
     def train_step(self, state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]: ...
     def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]: ...
     def predict_step(self, state: TrainState, batch: Batch) -> Any: ...
-    def compute_loss(self, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree) -> jax.Array: ...
+    def compute_loss(self, x: PyTree = None, y: PyTree = None, y_pred: PyTree = None, sample_weight: PyTree = None,
+                     training: bool = True) -> jax.Array: ...
     def apply(self, params: PyTree, state: TrainState, x: PyTree, *, module: str | None = None,
               training: bool = False) -> tuple[Any, Any]: ...
     def make_rng(self, state: TrainState, stream: str) -> jax.Array: ...
@@ -285,22 +289,17 @@ class ModelCore:
         """Gives the metric of the loss its result over an epoch, which Keras's metric has after a run."""
         self.configuration.noted_loss = value
 
-    def checks_values(self, kind: str) -> bool:
-        """Returns whether `check_values` reads the values of batches."""
-        policy = self.configuration.options.policy
-        return kind != "predict" or (policy is not None and overflows(policy))
-
     def check_values(self, kind: str, batch: Batch) -> None:
         """Raises ValueError for labels that the loss cannot take, and inputs that the compute dtype cannot represent.
 
         Leaves may have a leading axis of batches.
         """
-        x, y, _ = unpack_x_y_sample_weight(batch)
+        x, y, sample_weight = unpack_x_y_sample_weight(batch)
         policy = self.configuration.options.policy
         if policy is not None and overflows(policy):
             check_inputs_fit(policy, x, lambda: self._uses_of_inputs(kind, policy.compute_dtype))
         if kind != "predict":
-            output_checks.check_labels(self.configuration.loss, y)
+            output_checks.check_labels(self.configuration.loss, self.configuration.metrics, y, sample_weight)
 
     def _uses_of_inputs(self, kind: str, dtype: Any) -> Any:
         """Returns the `first_uses` of each leaf of `x` in the step of a phase."""
@@ -322,6 +321,7 @@ class ModelCore:
             self.assert_consistent(f"model for `{_METHODS[kind]}`",
                                    lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
+            _check_signature(step, kind)
             if options.matmul_precision is not None:
                 step = _with_matmul_precision(step, options.matmul_precision)
             phases[kind] = self._remote_phase() if self._is_asynchronous(kind) else CompiledPhase(
@@ -333,6 +333,13 @@ class ModelCore:
                               "is trained. Freeze fewer, such as all but the last layer.", stacklevel=user_stacklevel())
         try:
             phases[kind].prepare(state, batch)
+        except MissingTargetsError as error:
+            is_validation = kind == "test" and self.run.describe is not None  # or `evaluate` in a callback
+            raise ValueError(f"{error} Pass {'`validation_data=(x, y)`, ' * is_validation}`{_METHODS[kind]}(x, y)`, or "
+                             "batches `(x, y)`.") from None
+        except VALUE_OF_TRACER as error:
+            _explain_value_in_step(error)
+            raise
         except Exception as error:
             output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
             raise
@@ -353,7 +360,8 @@ class ModelCore:
         return RemotePhase(
             self._model.train_step, self._model.__train_step_as_resource__(), strategy,
             self.configuration.options.steps_per_execution, strategy.served(self.state, self.module.embeddings),
-            functools.partial(output_checks.check_labels, self.configuration.loss))  # float16 is refused
+            functools.partial(  # of values alone: float16 is refused
+                output_checks.check_labels, self.configuration.loss, self.configuration.metrics))
 
     def _check_penalties(self) -> None:
         """Raises or warns if a custom `train_step` leaves out penalties or sown losses."""
@@ -409,6 +417,26 @@ class ModelCore:
             lambda: run_once(apply, self.state.current, eager=configuration.options.eager),
             None if configuration.options.eager else lambda: jax.make_jaxpr(apply)(self.state.state_or_shapes))
         configuration.outputs_are_checked = True
+
+
+def _check_signature(step: Callable[..., Any], kind: str) -> None:
+    """Raises TypeError for a step with other arguments, such as Keras's `train_step(self, data)`."""
+    signature = inspect.signature(step)
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        returned = {"train": "(logs, state)", "test": "logs", "predict": "outputs"}[kind]
+        raise TypeError(
+            f"`{kind}_step(self, state, batch)` must take a state and a batch, and return {returned}. Received: "
+            f"{kind}_step{signature}. `trainer.unpack_x_y_sample_weight(batch)` gives x, y and weights.") from None
+
+
+def _explain_value_in_step(error: Exception) -> None:
+    """Puts advice before JAX's message, of the same error, about code that asks for the value of an array."""
+    error.args = (
+        "The step asks for the value of an array, which has none while the step is traced. Print with "
+        '`jax.debug.print("{}", loss)`, compute with `jnp` in place of `np`, `float` and `if`, or compile with '
+        f"run_eagerly=True to look. JAX says: {error}", *error.args[1:])
 
 
 def _with_matmul_precision(step: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -53,6 +54,7 @@ class StateHolder:
       inputs: the input shapes of the initialization; None before.
       shows_averages: whether `shown` has the moving averages as weights.
       version: changes with each change of the state.
+      calls: the running methods that use the state: their threads, names, and whether they train.
     """
 
     def __init__(self, owner: object, module: FunctionalModule, strategy: Strategy, seed: int,
@@ -69,6 +71,7 @@ class StateHolder:
         self._making: tuple[TrainState, Callable[[], TrainState]] | None = None  # shapes, wait function
         self._is_borrowed = False
         self.version = 0
+        self.calls: list[tuple[threading.Thread, str, bool]] = []
 
     @property
     def is_built(self) -> bool:
@@ -227,10 +230,27 @@ class StateHolder:
         self._making, self._is_borrowed = (shapes, wait), False
         self.version += 1
 
+    def conflict(self, call: str, other: str, thread: threading.Thread, other_trains: bool) -> RuntimeError:
+        """Returns the error of a call that another call, in another thread, excludes."""
+        name = getattr(self._owner, "name", type(self._owner).__name__)
+        why = "and its steps reuse the memory of the weights" if other_trains else (
+            "whose weights would change and lose their memory meanwhile")
+        return RuntimeError(
+            f"The model {name!r} is used by two threads: `{call}` was called in {threading.current_thread().name!r}, "
+            f"while `{other}` runs in {thread.name!r}, {why}. Call one after the other, for example by a callback of "
+            f"`fit`, or make a model for each. {errors.see('two-threads')}")
+
+    def check_is_not_trained_by_others(self, what: str) -> None:
+        """Raises RuntimeError if another thread trains, whose step would undo a change; `what` names it."""
+        for thread, other, trains in list(self.calls):
+            if trains and thread is not threading.current_thread():
+                raise self.conflict(what, other, thread, trains)
+
     def assign(self, state: TrainState) -> None:
         """Checks a user's state, places it and makes it the model's state.
 
         Raises:
+          RuntimeError: if another thread trains.
           ValueError: if its structure, a shape or a dtype differs.
           TypeError: if it is not a `TrainState`, or is being traced.
         """
@@ -240,6 +260,7 @@ class StateHolder:
             raise TypeError("`state` was assigned in a function that is being compiled, where a state is no value yet. "
                             "Return the new state from the step, and assign it outside: "
                             "`model.state = strategy.run(step, ...)`.")
+        self.check_is_not_trained_by_others("state")
         present = self.current
         structure: jax.tree_util.PyTreeDef = jax.tree.structure(present)
         if structure != jax.tree.structure(state):
@@ -286,6 +307,7 @@ class StateHolder:
             return opt_state if name is None or opt_state is None else opt_state[name]
 
         def write(opt_state: Any) -> None:
+            self.check_is_not_trained_by_others("optimizer")
             state = self.current
             self.set(state.replace(opt_state=opt_state if name is None else {**state.opt_state, name: opt_state}))
 

@@ -115,6 +115,10 @@ class ModelVariable:
         return f"<ModelVariable path={self.path}, shape={self.shape}, dtype={self.dtype}>"
 
 
+# Lets functions of `jax.numpy`, which are compiled, take a weight.
+jax.tree_util.register_pytree_node(ModelVariable, lambda weight: ((weight.value,), None), lambda _, leaves: leaves[0])
+
+
 def cast_to(name: str, values: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """Returns values in another dtype; raises ValueError for values that the dtype cannot hold."""
     if values.dtype == dtype:

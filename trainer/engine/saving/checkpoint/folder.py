@@ -104,14 +104,14 @@ class CheckpointFolder:
 
     def _prepare(self) -> str:
         try:
-            os.makedirs(self.path, exist_ok=True)
+            if self._lock is None:  # first: without the lock, another run may remove the folder at any time
+                self._lock = RunLock(self.path)
             with tempfile.TemporaryFile(dir=self.path):
                 pass
         except OSError as error:
+            self.release()
             raise type(error)(error.errno, f"Checkpoints cannot be written to the folder ({error.strerror}). Give a "
                               "folder that can be made and written", self.path) from error
-        if self._lock is None:
-            self._lock = RunLock(self.path)
         self._remove_leftovers()
         return self.path
 
@@ -142,8 +142,8 @@ class CheckpointFolder:
             disk.remove(os.path.join(self.path, name))
         self._remove_leftovers()
         self.release()
-        if os.path.isdir(self.path) and not os.path.samefile(self.path, os.curdir):
-            with contextlib.suppress(OSError):  # it is not empty, for example
+        with contextlib.suppress(OSError):  # it is not empty, or another run has removed it
+            if not os.path.samefile(self.path, os.curdir):
                 os.rmdir(self.path)
 
     def _newest_whole(self) -> str | None:

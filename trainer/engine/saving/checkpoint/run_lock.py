@@ -27,14 +27,13 @@ class RunLock:
     """Exclusive use of a folder, from construction to `release`.
 
     Args:
-      folder: existing folder.
+      folder: folder, created if missing, also if the run that held it removes it with its own end.
 
     Raises:
       CheckpointError: if another run holds the folder, in this process or another, on this host or another host that
         sees the folder. The message names it.
-      OSError: if the file cannot be created.
+      OSError: if the folder or the file cannot be created.
 
-    >>> os.makedirs("run", exist_ok=True)
     >>> lock = RunLock("run")
     >>> os.listdir("run")
     ['.in_use']
@@ -69,7 +68,14 @@ class RunLock:
 
 def _try_to_lock(path: str) -> int | None:
     """Returns the open and locked file; None if another run holds it, or has just removed it."""
-    file = file_locks.open_locked(path, os.O_RDWR | os.O_CREAT)
+    folder = os.path.dirname(path)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        file = file_locks.open_locked(path, os.O_RDWR | os.O_CREAT)
+    except (FileNotFoundError, FileExistsError):
+        if os.path.isfile(folder) or os.path.islink(folder):  # a link to nothing
+            raise
+        return None  # its holder has just removed it
     if file is None:
         return None
     try:

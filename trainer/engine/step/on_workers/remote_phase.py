@@ -56,13 +56,13 @@ class RemotePhase(CompiledPhase):
       shared_step: its replacement for workers.
       steps_per_execution: as in `CompiledPhase`; "auto" is `STEPS_PER_WORKER` for each worker.
       served: the model's state on the servers.
-      check_labels: raises for targets that the loss cannot take.
+      check_labels: raises for targets that the loss or a metric cannot take.
     """
 
     is_asynchronous = True
 
     def __init__(self, user_step: steps.Step, shared_step: Any, strategy: ParameterServerStrategy,
-                 steps_per_execution: int | str, served: ServedModel, check_labels: Callable[[Any], None]):
+                 steps_per_execution: int | str, served: ServedModel, check_labels: Callable[[Any, Any], None]):
         super().__init__("train", user_step, strategy, steps_per_execution, eager=False)
         self._user_step, self._shared_step, self._cluster, self._served = user_step, shared_step, strategy, served
         self._check_labels = check_labels

@@ -48,11 +48,11 @@ class RemoteStep:
       shapes: the shapes of the state.
       tables: the paths of parameters of which it pulls only the rows that it looks up.
       spec: the chief's batch spec, which batches read by the worker must match.
-      check_labels: raises for targets in such batches that the loss cannot take.
+      check_labels: raises for targets in such batches that the loss or a metric cannot take.
     """
 
     def __init__(self, user_step: steps.Step, shapes: TrainState, tables: Collection[str], spec: BatchSpec,
-                 check_labels: Callable[[Any], None]):
+                 check_labels: Callable[[Any, Any], None]):
         self._user_step, self._shapes, self._tables = user_step, shapes, tables
         self._spec, self._check_labels = spec, check_labels
 
@@ -60,7 +60,7 @@ class RemoteStep:
         """Returns the next batch of the worker's own data; raises DataError or ValueError if it is invalid."""
         batch = as_batch(next(iterator))
         self._spec.check(batch)
-        self._check_labels(unpack_x_y_sample_weight(batch)[1])
+        self._check_labels(*unpack_x_y_sample_weight(batch)[1:])
         return batch
 
     @functools.cached_property

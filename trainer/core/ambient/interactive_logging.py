@@ -10,7 +10,7 @@ _is_enabled = True
 
 
 def enable_interactive_logging() -> None:
-    """Sends progress and the messages of callbacks to standard output, the default.
+    """Sends progress, summaries and messages to standard output, the default.
 
     Source: https://keras.io/api/utils/config_utils/#enable_interactive_logging-function.
     """
@@ -19,7 +19,7 @@ def enable_interactive_logging() -> None:
 
 
 def disable_interactive_logging() -> None:
-    """Sends progress and the messages of callbacks to the logger "trainer" of `logging`, at the level INFO.
+    """Sends progress, summaries and messages to the logger "trainer" of `logging`, at the level INFO.
 
     No bar is drawn. Each epoch logs a record, and long epochs log more. Python shows no INFO records unless logging
     is configured, for example by `logging.basicConfig(level=logging.INFO)`.
@@ -31,7 +31,7 @@ def disable_interactive_logging() -> None:
 
 
 def is_interactive_logging_enabled() -> bool:
-    """Returns whether progress and the messages of callbacks go to standard output.
+    """Returns whether progress, summaries and messages go to standard output.
 
     >>> is_interactive_logging_enabled()
     True

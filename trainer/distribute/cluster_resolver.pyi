@@ -1,0 +1,1 @@
+from trainer.distribute.cluster import TFConfigClusterResolver as TFConfigClusterResolver
