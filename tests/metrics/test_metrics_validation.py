@@ -10,6 +10,16 @@ import trainer
 from trainer import metrics
 
 
+def test_integers_beyond_32_bits_keep_their_values():
+    large = np.array([2**40, 2**32])  # the latter is 0 in 32 bits
+    mean, error, accuracy = metrics.Mean(), metrics.MeanAbsoluteError(), metrics.Accuracy()
+    mean.update_state(large)
+    error.update_state(large, np.zeros(2, np.float32))
+    accuracy.update_state(large, np.array([2**40, 0]))
+    assert [float(metric.result()) for metric in (mean, error, accuracy)] == [large.mean(), large.mean(), 0.5]
+    assert metrics.binary_accuracy(large[1:, None], np.zeros((1, 1), np.float32)).tolist() == [[0.0]]
+
+
 def shapes(*arrays_or_shapes):
     return [jax.ShapeDtypeStruct(shape, "float32") for shape in arrays_or_shapes]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from numpy.lib.array_utils import normalize_axis_index
 
@@ -29,6 +30,22 @@ def in_dtype(what: str, values: Any, dtype: DTypeLike | None) -> jax.Array:
         raise TypeError(f"{what} must be real numbers here. Received: complex numbers, {describe(values)}, whose "
                         "imaginary parts would be dropped. Give absolute values, or real and imaginary parts as two "
                         "features.")
+    return as_array(values, dtype)
+
+
+def as_array(values: Any, dtype: DTypeLike | None = None) -> jax.Array:
+    """Returns values as an array of the given dtype; None keeps their dtype, or JAX's for it.
+
+    Integers of 64 bits that would wrap around in JAX's 32 become floats, as Keras's losses cast them.
+
+    >>> as_array(np.array([2**40, 1])).tolist(), as_array(np.array([2, 1])).dtype.name
+    ([1099511627776.0, 1.0], 'int32')
+    """
+    if dtype is None and not isinstance(values, jax.Array) and hasattr(values, "dtype"):
+        host = np.asarray(values)
+        if host.dtype.kind in "iu" and host.dtype.itemsize == 8 and host.size:
+            bounds = np.iinfo(jax.dtypes.canonicalize_dtype(host.dtype))
+            dtype = None if bounds.min <= host.min() and host.max() <= bounds.max else jnp.float32
     return jnp.asarray(values, dtype)
 
 
@@ -55,7 +72,7 @@ def _is_complex(values: ArrayLike) -> bool:
 
 def as_float(values: ArrayLike) -> jax.Array:
     """Returns `values` as an array of at least float32, because 16-bit floats cannot represent `1 - 1e-7`."""
-    array = jnp.asarray(values)
+    array = as_array(values)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
@@ -171,6 +188,6 @@ def class_indices(y_true: jax.Array, y_pred: jax.Array, axis: int) -> jax.Array:
     Raises:
       ValueError: if the shapes do not match.
     """
-    y_true = jnp.asarray(y_true)
+    y_true = as_array(y_true)
     check_class_indices(y_true, y_pred, axis)
     return (y_true if y_true.ndim < y_pred.ndim else y_true.squeeze(axis)).astype(jnp.int32)
