@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+import scipy.sparse
 
 from trainer import Model, losses
 from trainer.data import Dataset, pack_x_y_sample_weight, unpack_x_y_sample_weight
@@ -42,6 +43,8 @@ def generator():
         (lambda: adapt(None), ["Unrecognized data type", "NoneType"]),
         (lambda: adapt(generator(), batch_size=3), ["generator", "Received: batch_size=3."]),
         (lambda: adapt("text"), ["Unrecognized data type", "str"]),
+        (lambda: adapt(scipy.sparse.csr_matrix(X), Y), ["Sparse matrices", "x.toarray()"]),
+        (lambda: adapt({"words": scipy.sparse.csr_array(X)}), ["Sparse matrices", "x.toarray()"]),
         (lambda: adapt(object()), ["Unrecognized data type", "object"]),
         (lambda: adapt((generator(), generator())), ["Unrecognized data type", "generator"]),
         (lambda: adapt({"a": generator()}), ["Unrecognized data type", "generator"]),

@@ -243,6 +243,7 @@ def test_tensors_are_one_element():
         (lambda: Dataset.from_arrays(np.array([object()] * 3)), ["numeric", "object"]),
         (lambda: Dataset.from_arrays(np.array([None] * 3)), ["numeric", "object"]),
         (lambda: Dataset.from_arrays(np.array(["2020-01-01"], "M8[D]")), ["numeric", "datetime64"]),
+        (lambda: Dataset.from_arrays(np.array([1], "m8[D]")), ["numeric", "timedelta64"]),
         (lambda: adapt(TEXT.batch(2)), ["`x['city']`", "numeric", "<U4", "`map`"]),
         (lambda: adapt(Dataset.from_columns(ROWS, x=["age", "city"], y="y").batch(2)),
          ["`x[1]` (the column 'city')", "numeric", "<U4", "`map`"]),

@@ -10,7 +10,7 @@ from tests.support.keras_differences import DIFFERENCES
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "keras_differences.md"
 TITLES = {"losses": "Losses", "metrics": "Metrics", "optimizers": "Optimizers and schedules",
           "regularizers": "Penalties of weights", "precision": "Mixed precision", "utils": "Images",
-          "callbacks": "Callbacks"}
+          "callbacks": "Callbacks", "data": "Data"}
 INTRODUCTION = """\
 # Differences from Keras 3
 

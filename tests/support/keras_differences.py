@@ -1,4 +1,4 @@
-"""All intended differences of losses, metrics, optimizers, schedules, penalties, images and callbacks from Keras 3.
+"""All intended differences from Keras 3: of losses, metrics, optimizers, schedules, penalties, images, callbacks, data.
 
 `tests/reference/make_keras_differences.py` writes docs/keras_differences.md from this table, and
 `tests/project/test_keras_differences.py` checks that each example still differs, and that the page is up to date.
@@ -21,7 +21,7 @@ class Difference(NamedTuple):
     """One difference.
 
     Attributes:
-      room: "losses", "metrics", "optimizers", "regularizers", "precision", "utils" or "callbacks".
+      room: "losses", "metrics", "optimizers", "regularizers", "precision", "utils", "callbacks" or "data".
       names: the names concerned, in Markdown.
       keras: behaviour of Keras.
       ours: behaviour of the trainer.
@@ -263,6 +263,10 @@ DIFFERENCES: tuple[Difference, ...] = (
         lambda library: _metric(library.metrics.SparseTopKCategoricalAccuracy(1), np.array([-1]), np.array(
             [[0.2, 0.8]], "float32"))),
     Difference(
+        "metrics", "`Accuracy`, `BinaryAccuracy`", "With JAX, integers of 64 bits wrap around: 4294967296 is 0.",
+        "They are compared as floats.", "Other numbers are not equal.",
+        lambda library: _metric(library.metrics.Accuracy(), np.array([2**32]), np.array([0]))),
+    Difference(
         "optimizers", "`use_ema=True`", "The optimizer keeps averages of the weights, which replace them after `fit`.",
         "ValueError, which names `compile(ema_decay=...)`: `evaluate` and `predict` then use the averages.",
         "Training can continue from the weights themselves.",
@@ -346,7 +350,23 @@ DIFFERENCES: tuple[Difference, ...] = (
         "callbacks", "`CSVLogger`", "With `append=True`, rows have the columns of this training, whatever the file's "
         "header.", "Rows have the columns of the header; a log without a column is a ValueError.",
         "Values must stand under their names.", lambda library: _appended(library)),
+    Difference(
+        "data", "generators and other iterables", "A batch of floats may follow a batch of integers.",
+        "ValueError, which names the batch.", "A change of kind is a mistake in the pipeline.",
+        lambda library: _evaluated(library, (each for each in (np.ones((2, 1), "int32"), np.ones((2, 1), "float32"))))),
+    Difference(
+        "data", "`train_on_batch`, `test_on_batch`", "A single number as `sample_weight` multiplies the loss.",
+        "ValueError.", "Each row has a weight.",
+        lambda library: _evaluated(library, np.ones((2, 1), "float32"), np.float32(3))),
 )
+
+
+def _evaluated(library: Any, x: Any, sample_weight: Any = None) -> Any:
+    model = _identity(library)
+    model.compile("sgd", "mse")
+    if sample_weight is not None:
+        return model.test_on_batch(x, 2 * x, sample_weight=sample_weight)
+    return model.evaluate(((rows, 2 * rows) for rows in x), verbose=0, return_dict=True)["loss"]
 
 
 def _identity(library: Any) -> Any:

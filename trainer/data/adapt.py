@@ -150,6 +150,9 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
         return RowSource(x, processes if policy is AutoShardPolicy.AUTO else None)
     if hasattr(x, "column_names"):
         raise _rows_of_columns(x)
+    if any(hasattr(part, "tocsr") for part in (x.values() if isinstance(x, dict) else (x,))):
+        raise ValueError("Sparse matrices have no dense rows. Pass `x.toarray()`, or batches: a generator of "
+                         "`(x[start:stop].toarray(), y[start:stop])`.")
     if _is_indexed(x):
         return _adapt_indexed(x, shuffle, seed)
     # Trees and text are iterables, but not of batches: a tree here has leaves that are not arrays.

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from numpy.lib.array_utils import normalize_axis_index
 
@@ -30,11 +31,27 @@ def in_dtype(what: str, values: Any, dtype: DTypeLike | None) -> jax.Array:
                         "imaginary parts would be dropped. Give absolute values, or real and imaginary parts as two "
                         "features.")
     try:
-        return jnp.asarray(values, dtype)
+        return as_array(values, dtype)
     except (TypeError, ValueError) as error:
         if isinstance(values, jax.core.Tracer):
             raise
         raise TypeError(f"{what} must be an array of numbers. Received: {describe(values)}.") from error
+
+
+def as_array(values: Any, dtype: DTypeLike | None = None) -> jax.Array:
+    """Returns values as an array of the given dtype; None keeps their dtype, or JAX's for it.
+
+    Integers of 64 bits that would wrap around in JAX's 32 become floats, as Keras's losses cast them.
+
+    >>> as_array(np.array([2**40, 1])).tolist(), as_array(np.array([2, 1])).dtype.name
+    ([1099511627776.0, 1.0], 'int32')
+    """
+    if dtype is None and not isinstance(values, jax.Array) and hasattr(values, "dtype"):
+        host = np.asarray(values)
+        if host.dtype.kind in "iu" and host.dtype.itemsize == 8 and host.size:
+            bounds = np.iinfo(jax.dtypes.canonicalize_dtype(host.dtype))
+            dtype = None if bounds.min <= host.min() and host.max() <= bounds.max else jnp.float32
+    return jnp.asarray(values, dtype)
 
 
 def as_arrays(values: PyTree, dtype: DTypeLike | None = None, what: str = "Values") -> Any:
@@ -176,6 +193,6 @@ def class_indices(y_true: jax.Array, y_pred: jax.Array, axis: int) -> jax.Array:
     Raises:
       ValueError: if the shapes do not match.
     """
-    y_true = jnp.asarray(y_true)
+    y_true = as_array(y_true)
     check_class_indices(y_true, y_pred, axis)
     return (y_true if y_true.ndim < y_pred.ndim else y_true.squeeze(axis)).astype(jnp.int32)

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from trainer.core import arguments
 from trainer.core.types import ArrayLike
-from trainer.losses.shapes import check_class_indices, check_same_shape, class_indices, match_ranks
+from trainer.losses.shapes import as_array, check_class_indices, check_same_shape, class_indices, match_ranks
 from trainer.metrics.reduction import MeanMetricWrapper
 
 
@@ -24,7 +24,7 @@ def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     >>> accuracy([[1], [2]], [[1], [3]]).tolist()
     [[1.0], [0.0]]
     """
-    y_true, y_pred = match_ranks(jnp.asarray(y_true), jnp.asarray(y_pred))
+    y_true, y_pred = match_ranks(as_array(y_true), as_array(y_pred))
     return jnp.equal(y_true, y_pred).astype(jnp.float32)
 
 
@@ -34,7 +34,7 @@ def binary_accuracy(y_true: ArrayLike, y_pred: ArrayLike, threshold: float = 0.5
     >>> binary_accuracy([[1], [1]], [[0.9], [0.5]]).tolist()
     [[1.0], [0.0]]
     """
-    return accuracy(y_true, jnp.asarray(y_pred) > threshold)
+    return accuracy(y_true, as_array(y_pred) > threshold)
 
 
 def categorical_accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
@@ -43,7 +43,7 @@ def categorical_accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     >>> categorical_accuracy([[0, 1], [1, 0]], [[0.1, 0.9], [0.2, 0.8]]).tolist()
     [1.0, 0.0]
     """
-    return sparse_categorical_accuracy(jnp.argmax(jnp.asarray(y_true), axis=-1), y_pred)
+    return sparse_categorical_accuracy(jnp.argmax(as_array(y_true), axis=-1), y_pred)
 
 
 def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
@@ -59,7 +59,7 @@ def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
     >>> sparse_categorical_accuracy([1, 0], [[0.1, 0.9], [0.2, 0.8]]).tolist()
     [1.0, 0.0]
     """
-    y_pred = jnp.asarray(y_pred)
+    y_pred = as_array(y_pred)
     matches = jnp.equal(class_indices(y_true, y_pred, axis=-1), jnp.argmax(y_pred, axis=-1)).astype(jnp.float32)
     # As in Keras, a last axis of size 1 is removed.
     return matches.squeeze(-1) if matches.ndim > 1 and matches.shape[-1] == 1 else matches
@@ -71,7 +71,7 @@ def top_k_categorical_accuracy(y_true: ArrayLike, y_pred: ArrayLike, k: int = 5)
     >>> top_k_categorical_accuracy([[0, 0, 1]], [[0.1, 0.6, 0.3]], k=2).tolist()
     [1.0]
     """
-    return sparse_top_k_categorical_accuracy(jnp.argmax(jnp.asarray(y_true), axis=-1), y_pred, k)
+    return sparse_top_k_categorical_accuracy(jnp.argmax(as_array(y_true), axis=-1), y_pred, k)
 
 
 def sparse_top_k_categorical_accuracy(
@@ -91,7 +91,7 @@ def sparse_top_k_categorical_accuracy(
     >>> sparse_top_k_categorical_accuracy([2, 0], [[0.1, 0.6, 0.3], [0.1, 0.6, 0.3]], k=2).tolist()
     [1.0, 0.0]
     """
-    y_pred = jnp.asarray(y_pred)
+    y_pred = as_array(y_pred)
     labels = class_indices(y_true, y_pred, axis=-1)[..., None]
     if from_sorted_ids:
         matches = jnp.any(y_pred[..., :k] == labels, axis=-1)
@@ -101,7 +101,7 @@ def sparse_top_k_categorical_accuracy(
         score = jnp.where(jnp.isnan(score), -jnp.inf, score)
         is_class = (labels[..., 0] >= 0) & (labels[..., 0] < y_pred.shape[-1])  # -1 would be the last class
         matches = is_class & (jnp.sum(y_pred > score, axis=-1) < k)
-    return matches.astype(jnp.float32).reshape(jnp.asarray(y_true).shape)
+    return matches.astype(jnp.float32).reshape(as_array(y_true).shape)
 
 
 class Accuracy(MeanMetricWrapper):

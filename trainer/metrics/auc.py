@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from trainer.core import arguments
 from trainer.core.errors import describe
 from trainer.core.types import ArrayLike
-from trainer.losses.shapes import check_same_shape, match_ranks, matched_shapes
+from trainer.losses.shapes import as_array, check_same_shape, match_ranks, matched_shapes
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
 from trainer.metrics.confusion import COUNTS, as_thresholds, count_at_thresholds, evenly_spaced_thresholds
@@ -172,7 +172,7 @@ class AUC(Metric):
         Raises:
           ValueError: if the shapes do not match.
         """
-        y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
+        y_true, y_pred = as_array(y_true), as_array(y_pred)
         self.validate(y_true, y_pred)
         y_true, y_pred = match_ranks(y_true, y_pred)
         self.build(y_true, y_pred)

@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 
 from trainer.core import arguments
 from trainer.core.types import ArrayLike
-from trainer.losses.shapes import as_float, check_class_indices, check_same_shape, match_ranks
+from trainer.losses.shapes import as_array, as_float, check_class_indices, check_same_shape, match_ranks
 from trainer.metrics.accuracies import categorical_accuracy, sparse_categorical_accuracy
 from trainer.metrics.arrays import divide_no_nan, full_weights, sums_by_bucket
 from trainer.metrics.base import Metric
@@ -72,7 +72,7 @@ class ExpectedCalibrationError(Metric):
         Raises:
           ValueError: if the shapes do not match.
         """
-        labels, predictions = jnp.asarray(y_true), as_float(y_pred)
+        labels, predictions = as_array(y_true), as_float(y_pred)
         self.validate(labels, predictions)
         if _is_binary(predictions):
             labels, predictions = match_ranks(labels, predictions)

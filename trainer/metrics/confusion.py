@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from trainer.core import arguments
 from trainer.core.types import ArrayLike
-from trainer.losses.shapes import check_same_shape, in_dtype, match_ranks, matched_shapes
+from trainer.losses.shapes import as_array, check_same_shape, in_dtype, match_ranks, matched_shapes
 from trainer.metrics.arrays import divide_no_nan, full_weights, sums_by_bucket
 from trainer.metrics.base import Metric
 
@@ -157,7 +157,7 @@ class ConfusionMetric(Metric):
         Raises:
           ValueError: if the shapes do not match.
         """
-        y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
+        y_true, y_pred = as_array(y_true), as_array(y_pred)
         self.validate(y_true, y_pred)
         y_true, y_pred = match_ranks(y_true, y_pred)
         weights = full_weights(y_pred, sample_weight)

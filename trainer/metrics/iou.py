@@ -14,6 +14,7 @@ from numpy.lib.array_utils import normalize_axis_index
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
 from trainer.core.types import ArrayLike
+from trainer.losses.shapes import as_array
 from trainer.metrics.arrays import divide_no_nan, full_weights, sums_by_bucket
 from trainer.metrics.base import Metric
 
@@ -104,7 +105,7 @@ class IoU(Metric):
         Raises:
           ValueError: see `IoU`.
         """
-        y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
+        y_true, y_pred = as_array(y_true), as_array(y_pred)
         self.validate(y_true, y_pred)
         labels = y_true if self.sparse_y_true else jnp.argmax(y_true, axis=self.axis)
         predictions = y_pred if self.sparse_y_pred else jnp.argmax(y_pred, axis=self.axis)
@@ -157,7 +158,7 @@ class BinaryIoU(IoU):
         self.threshold = threshold
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        super().update_state(y_true, jnp.asarray(y_pred) >= self.threshold, sample_weight)
+        super().update_state(y_true, as_array(y_pred) >= self.threshold, sample_weight)
 
 
 class MeanIoU(IoU):

@@ -136,8 +136,8 @@ def as_arrays(tree: PyTree, text: bool = False) -> Any:
     arrays = []
     for position, leaf in enumerate(leaves):
         array = _to_numpy(leaf)
-        # By JAX, because numpy does not treat bfloat16 and similar dtypes as numbers.
-        is_numeric = array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)
+        # By JAX, because numpy does not treat bfloat16 and similar dtypes as numbers, but differences of times.
+        is_numeric = array.dtype == np.bool_ or (jnp.issubdtype(array.dtype, np.number) and array.dtype.kind != "m")
         is_usable = is_numeric or (text and is_text(array))
         if not is_usable or array.ndim == 0 or np.ma.isMaskedArray(leaf):
             raise unusable(f"`{leaf_names(tree)[position]}`", array, is_usable)
