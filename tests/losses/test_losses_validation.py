@@ -129,7 +129,7 @@ def crossentropy(y_true, y_pred):
 def test_labels_do_not_wrap_around_in_a_function(dtype):
     expected = FunctionLoss(crossentropy)(LABELS.astype("float32"), PROBABILITIES)
     np.testing.assert_allclose(FunctionLoss(crossentropy)(LABELS.astype(dtype), PROBABILITIES), expected, rtol=1e-6)
-    assert float(FunctionLoss(lambda y_true, y_pred: y_true * 100)(LABELS.astype(dtype), PROBABILITIES)) == 100
+    assert float(FunctionLoss(lambda y_true, y_pred: 1.0 * (y_true * 100))(LABELS.astype(dtype), PROBABILITIES)) == 100
 
 
 def test_labels_of_64_bits_keep_them_in_a_function():

@@ -35,7 +35,7 @@ def shapes(*arrays_or_shapes):
     (lambda: metrics.TopKCategoricalAccuracy(k=0), "`k` must be a whole number of at least 1. Received: k=0"),
     (lambda: metrics.SparseTopKCategoricalAccuracy(k=-1), "`k` must be a whole number of at least 1. Received: k=-1"),
     (lambda: metrics.ExpectedCalibrationError(num_bins=0), "`num_bins` must be a whole number of at least 1"),
-    (lambda: metrics.ExpectedCalibrationError(num_bins=1.5), "`num_bins` must be a whole number. Received: .* type float"),
+    (lambda: metrics.ExpectedCalibrationError(num_bins=1.5), "`num_bins` must be a whole number. Received: .* float"),
     (lambda: metrics.ExpectedCalibrationError(from_logits="no"), "`from_logits` must be True or False"),
     (lambda: metrics.BinaryCrossentropy(from_logits="no"), "`from_logits` must be True or False"),
     (lambda: metrics.AUC(curve="Invalid"), 'Invalid AUC curve value: "Invalid".'),

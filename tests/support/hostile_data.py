@@ -296,7 +296,7 @@ def _large_member(kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
 
 
 def _chained(path: pathlib.Path) -> None:
-    """Writes links through which a path is longer than the file system can resolve, so that what follows is not."""
+    """Writes links through which a path is longer than the file system can resolve, unlike a part of it."""
     long, members = "a" * 247, []
     for number in range(16):
         parent = "/".join("abcdefghijklmnop"[:number])

@@ -1,4 +1,4 @@
-"""Files that were damaged or made to do harm, for every reader, and what each reader makes of them.
+"""Files that were damaged or made to do harm, for every reader, and the outcome of each.
 
 A case is a reader and a function that makes its file. `judged` reads the file under a limit of time and memory, and
 says what is wrong with the outcome: another error than of a value, or of the operating system where there is no file to
@@ -122,13 +122,13 @@ def _within(secs: float) -> Iterator[None]:
 
 
 def outcome_of(case: Case, contents: Contents) -> str:
-    """Returns what is wrong with the outcome of a case, in a folder of its own; "" if nothing is."""
+    """Returns the fault of the outcome of a case, in a folder of its own; "" without a fault."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         return judged(case, contents, pathlib.Path(folder))
 
 
 def judged(case: Case, contents: Contents, folder: pathlib.Path) -> str:
-    """Returns what is wrong with the outcome of a case; "" if nothing is."""
+    """Returns the fault of the outcome of a case; "" without a fault."""
     path = path_in(folder / case.reader, case.reader)
     contents.copy_others(case.reader, path.parent)
     case.make(contents, path, random.Random(str(case)))
@@ -175,7 +175,7 @@ def _unprintable(text: str) -> str:
 
 @contextlib.contextmanager
 def limited_memory() -> Iterator[None]:
-    """Limits the address space to what the process has now, and `MOST_BYTES`."""
+    """Limits the address space to its present size, and `MOST_BYTES`."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES, before[1]))
@@ -186,7 +186,7 @@ def limited_memory() -> Iterator[None]:
 
 
 def main() -> None:
-    """Prints what is wrong with the cases whose numbers are given, as a JSON object by case, a line each."""
+    """Prints the faults of the cases of the given numbers, as JSON objects by case, a line each."""
     chosen = [cases()[int(number)] for number in sys.stdin.read().split()]
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the readers print too

@@ -1,4 +1,4 @@
-"""Calls of public names with one wrong argument, made from good calls, and what each ends in.
+"""Calls of public names with one wrong argument, made from good calls, and their outcomes.
 
 A good call is a name of the public surface and its arguments. Each argument is replaced by values that its annotation
 does not allow: `wrong_values` has them by kind. `outcome` says whether the call was refused by an error of ours, whose
@@ -312,7 +312,7 @@ def _fit_with(**arguments: Any) -> Callable[[], None]:
 
 
 def misfits() -> dict[str, Callable[[], Any]]:
-    """Returns calls whose arguments are wrong together, or by what they hold, by what is wrong."""
+    """Returns calls whose arguments are wrong together, or by their content, by the fault."""
     model, rows = _model(), data.Dataset.from_arrays((_X, _Y))
     model.fit(_X, _Y, verbose=0)
     return {
