@@ -49,18 +49,20 @@ def _or_none(rule: tuple[Callable[[Any], bool], str]) -> tuple[Callable[[Any], b
 
 
 def _are_counts(value: Any) -> bool:
-    return _is_count(value) or (isinstance(value, (tuple, list)) and all(map(_is_count, value)))
+    return isinstance(value, (tuple, list)) and all(map(_is_count, value))
 
 
-_WIDTHS = (_are_counts, "whole numbers of at least 1")
+_COUNTS = (_are_counts, "a tuple of whole numbers of at least 1")
 _COUNT, _RATE = (_is_count, "a whole number of at least 1"), (_is_rate, "a number of at least 0 and below 1")
 _POSITIVE, _FLAG = (_is_positive, "a number above 0"), (_is_flag, "True or False")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_classes": _COUNT, "dropout_rate": _RATE, "drop_connect_rate": _RATE, "drop_path_rate": _RATE,
     "alpha": _POSITIVE, "width_coefficient": _POSITIVE, "depth_coefficient": _POSITIVE,
     **dict.fromkeys(("vocab_size", "num_layers", "d_model", "num_heads", "max_len", "num_types", "width", "depth",
-                     "mlp_width", "patch_size", "smallest_side"), _COUNT),
-    "mlp_dim": _COUNT, "mask_token": _or_none((_is_token, "a whole number")), "hidden": _WIDTHS,
+                     "mlp_width", "patch_size", "smallest_side", "hidden", "depths", "widths", "convolutions"),
+                    _COUNT),
+    "mlp_dim": _COUNT, "mask_token": _or_none((_is_token, "a whole number")),
+    "layer_prefix": (lambda value: isinstance(value, str), "text"),
     "activation": (callable, "a function"),
     "norm_momentum": (_is_share, "a number in [0, 1]"), "norm_epsilon": _POSITIVE,
     "layer_scale_init_value": _or_none(_POSITIVE), "bottleneck": _FLAG, "divides_by_sqrt_stddev": _FLAG,
@@ -82,5 +84,7 @@ def check(module: nn.Module) -> None:
         if name not in module.__dataclass_fields__:
             continue
         value = getattr(module, name)
+        if isinstance(module.__dataclass_fields__[name].default, tuple):
+            holds, expected = _COUNTS
         if not holds(value) and not (value is None and module.__dataclass_fields__[name].default is None):
             raise ValueError(f"`{name}` of {type(module).__name__} must be {expected}. Received: {value!r}.")

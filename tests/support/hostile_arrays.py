@@ -237,7 +237,7 @@ def _signature(change: Callable[[dict[str, Any]], Any]) -> Callable[[pathlib.Pat
         path.mkdir()
         save_arrays(path / "weights.safetensors", {"a": np.zeros(2, np.float32)})
         content = {"format_version": 1, "jax": "1", "stablehlo": "1", "platform": "cpu", "batch_size": 1,
-                   "inputs": None,"outputs": None, "sha256": {}}
+                   "inputs": None, "outputs": None, "sha256": {}}
         (path / "signature.json").write_text(json.dumps(content | change(content)))
     return write
 

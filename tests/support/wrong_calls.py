@@ -8,6 +8,7 @@ traceback ends in a file of the trainer.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import pathlib
 import re
@@ -120,13 +121,17 @@ def outcome(call: WrongCall) -> str:
     def run(value: Any) -> None:
         call.good.function(**{**call.good.arguments, call.parameter: value})
 
+    if call.value is TRACER:
+        return outcome_of(lambda: jax.make_jaxpr(lambda value: (run(value), value)[1])(1.0))
+    return outcome_of(lambda: run(call.value))
+
+
+def outcome_of(function: Callable[[], Any]) -> str:
+    """Returns the outcome of a call of a function; see `outcome`."""
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            if call.value is TRACER:
-                jax.make_jaxpr(lambda value: (run(value), value)[1])(1.0)
-            else:
-                run(call.value)
+            function()
     except Exception as error:
         if len(str(error)) > 2500:
             return f"long: {len(str(error))} characters"
@@ -156,14 +161,15 @@ def _line(file: str, number: int) -> str:
 _PAIR = {"y_true": np.ones((4, 3), np.float32), "y_pred": np.full((4, 3), 0.5, np.float32)}
 _NOT_CALLED = ("Loss", "BuiltinLoss", "Metric", "Optimizer", "CommonArguments", "OptimizerState", "Penalty",
                "Regularizer", "Callback", "Registry", "Variable", "LossMetric", "LazyLogs", "Run", "RunDetails",
-               "SavePoint", "MonitorCallback", "AnyMetric")
+               "SavePoint", "MonitorCallback", "AnyMetric", "LearningRateSchedule", "LogTo")
 
 
 def _classes(package: Any, arguments: Mapping[str, Mapping[str, Any]]) -> Iterator[Good]:
     for name in dir(package):
         found = getattr(package, name)
-        if inspect.isclass(found) and not name.startswith("_") and name not in _NOT_CALLED and not issubclass(
-                found, (Exception, tuple)) and not hasattr(found, "__members__"):
+        if (inspect.isclass(found) and found.__module__.startswith("trainer") and not name.startswith("_")
+                and name not in _NOT_CALLED and not issubclass(found, (Exception, tuple))
+                and not hasattr(found, "__members__")):
             yield Good(f"{package.__name__.removeprefix('trainer.')}.{name}", found, arguments.get(name, {}))
 
 
@@ -218,13 +224,15 @@ _X, _Y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
 def _methods() -> Iterator[Good]:
     model = _model()
     model.fit(_X, _Y, verbose=0)
+    saved = f"{_folder()}/d"
+    model.save_weights(saved)
     for name, arguments in {
             "fit": {"x": _X, "y": _Y, "verbose": 0}, "evaluate": {"x": _X, "y": _Y, "verbose": 0},
             "predict": {"x": _X, "verbose": 0}, "train_on_batch": {"x": _X, "y": _Y},
             "test_on_batch": {"x": _X, "y": _Y},
             "predict_on_batch": {"x": _X}, "save_weights": {"filepath": f"{_folder()}/a"},
             "export": {"filepath": f"{_folder()}/b"}, "save": {"filepath": f"{_folder()}/c"},
-            "load_weights": {"filepath": f"{_folder()}/d"}, "set_weights": {"weights": model.get_weights()},
+            "load_weights": {"filepath": saved}, "set_weights": {"weights": model.get_weights()},
             "summary": {}, "build": {"sample": _X}}.items():
         method = getattr(model, name, None)
         if method is not None and inspect.signature(method).parameters:
@@ -238,6 +246,8 @@ def good_calls() -> list[Good]:
     """Returns the good calls, the most used names first."""
     kept = {name: _PAIR for name in losses.__all__ if inspect.isfunction(getattr(losses, name)) and {
         "y_true", "y_pred"} <= inspect.signature(getattr(losses, name)).parameters.keys() and name != "ctc"}
+    for name in ("categorical_generalized_cross_entropy", "circle", "sparse_categorical_crossentropy"):
+        kept[name] = _PAIR | {"y_true": np.arange(4) % 3}
     column = estimator.categorical_column_with_identity("a", 3)
     found = [
         *_methods(),
@@ -259,9 +269,12 @@ def good_calls() -> list[Good]:
             "PolynomialDecay": {"initial_learning_rate": 0.1, "decay_steps": 9}}),
         *_classes(callbacks, {
             "BackupAndRestore": {"backup_dir": _folder()}, "CSVLogger": {"filename": f"{_folder()}/a"},
-            "LearningRateScheduler": {"schedule": lambda epoch: 0.1}, "ModelCheckpoint": {"filepath": f"{_folder()}/a"},
+            "LearningRateScheduler": {"schedule": lambda epoch: 0.1},
+            "ValidateEvery": {"steps": 1},
+           "ModelCheckpoint": {"filepath": f"{_folder()}/a"},
             "OrbaxCheckpoint": {"directory": _folder()}, "Profile": {"log_dir": _folder(), "steps": (1, 2)},
             "RunRecord": {"folder": _folder()}, "TensorBoard": {"log_dir": _folder()}}),
+        Good("callbacks.LogTo", functools.partial(callbacks.LogTo, callbacks.loggers.JSONLines(f"{_folder()}/a"))),
         *_functions(regularizers, {"l1": {}, "l2": {}, "l1_l2": {}, "orthogonal_regularizer": {}}),
         *_functions(data, {"timeseries_dataset_from_array": {"data": _X, "targets": _Y, "sequence_length": 2}}),
         *_functions(utils, {
@@ -284,3 +297,83 @@ def good_calls() -> list[Good]:
 
 def _classes_named(package: Any, names: Mapping[str, Mapping[str, Any]]) -> Iterator[Good]:
     return _functions(package, {name: arguments for name, arguments in names.items() if hasattr(package, name)})
+
+
+def _fit(model: trainer.Model, **arguments: Any) -> Callable[[], None]:
+    return lambda: model.fit(**{"x": _X, "y": _Y, "verbose": 0, **arguments})
+
+
+def _fit_with(**arguments: Any) -> Callable[[], None]:
+    def call() -> None:
+        model = trainer.Model(nn.Dense(1))
+        model.compile(**{"optimizer": "sgd", "loss": "mse", **arguments})
+        model.fit(_X, _Y, verbose=0)
+    return call
+
+
+def misfits() -> dict[str, Callable[[], Any]]:
+    """Returns calls whose arguments are wrong together, or by what they hold, by what is wrong."""
+    model, rows = _model(), data.Dataset.from_arrays((_X, _Y))
+    model.fit(_X, _Y, verbose=0)
+    return {
+        "fewer rows than labels": _fit(model, x=_X[:5]), "no rows": _fit(model, x=_X[:0], y=_Y[:0]),
+        "texts": _fit(model, x=np.array([["a", "b"]] * 8)), "objects": _fit(model, x=np.array([[None, 1]] * 8, object)),
+        "dates": _fit(model, x=np.full((8, 2), "2020-01-01", "M8[D]")), "complex": _fit(model, x=_X.astype(complex)),
+        "a number for rows": _fit(model, x=np.float32(1)), "more features": _fit(model, x=np.ones((8, 5), np.float32)),
+        "wider labels": _fit(model, y=np.ones((8, 7), np.float32)), "lists of two lengths": _fit(model, x=[[1, 2],
+        [1]]),
+        "parts of other rows": _fit(model, x={"a": _X, "b": _X[:3]}), "rows of None": _fit(model, x=[None, None]),
+        "fewer weights": _fit(model, sample_weight=np.ones(3)), "weights of text": _fit(
+            model, sample_weight=np.array(["a"] * 8)),
+        "classes of text": _fit(model, class_weight={"a": 1.0}), "a list of classes": _fit(model, class_weight=[1.0]),
+        "a class of None": _fit(model, class_weight={0: None}), "a class of NaN": _fit(model, class_weight={0: np.nan}),
+        "validation of four": _fit(model, validation_data=(_X, _Y, _Y, _Y)),
+        "validation of nothing": _fit(model, validation_data=()),
+        "validation of more features": _fit(model, validation_data=(np.ones((8, 5)), _Y)),
+        "all for validation": _fit(model, validation_split=1.0), "a batch of a dataset": _fit(
+            model, x=rows.batch(4), y=None, batch_size=4),
+        "labels beside a dataset": _fit(model, x=rows.batch(4)), "an empty iterator": _fit(model, x=iter([]), y=None),
+        "an iterator of four": _fit(model, x=iter([(_X, _Y, _Y, _Y)]), y=None),
+        "an iterator of text": _fit(model, x=iter(["a", "b"]), y=None),
+        "an iterator of None": _fit(model, x=iter([None]), y=None),
+        "the class of a callback": _fit(model, callbacks=[callbacks.EarlyStopping]),
+        "no callback": _fit(model, callbacks=[None]), "the name of a callback": _fit(model,
+        callbacks=["EarlyStopping"]),
+        "a function for a callback": _fit(model, callbacks=[lambda epoch: 0]),
+        "a log that is not there": _fit(model, callbacks=[callbacks.EarlyStopping(monitor="val_los")]),
+        "the class of an optimizer": _fit_with(optimizer=optimizers.Adam), "an unknown optimizer": _fit_with(
+            optimizer="addam"),
+        "an unknown loss": _fit_with(loss="msee"), "two losses": _fit_with(loss=["mse", "mse"]),
+        "a loss of text": _fit_with(loss=lambda y_true, y_pred: "x"),
+        "a loss of nothing": _fit_with(loss=lambda y_true, y_pred: None),
+        "a loss without a gradient": _fit_with(loss=lambda y_true, y_pred: y_true > y_pred),
+        "a loss of whole numbers": _fit_with(loss=lambda y_true, y_pred: jnp.round(y_pred).astype(int)),
+        "an unknown metric": _fit_with(metrics=["acc_uracy"]), "a metric of text": _fit_with(
+            metrics=[lambda y_true, y_pred: "x"]),
+        "a metric of nothing": _fit_with(metrics=[lambda y_true, y_pred: None]), "a set": _fit_with(metrics={"mae"}),
+        "two weights": _fit_with(loss_weights=[1, 2]), "the class of a module": lambda: trainer.Model(nn.Dense),
+        "no input": lambda: model.predict(None), "a text": lambda: model.predict("abc"),
+        "inputs of more features": lambda: model.predict(np.ones((3, 9))), "no labels": lambda: model.evaluate(_X),
+        "fewer arrays": lambda: model.set_weights(model.get_weights()[:1]),
+        "arrays of other shapes": lambda: model.set_weights([np.ones((9, 9)), np.ones(1)]),
+        "arrays of text": lambda: model.set_weights([np.array([["a"], ["b"]]), np.ones(1)]),
+        "two clips": lambda: optimizers.SGD(clipnorm=1.0, clipvalue=1.0),
+            "a class beyond": lambda: utils.to_categorical(
+            [5], 3),
+        "numbers for sequences": lambda: utils.pad_sequences([1, 2]), "an unknown side": lambda: utils.pad_sequences(
+            [[1]], padding="left"),
+        "more than all": lambda: utils.split_dataset(_X, 1.5), "fewer predictions": lambda: (
+            metrics.MeanSquaredError().update_state([1, 2], [1, 2, 3])),
+        "texts for numbers": lambda: metrics.Accuracy().update_state(["a"], ["a"]),
+        "fractions for words": lambda: _language_model(2, np.float32), "heads that do not divide": lambda: (
+            _language_model(3, np.int32)),
+        "a small image": lambda: trainer.Model(models.ResNet18(num_classes=2)).build(np.ones((1, 4, 4, 3), np.float32)),
+        "a sequence longer than the rows": lambda: data.timeseries_dataset_from_array(_X, None, sequence_length=100),
+        "bounds that descend": lambda: estimator.bucketized_column(estimator.numeric_column("a"), [3, 1]),
+        "an embedding of numbers": lambda: estimator.embedding_column(estimator.numeric_column("a"), 3),
+    }
+
+
+def _language_model(heads: int, dtype: Any) -> None:
+    module = models.TransformerLM(vocab_size=9, num_layers=1, d_model=8, num_heads=heads)
+    trainer.Model(module).build(np.ones((1, 4), dtype))

@@ -13,9 +13,11 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments, replica_context
+from trainer.core.errors import describe
 from trainer.core.replica_context import ReplicaContext, divide_sum, get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses.shapes import (
@@ -340,7 +342,7 @@ def values_per_row(function: Callable[..., Any], y_true: ArrayLike, y_pred: Arra
       y_true: labels, rows first; an array or a tree of arrays.
       y_pred: predictions, likewise.
     """
-    values = jnp.asarray(function(y_true, y_pred, **arguments))
+    values = in_dtype("The values of a loss or a metric", function(y_true, y_pred, **arguments), None)
     if values.ndim:
         return values
 
@@ -377,7 +379,11 @@ class FunctionLoss(Loss):
         self.function = function
 
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        return self.function(*as_arguments(y_true, y_pred))
+        values = self.function(*as_arguments(y_true, y_pred))
+        if isinstance(values, (jax.Array, np.ndarray)) and not jnp.issubdtype(values.dtype, jnp.inexact):
+            raise TypeError(f"A loss must have floats: nothing is learned from numbers without a gradient. Received: "
+                            f"{describe(values)} of the loss {self.name!r}. Compare floats, or use it as a metric.")
+        return values
 
     @property
     def kind(self) -> str:

@@ -181,6 +181,7 @@ class CategoricalFocalCrossentropy(DenseCrossentropy):
         dtype: DTypeLike | None = None,
     ):
         super().__init__(from_logits, label_smoothing, axis, reduction, name, dtype)
+        in_dtype("`alpha`", alpha, None)
         self.alpha, self.gamma = alpha, gamma
 
 

@@ -5,6 +5,7 @@ Each replica computes the loss from the rows of all replicas (see `loss_of_batch
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
+from trainer.core.errors import wrong_type
 from trainer.core.replica_context import get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses.base import EPSILON, BuiltinLoss
@@ -135,7 +137,10 @@ def _logsumexp(values: jax.Array, is_counted: jax.Array) -> jax.Array:
 
 
 def _axes(axis: Axis) -> Any:
-    return tuple(axis) if isinstance(axis, Sequence) else axis
+    axes = list(axis) if isinstance(axis, Sequence) and not isinstance(axis, str) else [] if axis is None else [axis]
+    if not all(isinstance(each, numbers.Integral) and not isinstance(each, bool) for each in axes):
+        raise wrong_type("axis", axis, "a whole number, a list of them, or None")
+    return tuple(axes) if isinstance(axis, Sequence) else axis
 
 
 class Overlap(BuiltinLoss):
@@ -143,6 +148,7 @@ class Overlap(BuiltinLoss):
 
     def __init__(self, axis: Axis, reduction: str | None, name: str | None, dtype: DTypeLike | None):
         super().__init__(reduction, name, dtype)
+        _axes(axis)
         self.axis = axis
 
     @property

@@ -65,6 +65,7 @@ class ExponentialDecay(LearningRateSchedule):
     name: str = "ExponentialDecay"
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
         arguments.require_bool(staircase=self.staircase)
         arguments.require_positive(decay_steps=self.decay_steps)
         arguments.require_non_negative(
@@ -96,6 +97,7 @@ class InverseTimeDecay(LearningRateSchedule):
     name: str = "InverseTimeDecay"
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
         arguments.require_bool(staircase=self.staircase)
         arguments.require_positive(decay_steps=self.decay_steps)
         arguments.require_non_negative(
@@ -128,6 +130,7 @@ class PiecewiseConstantDecay(LearningRateSchedule):
     name: str = "PiecewiseConstant"
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
         for name, numbers in (("boundaries", self.boundaries), ("values", self.values)):
             if not hasattr(numbers, "__len__"):
                 raise wrong_type(name, numbers, "a list of numbers")
@@ -174,6 +177,7 @@ class PolynomialDecay(LearningRateSchedule):
     name: str = "PolynomialDecay"
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
         arguments.require_bool(cycle=self.cycle)
         arguments.require_positive(decay_steps=self.decay_steps)
         arguments.require_non_negative(
@@ -220,6 +224,7 @@ class CosineDecay(LearningRateSchedule):
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
         arguments.require_positive(decay_steps=self.decay_steps)
         arguments.require_non_negative(
             warmup_steps=self.warmup_steps, initial_learning_rate=self.initial_learning_rate, alpha=self.alpha)
@@ -271,6 +276,7 @@ class CosineDecayRestarts(LearningRateSchedule):
     name: str = "SGDRDecay"
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
         arguments.require_positive(first_decay_steps=self.first_decay_steps)
         arguments.require_non_negative(
             initial_learning_rate=self.initial_learning_rate, m_mul=self.m_mul, alpha=self.alpha)

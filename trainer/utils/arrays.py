@@ -61,6 +61,8 @@ def normalize(x: ArrayLike, axis: int = -1, order: int | float = 2) -> np.ndarra
     [[0.6, 0.8], [0.0, 0.0]]
     """
     values = arguments.as_numbers("x", x)
+    if order is not None:  # NumPy's default
+        arguments.require_number(order=order)
     norms = np.linalg.norm(values, order, axis, keepdims=True)
     return values / np.where(norms == 0, 1, norms)
 
@@ -96,6 +98,8 @@ def pad_sequences(
     for index, sequence in enumerate(sequences):
         if not hasattr(sequence, "__len__"):
             raise TypeError(f"`sequences` must hold sequences. Received: {describe(sequence)} at position {index}.")
+    if dtype is not None:
+        arguments.as_dtype("dtype", dtype)
     if isinstance(value, str) and np.dtype(dtype).kind not in "OUS":
         raise ValueError(f"`value` must be a number for dtype {np.dtype(dtype).name}. Received: {value!r}. For strings "
                          "give `dtype=object`.")

@@ -103,7 +103,7 @@ def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None,
     Source: `keras.utils.img_to_array`.
     """
     channels_first = _is_channels_first(data_format)
-    values = arguments.as_numbers("img", img, dtype or "float32")
+    values = arguments.as_numbers("img", img, "float32" if dtype is None else dtype)
     if values.ndim not in (2, 3):
         raise ValueError(f"`img` must be an image, with two or three dimensions. Received: shape {values.shape}.")
     values = values.reshape(*values.shape[:2], -1)
@@ -130,7 +130,7 @@ def array_to_img(x: ArrayLike, data_format: str | None = None, scale: bool = Tru
     writer = pillow()
     channels_first = _is_channels_first(data_format)
     arguments.require_bool(scale=scale)
-    values = arguments.as_numbers("x", x, dtype or "float32")
+    values = arguments.as_numbers("x", x, "float32" if dtype is None else dtype)
     if values.ndim == 3 and channels_first:
         values = values.transpose(1, 2, 0)
     if values.ndim != 3 or values.shape[-1] not in (1, 3, 4) or not values.size:

@@ -448,6 +448,7 @@ class StatefulModel(OverridableSteps):
 
         Source: `keras.Model.load_weights`.
         """
+        arguments.require_bool(partial=partial)
         return weights_io.load_weights(self._core.state, filepath, patterns, partial)
 
     def save(self, filepath: Path, overwrite: bool = True) -> None:
