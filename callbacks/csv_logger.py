@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import logging
 import os
 import warnings
@@ -12,9 +13,11 @@ from typing import Any
 from trainer.callbacks.base.callback import Callback, LogNames, Logs, adds_logs
 from trainer.callbacks.base.run_protocol import run_detail
 from trainer.core import arguments
-from trainer.core.errors import MAX_ITEMS, wrong_type
+from trainer.core.errors import MAX_ITEMS, brief, wrong_type
+from trainer.core.files import open_file
 
 LOGGER = logging.getLogger(__name__)
+_MOST_HEADER_BYTES = 2**20
 
 
 class CSVLogger(Callback):
@@ -147,11 +150,17 @@ class CSVLogger(Callback):
         """
         if not os.path.isfile(self.filename):
             return None  # no such file yet, or a device, which has no columns
-        with open(self.filename, newline="", encoding="utf-8", errors="replace") as file:
-            header = next(csv.reader(file, delimiter=self.sep), None)
+        with open_file(self.filename) as file:
+            begin = file.read(_MOST_HEADER_BYTES).decode(errors="replace")
+        try:
+            header = next(csv.reader(io.StringIO(begin, newline=""), delimiter=self.sep), None)
+        except csv.Error as error:
+            raise ValueError(f"{self.filename!r} is no file that `CSVLogger` has written: {error}. Give the name of a "
+                             "new file, or `append=False` to replace it.") from error
         if header is None:
             return None
-        received = f"Received: {self.filename!r}, which begins with the columns {', '.join(header[:MAX_ITEMS])}"
+        received = (f"Received: {self.filename!r}, which begins with the columns "
+                    f"{', '.join(brief(repr(name)) for name in header[:MAX_ITEMS])}")
         if header[0] != "epoch":
             raise ValueError("`CSVLogger(append=True)` must be given a new file, or one that it has written with this "
                              f"separator. {received}. Give the name of a new file, or `append=False` to replace it.")

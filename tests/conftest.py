@@ -83,6 +83,7 @@ def leaked_threads(before: set[threading.Thread]) -> list[str]:
                   if thread not in before and (not thread.daemon or thread.name.startswith("trainer"))]
         if not leaked or time.monotonic() > deadline:
             return leaked
+        gc.collect()  # some end with an object of a cycle, such as the traceback of an error
         time.sleep(0.01)
 
 

@@ -22,7 +22,7 @@ from trainer.callbacks.base.monitor_callback import Mode, advice
 from trainer.callbacks.checkpoints.periodic_saves import PeriodicSaves
 from trainer.core import arguments
 from trainer.core.errors import see
-from trainer.core.file_suffixes import check_suffix
+from trainer.core.files import check_suffix
 from trainer.core.types import Verbose
 
 _DEFAULT_MONITOR = "val_loss"

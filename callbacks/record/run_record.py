@@ -17,6 +17,7 @@ from trainer.callbacks.base.log_values import as_json
 from trainer.callbacks.base.run_protocol import run_detail
 from trainer.callbacks.record.environment import environment, peak_memory
 from trainer.core import arguments
+from trainer.core.files import read_json
 from trainer.core.types import Phase
 
 FILE_NAME = "run.json"
@@ -143,11 +144,10 @@ def _epochs_of(history: Any) -> dict[str, list[int]]:
 def _earlier(path: str) -> list[Any]:
     """Returns the times of an interrupted run from its file, after the times of the runs before it."""
     try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
+        record = read_json(path, os.path.dirname(path))
         last = {name: record.get(name) for name in ("status", "begin", "end", "timing")}
         if last["status"] == "running":  # its process did not come to write another
             last["status"] = "killed"
-        return [*record["earlier"], last]
-    except (OSError, ValueError, LookupError, TypeError):
+        return [*map(dict, record["earlier"]), last]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return []

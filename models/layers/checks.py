@@ -16,6 +16,10 @@ def _is_count(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
+def _is_token(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
 
@@ -25,7 +29,7 @@ def _is_rate(value: Any) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    return _is_number(value) and 0 < value < float("inf")
+    return _is_number(value) and 0 < value <= float(np.finfo(np.float32).max)
 
 
 def _is_flag(value: object) -> bool:
@@ -36,18 +40,39 @@ def _is_activation(value: object) -> bool:
     return value is None or callable(value) or (isinstance(value, str) and value in ACTIVATIONS)
 
 
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _or_none(rule: tuple[Callable[[Any], bool], str]) -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: value is None or rule[0](value)), f"{rule[1]}, or None"
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and all(map(_is_count, value))
+
+
+_COUNTS = (_are_counts, "a tuple of whole numbers of at least 1")
 _COUNT, _RATE = (_is_count, "a whole number of at least 1"), (_is_rate, "a number of at least 0 and below 1")
 _POSITIVE, _FLAG = (_is_positive, "a number above 0"), (_is_flag, "True or False")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_classes": _COUNT, "dropout_rate": _RATE, "drop_connect_rate": _RATE, "drop_path_rate": _RATE,
     "alpha": _POSITIVE, "width_coefficient": _POSITIVE, "depth_coefficient": _POSITIVE,
+    **dict.fromkeys(("vocab_size", "num_layers", "d_model", "num_heads", "max_len", "num_types", "width", "depth",
+                     "mlp_width", "patch_size", "smallest_side", "hidden", "depths", "widths", "convolutions"),
+                    _COUNT),
+    "mlp_dim": _COUNT, "mask_token": _or_none((_is_token, "a whole number")),
+    "layer_prefix": (lambda value: isinstance(value, str), "text"),
+    "activation": (callable, "a function"),
+    "norm_momentum": (_is_share, "a number in [0, 1]"), "norm_epsilon": _POSITIVE,
+    "layer_scale_init_value": _or_none(_POSITIVE), "bottleneck": _FLAG, "divides_by_sqrt_stddev": _FLAG,
     "include_top": _FLAG, "include_preprocessing": _FLAG, "minimalistic": _FLAG,
     "classifier_activation": (_is_activation, f"{', '.join(map(repr, ACTIVATIONS))}, a function or None"),
 }
 
 
 def check(module: nn.Module) -> None:
-    """Raises ValueError for an invalid number of classes, rate, multiplier, flag or activation of a model.
+    """Raises ValueError for an invalid number of classes, size, rate, multiplier, flag or activation of a model.
 
     >>> class Net(nn.Module):
     ...     num_classes: int = 0
@@ -56,6 +81,10 @@ def check(module: nn.Module) -> None:
     ValueError: `num_classes` of Net must be a whole number of at least 1. Received: 0.
     """
     for name, (holds, expected) in _RULES.items():
-        if name in module.__dataclass_fields__ and not holds(getattr(module, name)):
-            raise ValueError(f"`{name}` of {type(module).__name__} must be {expected}. Received: "
-                             f"{getattr(module, name)!r}.")
+        if name not in module.__dataclass_fields__:
+            continue
+        value = getattr(module, name)
+        if isinstance(module.__dataclass_fields__[name].default, tuple):
+            holds, expected = _COUNTS
+        if not holds(value) and not (value is None and module.__dataclass_fields__[name].default is None):
+            raise ValueError(f"`{name}` of {type(module).__name__} must be {expected}. Received: {value!r}.")

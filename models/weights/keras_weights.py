@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trainer.core.errors import naming_file
 from trainer.models.weights.keras_files import keras_layers, read
 from trainer.models.weights.keras_matching import Loaded, arrays_of, corresponding, in_order, matched
 from trainer.models.weights.model_layers import HasWeights, listed, problems_of, shapes_of, weights_of
@@ -84,8 +85,9 @@ def load_keras_weights(
                              f"shapes: {listed(sorted(differ)) or 'none'}. Make the model with the arguments of the "
                              "one that was saved.")
         weights = model.get_weights()
-        for number, (array, axes) in loaded.items():
-            weights[number] = read(array).transpose(axes)
+        with naming_file(path):
+            for number, (array, axes) in loaded.items():
+                weights[number] = read(array).transpose(axes)
     if differ:
         warnings.warn(f"{len(differ)} of {len(own)} layers have other shapes than in {path!r}, and stay as they are: "
                       f"{listed(sorted(differ))}.", stacklevel=2)

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from trainer.core.errors import brief
+
 _SHOWN = 5  # maximum number of names in a message
 
 
@@ -102,7 +104,7 @@ def problems_of(
 def listed(names: Sequence[str]) -> str:
     """Returns the first names, and the number of omitted names."""
     more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(brief, names[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
 
 
 def shapes_of(shapes: Iterable[Sequence[int]]) -> str:

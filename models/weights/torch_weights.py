@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
+from trainer.core.errors import brief, naming_file
+from trainer.core.files import open_file
 from trainer.models.weights.model_layers import (
     HasWeights,
     Weight,
@@ -23,7 +25,7 @@ _RENAMED = (
     (re.compile(r"layer(\d+)\.(\d+)\.downsample\.([01])"), lambda m: f"{_block(m)}_0_{('conv', 'bn')[int(m[3])]}"),
     (re.compile(r"(conv|bn)1"), lambda m: f"conv1_{m[1]}"),
     (re.compile(r"fc"), lambda m: "predictions"),
-    (re.compile(r".*"), lambda m: m[0].replace(".", "_")),  # timm's ViTs
+    (re.compile(r"(?s).*"), lambda m: m[0].replace(".", "_")),  # timm's ViTs
 )
 _ARRAYS = {"bias": ("bias",), "running_mean": ("mean",), "running_var": ("var",), "weight": ("kernel", "scale")}
 _HEADS = ("predictions", "head")
@@ -59,24 +61,26 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_
     """
     path = os.fspath(path)
     layers = weights_of(model)
-    arrays = _read(path)
-    own, outside = map(_arrays_of, split_at_architecture(layers, {_layer(name) for name in arrays}))
-    in_file = {_name(name, own): array for name, array in arrays.items()}
-    if skip_head:
-        own = {name: weight for name, weight in own.items() if not _in_head(name)}
-        in_file = {name: array for name, array in in_file.items() if not _in_head(name)}
-        outside = {}
-    loaded = {name: _in_our_order(name, array) for name, array in in_file.items()}
-    differing = [f"{name} (file: {shapes_of([loaded[name].shape])}, model: {shapes_of([weight.shape])})"
-                 for name, weight in own.items() if name in loaded and loaded[name].shape != weight.shape]
-    missing = [*outside, *(name for name in own if name not in loaded)]
-    if found := problems_of(missing, [name for name in loaded if name not in own], differing, "array"):
-        advice = "" if skip_head else "; `skip_head=True` leaves the classifier as it is"
-        raise ValueError(f"{path!r} does not fit the model: {found}. Make the model with the arguments of the one that "
-                         f"was saved (`num_classes`, and `style=\"torchvision\"` of larger ResNets){advice}.")
-    received = model.get_weights()
-    for name, weight in own.items():
-        received[weight.number] = loaded[name]
+    with naming_file(path), _opened(path) as file:
+        names = [name for name in file.keys() if not name.endswith(_COUNTER)]  # noqa: SIM118  it is no mapping
+        own, outside = map(_arrays_of, split_at_architecture(layers, {_layer(name) for name in names}))
+        in_file = {_name(name, own): name for name in names}
+        if skip_head:
+            own = {name: weight for name, weight in own.items() if not _in_head(name)}
+            in_file = {name: of_file for name, of_file in in_file.items() if not _in_head(name)}
+            outside = {}
+        shapes = {name: _in_our_order(name, file.get_slice(of_file).get_shape()) for name, of_file in in_file.items()}
+        differing = [f"{name} (file: {shapes_of([shapes[name]])}, model: {shapes_of([weight.shape])})"
+                     for name, weight in own.items() if name in shapes and shapes[name] != weight.shape]
+        missing = [*outside, *(name for name in own if name not in shapes)]
+        if found := problems_of(missing, [name for name in shapes if name not in own], differing, "array"):
+            advice = "" if skip_head else "; `skip_head=True` leaves the classifier as it is"
+            raise ValueError(f"{path!r} does not fit the model: {found}. Make the model with the arguments of the one "
+                             f"that was saved (`num_classes`, and `style=\"torchvision\"` of larger ResNets){advice}.")
+        received = model.get_weights()
+        for name, weight in own.items():
+            array = file.get_tensor(in_file[name])
+            received[weight.number] = array.transpose(_in_our_order(name, range(array.ndim)))
     model.set_weights(received)
 
 
@@ -85,12 +89,13 @@ def _arrays_of(layers: dict[str, dict[str, Weight]]) -> dict[str, Weight]:
             for layer, weights in layers.items() for name, weight in weights.items()}
 
 
-def _read(path: str) -> dict[str, np.ndarray]:
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ImportError("These weights need safetensors. Install it: pip install 'trainer-jax[images]'.") from error
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         beginning = file.read(4)
     if beginning == b"\x89HDF" or path.endswith(".keras"):
         raise ValueError(f"{path!r} is a file of Keras, whose weights `models.load_keras_weights` loads.")
@@ -99,10 +104,10 @@ def _read(path: str) -> dict[str, np.ndarray]:
                          "`safetensors.torch.save_file(model.state_dict(), \"model.safetensors\")`.")
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys() if not name.endswith(_COUNTER)}  # noqa: SIM118
+            yield file
     except SafetensorError as error:
         raise ValueError(
-            f"{path!r} is no safetensors file, or is damaged: {error}. Download or copy it again.") from error
+            f"{path!r} is no safetensors file, or is damaged: {brief(error)}. Download or copy it again.") from error
 
 
 def _in_head(name: str) -> bool:
@@ -127,5 +132,7 @@ def _name(name: str, own: dict[str, Any]) -> str:
     return next((ours for ours in names if ours in own), names[0])
 
 
-def _in_our_order(name: str, array: np.ndarray) -> np.ndarray:
-    return array.transpose(_AXES[array.ndim]) if name.endswith("/kernel") and array.ndim in _AXES else array
+def _in_our_order(name: str, axes: Sequence[int]) -> tuple[int, ...]:
+    """Returns axes of PyTorch, or their sizes, in our order."""
+    order = _AXES.get(len(axes), ()) if name.endswith("/kernel") else ()
+    return tuple(axes[axis] for axis in order) or tuple(axes)

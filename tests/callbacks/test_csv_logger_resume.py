@@ -288,9 +288,10 @@ APPENDED = [  # what is there, the logs, and what is there afterwards, or the er
     (b"epoch,loss\r\n0,0.5\r\n", {"loss": 0.25}, b"epoch,loss\r\n0,0.5\r\n0,0.25\r\n"),
     (b"epoch,mae,loss\r\n", {"loss": 0.25, "mae": 2}, b"epoch,mae,loss\r\n0,2,0.25\r\n"),
     (b"epoch,mae,loss\r\n", {"loss": 0.25}, b"epoch,mae,loss\r\n0,NA,0.25\r\n"),
-    (b"epoch,loss\r\n0,0.5\r\n", {"loss": 0.25, "mape": 1}, r"'.*log.csv', .* epoch, loss, and none for mape\. Give"),
-    (b"epoch;loss\r\n", {"loss": 0.25}, r"has written with this separator\. Received: .*epoch;loss\. Give"),
-    (b"0,0.5\r\n", {"loss": 0.25}, "begins with the columns 0, 0.5"),
+    (b"epoch,loss\r\n0,0.5\r\n", {"loss": 0.25, "mape": 1},
+     r"'.*log.csv', .* 'epoch', 'loss', and none for mape\. Give"),
+    (b"epoch;loss\r\n", {"loss": 0.25}, r"has written with this separator\. Received: .*'epoch;loss'\. Give"),
+    (b"0,0.5\r\n", {"loss": 0.25}, "begins with the columns '0', '0.5'"),
     (b"\xff\xfe\x00", {"loss": 0.25}, "a new file, or one that it has written"),
 ]
 

@@ -87,8 +87,8 @@ class CountedNNX(NNXMLP):
 @pytest.mark.parametrize(("replicas", "proofs"), [(1, 0), (2, 8)])
 @pytest.mark.parametrize("module", [CountedLinen, CountedNNX])
 def test_a_session_traces_the_module_once_for_each_program(module, replicas, proofs):
-    """Besides twice to make the weights, once to prove that the logits are no probabilities, and, to prove that rows stay
-    apart in training and in inference, on any rows.
+    """Besides twice to make the weights, once to prove that the logits are no probabilities, and, to prove that rows
+    stay apart in training and in inference, on any rows.
 
     Such a proof needs a trace for the rows of each whole batch and of a replica's part, here eight, four and two, too.
     """

@@ -41,7 +41,8 @@ ROOMS = ("core/ambient", "core", "core/compile", "core/compile/traces", "core/mo
          "tools/command_line", "tools", "testing")
 FACADE = "trainer"  # re-exports from every room, each name when it is first used
 # What a room may import of the trainer, where that is less than all rooms before it.
-NARROW = {"callbacks": ("core", "core/ambient", "callbacks*"), "models": ("models*",), "launch": ("launch",),
+NARROW = {"callbacks": ("core", "core/ambient", "callbacks*"), "models/weights": ("core", "models*"),
+          "models": ("models*",), "launch": ("launch",),
           "estimator/feature_columns": ("core", "core/ambient", "estimator/feature_columns*")}
 MODELS_MAY_IMPORT = {"flax", "jax", "numpy", "h5py", "safetensors"}
 # Rooms that others use through what their package exports, and not by its modules.

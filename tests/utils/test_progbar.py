@@ -147,7 +147,7 @@ def test_without_interactive_logging_progress_and_messages_are_log_records(capsy
     stop = trainer.callbacks.EarlyStopping("loss", min_delta=10, verbose=1)
     with caplog.at_level(logging.INFO, "trainer"):
         fit([stop]).summary()
-        print_found(LabelledFiles(["a", "b"], None, None), [], None)
+        print_found(LabelledFiles(["a", "b"], None, None, None), [], None)
     assert capsys.readouterr().out == ""
     messages = [record.getMessage() for record in caplog.records if record.name == "trainer"]
     assert [message.split(" - ")[0] for message in messages][:2] == ["Epoch 1/2", "Epoch 2/2"]

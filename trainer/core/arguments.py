@@ -7,19 +7,89 @@ bool is no number, and a float is no whole number, even with a whole value. NumP
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import numbers
+import operator
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from trainer.core.errors import describe, near_names, see, wrong_type
 
 # `pathlib.Path` leaves one slash of two. A single letter is a drive of Windows.
+_CHECKED = re.compile(r"(bool|int|float|str)( \| None)?")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def checked(function: Function, signature: inspect.Signature | None = None) -> Function:
+    """Returns a function that checks its arguments whose annotation is a bool, int, float or str, or such or None.
+
+    It checks types, and that no number is NaN; the ranges differ. A number may be an array without axes, also a traced
+    one.
+
+    Args:
+      function: the function.
+      signature: its signature, if it takes more than it names.
+
+    Raises:
+      TypeError: from the function, for an argument of another type.
+      ValueError: from the function, for NaN, and a whole number that no float holds.
+
+    >>> @checked
+    ... def scaled(x, factor: "float", is_log: "bool" = False): ...
+    >>> scaled(1, factor="2")
+    Traceback (most recent call last):
+    TypeError: `factor` must be a number. Received: a value of type str.
+    """
+    known = signature or inspect.signature(function)
+    kinds = {name: found for name, parameter in known.parameters.items()
+             if (found := _CHECKED.fullmatch(getattr(parameter.annotation, "__name__", str(parameter.annotation))))}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = known.bind(*args, **kwargs).arguments
+        except TypeError:  # the function's own error says more
+            given = {}
+        for name, value in given.items():
+            if name in kinds and not (value is None and kinds[name][2]):
+                is_of_type, expected = _TYPES[kinds[name][1]]
+                if not is_of_type(value):
+                    raise wrong_type(name, value, f"{expected}{' or None' if kinds[name][2] else ''}")
+                if kinds[name][1] == "float" and isinstance(value, numbers.Real):
+                    require_number(**{name: value})
+        return function(*args, **kwargs)
+
+    return cast(Function, call)
+
+
+def _is_number(value: Any) -> bool:
+    dtype = np.dtype(getattr(value, "dtype", type(value) if isinstance(value, numbers.Real) else object))
+    return (np.shape(value) == () and dtype.kind in "iufV") or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _is_whole_number(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
+
+
+_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bool": (lambda value: isinstance(value, (bool, np.bool_)), "True or False"),
+    "int": (_is_whole_number, "a whole number"),
+    "float": (_is_number, "a number"),
+    "str": (lambda value: isinstance(value, str), "text"),
+}
 
 
 def as_number(argument: str, value: Any, expected: str = "a number") -> float:
@@ -31,7 +101,14 @@ def as_number(argument: str, value: Any, expected: str = "a number") -> float:
     is_bool = isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_
     if is_bool or not hasattr(value, "__float__") or np.shape(value) != ():
         raise TypeError(f"`{argument}` must be {expected}. Received: {describe(value)}.")
-    return float(value)
+    try:
+        return float(value)
+    except TypeError as error:  # of a value that JAX traces
+        raise TypeError(f"`{argument}` must be {expected}, known before anything compiles. Received: "
+                        f"{describe(value)}.") from error
+    except OverflowError as error:
+        raise ValueError(f"`{argument}` must be {expected} that a float can hold. Received: a whole number of "
+                         f"{value.bit_length()} bits.") from error
 
 
 def as_count(argument: str, value: object, minimum: int = 1, expected: str | None = None) -> int:
@@ -56,6 +133,40 @@ def as_count(argument: str, value: object, minimum: int = 1, expected: str | Non
     if value < minimum:
         raise ValueError(f"`{argument}` must be {expected}. Received: {argument}={value}.")
     return int(value)
+
+
+def as_dtype(argument: str, value: Any) -> np.dtype:
+    """Returns `value`, a dtype or its name, as a dtype.
+
+    Raises:
+      TypeError: `value` is no dtype.
+
+    >>> as_dtype("dtype", "float32")
+    dtype('float32')
+    """
+    try:
+        if value is None or isinstance(value, (list, tuple, dict)):
+            raise TypeError
+        return np.dtype(value)
+    except TypeError:
+        shown = repr(value) if isinstance(value, str) else describe(value)
+        raise TypeError(f"`{argument}` must be a dtype, such as 'float32'. Received: {shown}.") from None
+
+
+def as_numbers(argument: str, value: Any, dtype: Any = None) -> np.ndarray:
+    """Returns `value`, an array or a list of numbers, as a NumPy array.
+
+    Raises:
+      TypeError: `value` holds anything else, or `dtype` is no dtype.
+    """
+    wanted = None if dtype is None else as_dtype("dtype", dtype)
+    try:
+        array = np.asarray(value, wanted)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    if array.dtype.kind in "OSUmM":
+        raise TypeError(f"`{argument}` must be an array of numbers. Received: {describe(value)}.")
+    return array
 
 
 def as_seed(argument: str, value: object) -> int:

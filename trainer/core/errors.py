@@ -10,12 +10,20 @@ import contextlib
 import difflib
 import itertools
 import re
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from trainer.core.received_text import printable
+
 MAX_ITEMS = 8  # maximum number of listed items in a message
+_MAX_CHARACTERS = 200  # of a name or an error that comes from a file
 _MAX_NEAR = 5  # maximum number of suggested names
 _NEAR = 0.6
+_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError, ArithmeticError, EOFError,
+              MemoryError, NotImplementedError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
 _WORDS = re.compile(r"[A-Z]*[a-z0-9]+|[A-Z]+")
 
 
@@ -33,11 +41,22 @@ def naming_file(path: str) -> Iterator[None]:
     """
     try:
         yield
-    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        if repr(path) in str(error):
+    except _MALFORMED as error:
+        if isinstance(error, ValueError) and repr(path) in str(error):
             raise
-        raise ValueError(f"{path!r} is malformed ({type(error).__name__}: {error}). Save it again, or take another "
-                         "copy of it.") from error
+        raise ValueError(f"{path!r} is malformed ({type(error).__name__}: {brief(error)}). Save it again, or take "
+                         "another copy of it.") from error
+
+
+def brief(text: object) -> str:
+    """Returns a text that comes from a file, printable and on a line, without its middle if it is long.
+
+    >>> brief("a\x1b[31m" + "b" * 300)[:12]
+    'a\\x1b[31mbbbb'
+    """
+    shown = printable(str(text))
+    half = _MAX_CHARACTERS // 2
+    return shown if len(shown) <= _MAX_CHARACTERS else f"{shown[:half]}...{shown[-half:]}"
 
 
 def near_names(received: str, known: Iterable[str], limit: int = 3) -> list[str]:
@@ -127,13 +146,14 @@ def wrong_type(argument: str, received: object, expected: str) -> TypeError:
 
 def listed(what: str, names: Sequence[str], others: Iterable[str] = ()) -> list[str]:
     """Returns a line with a few names, each with a similar name of `others`; an empty list for no names.
+
     >>> listed("missing", ["bias"], ["biases"])
     ['1 missing: bias (near: biases)']
     """
     shown = []
     for name in names[:MAX_ITEMS]:
         near = near_names(name, others, limit=1)
-        shown.append(f"{name} (near: {near[0]})" if near else name)
+        shown.append(brief(name) + (f" (near: {brief(near[0])})" if near else ""))
     more = ", ..." if len(names) > MAX_ITEMS else ""
     return [f"{len(names)} {what}: {', '.join(shown)}{more}"] if names else []
 

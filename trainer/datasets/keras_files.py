@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import os
 import zipfile
 from collections.abc import Sequence
@@ -11,13 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainer.core import arguments
-from trainer.core.errors import naming_file
+from trainer.core.errors import brief, naming_file
+from trainer.core.files import check_expansion, open_file, read_file, read_member
 from trainer.utils.files import object_stream
 from trainer.utils.files.get_file import get_file
 
 Split = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """`(x_train, y_train), (x_test, y_test)`."""
 
+_MOST_CIFAR_BYTES = 2**28
 ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 
 # The SHA-256 of each file there, or Keras's MD5.
@@ -84,11 +87,11 @@ def files_in(path: str | os.PathLike[str], names: Sequence[str]) -> list[str]:
 
 def npz_arrays(path: str, *names: str) -> list[np.ndarray]:
     """Returns arrays of an `.npz` file by name, including arrays of objects."""
-    with naming_file(path):
-        if not zipfile.is_zipfile(path):
+    with naming_file(path), open_file(path) as file:
+        if not zipfile.is_zipfile(file):
             raise ValueError("The file is no zip archive, as `.npz` files are.")
-        with zipfile.ZipFile(path) as archive:
-            return [_array(archive.read(f"{name}.npy")) for name in names]
+        with zipfile.ZipFile(file) as archive:
+            return [_array(read_member(path, archive, f"{name}.npy")) for name in names]
 
 
 def _array(data: bytes) -> np.ndarray:
@@ -99,28 +102,43 @@ def _array(data: bytes) -> np.ndarray:
     if not read_header(file)[2].hasobject:
         file.seek(0)
         return np.lib.format.read_array(file, allow_pickle=False)
-    return np.asarray(object_stream.parse(data[file.tell():]))
+    found = object_stream.parse(data[file.tell():])
+    if not isinstance(found, np.ndarray):  # lists within lists can be of any size
+        raise ValueError("It has no array of objects.")
+    return np.asarray(found)
 
 
 def idx_array(path: str) -> np.ndarray:
     """Returns the array of a gzipped file in MNIST's original format."""
-    with naming_file(path), gzip.open(path, "rb") as file:
-        data = file.read()
-        kind, dimensions = data[2], data[3]
-        shape = np.frombuffer(data, ">u4", dimensions, 4)
-        if data[:2] != b"\0\0" or kind != 8:
-            raise ValueError("The file does not begin as those of MNIST do.")
-        return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    try:
+        with naming_file(path), open_file(path) as packed, gzip.open(packed, "rb") as file:
+            start = file.read(4)
+            if start[:3] != b"\0\0\x08":
+                raise ValueError("The file does not begin as those of MNIST do.")
+            shape = np.frombuffer(file.read(4 * start[3]), ">u4", start[3]).tolist()
+            check_expansion(path, os.path.getsize(path), math.prod(shape))
+            data = file.read(math.prod(shape) + 1)  # the one more would be wrong, and its end verifies the checksum
+            return np.frombuffer(data, np.uint8).reshape(shape)
+    except gzip.BadGzipFile as error:
+        raise ValueError(
+            f"{path!r} is no file of gzip, or damaged: {brief(error)}. Download or copy it again.") from error
 
 
 def cifar_batches(paths: list[str], labels: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the images, channels last, and the labels, `(rows, 1)`, of CIFAR files."""
     images, classes = [], []
     for path in paths:
-        with naming_file(path), open(path, "rb") as file:
-            batch = {_text(key): value for key, value in object_stream.parse(file.read()).items()}
-            images.append(np.asarray(batch["data"]).reshape(-1, 3, 32, 32))
-            classes.append(np.asarray(batch[labels], np.uint8))
+        with naming_file(path):
+            batch = {_text(key): value for key, value in object_stream.parse(
+                read_file(path, most_bytes=_MOST_CIFAR_BYTES)).items()}
+            pixels, numbers = batch["data"], batch[labels]
+            if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or not isinstance(
+                    numbers, list) or set(map(type, numbers)) - {int}:
+                raise ValueError("It does not have an array of bytes and a list of labels")
+            images.append(np.asarray(pixels).reshape(-1, 3, 32, 32))
+            classes.append(np.array(numbers, np.uint8))
+            if len(classes[-1]) != len(images[-1]):
+                raise ValueError("It does not have a label for each image")
     return np.concatenate(images).transpose(0, 2, 3, 1), np.concatenate(classes)[:, None]
 
 

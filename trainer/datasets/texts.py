@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from trainer.core import arguments
-from trainer.core.errors import naming_file
+from trainer.core.errors import brief, naming_file
+from trainer.core.files import check_expansion, read_json
 from trainer.datasets.keras_files import Split, npz_arrays, path_of, shuffled, shuffled_split
 
+_WORD_BYTES = 8  # of a number in a list
 _TOPICS = """
     cocoa grain veg-oil earn acq wheat copper housing money-supply coffee sugar trade reserves ship cotton
     carcass crude nat-gas cpi money-fx interest gnp meal-feed alum oilseed gold tin strategic-metal livestock
@@ -48,7 +49,9 @@ class imdb:
 
         Source: https://keras.io/api/datasets/imdb/.
         """
-        found = npz_arrays(path_of(path, "imdb.npz"), "x_train", "y_train", "x_test", "y_test")
+        path = path_of(path, "imdb.npz")
+        found = npz_arrays(path, "x_train", "y_train", "x_test", "y_test")
+        _check_texts(path, *found)
         random, parts = np.random.RandomState(arguments.as_seed("seed", seed)), []
         for texts, labels in (found[:2], found[2:]):
             order = shuffled(len(texts), random)
@@ -93,7 +96,9 @@ class reuters:
         Source: https://keras.io/api/datasets/reuters/.
         """
         arguments.require({"test_split": test_split}, "a number in [0, 1)", lambda share: 0 <= share < 1)
-        texts, labels = npz_arrays(path_of(path, "reuters.npz"), "x", "y")
+        path = path_of(path, "reuters.npz")
+        texts, labels = npz_arrays(path, "x", "y")
+        _check_texts(path, texts, labels)
         (texts, labels), _ = shuffled_split(texts, labels, 0, seed)
         kept, labels = _shorter(_begun(texts, start_char, index_from), labels, maxlen)
         kept = _with_rare_words(kept, num_words, skip_top, oov_char)
@@ -119,6 +124,18 @@ class reuters:
         return tuple(_TOPICS.split())
 
 
+def _check_texts(path: str, *texts_and_labels: np.ndarray) -> None:
+    """Raises ValueError unless arrays are lists of word numbers, each with a label."""
+    with naming_file(path):
+        for texts, labels in zip(texts_and_labels[::2], texts_and_labels[1::2], strict=True):
+            if labels.shape != (len(texts),) or not all(isinstance(text, list) for text in texts):
+                raise ValueError("it does not have lists, each with a label")
+            # A file can hold one long list many times.
+            check_expansion(path, os.path.getsize(path), _WORD_BYTES * sum(map(len, texts)))
+            if not all(set(map(type, text)) <= {int} for text in texts):
+                raise ValueError("its texts are not lists of whole numbers")
+
+
 def _begun(texts: Iterable[Any], start_char: int | None, index_from: int | None) -> list[list[int]]:
     """Returns texts with word numbers from `index_from` on, each after `start_char`."""
     shift, first = index_from or 0, [] if start_char is None else [start_char]
@@ -140,7 +157,7 @@ def _with_rare_words(
 ) -> list[list[int]]:
     """Returns texts whose words below `skip_top` or from `num_words` on are replaced by `oov_char`, or removed."""
     arguments.check_count("num_words", num_words, 1, optional=True)
-    end = num_words or max(max(text) for text in texts)  # Keras leaves out the rarest word too
+    end = num_words or max(max(text, default=0) for text in texts)  # Keras leaves out the rarest word too
     if oov_char is None:
         return [[word for word in text if skip_top <= word < end] for text in texts]
     return [[word if skip_top <= word < end else oov_char for word in text] for text in texts]
@@ -155,5 +172,5 @@ def _as_objects(texts: list[list[int]]) -> np.ndarray:
 
 def _word_index(path: str) -> dict[str, int]:
     """Returns the number of each word, from a file of JSON."""
-    with naming_file(path), open(path, encoding="utf-8") as file:
-        return json.load(file)
+    with naming_file(path):
+        return {word: arguments.as_count(brief(word), number, 0) for word, number in read_json(path).items()}

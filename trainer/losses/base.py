@@ -13,9 +13,11 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
-from trainer.core import replica_context
+from trainer.core import arguments, replica_context
+from trainer.core.errors import describe
 from trainer.core.replica_context import ReplicaContext, divide_sum, get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses.shapes import (
@@ -31,6 +33,7 @@ from trainer.losses.shapes import (
 #: Keras's epsilon: the bound of probabilities near 0 and 1, and the replacement of a divisor of 0.
 EPSILON = 1e-7
 
+_PACKAGE = __name__.partition(".")[0] + "."
 _WORD_STARTS = r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])"
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "none", None)
@@ -176,13 +179,19 @@ class Loss:
     #: The kinds of labels that `call` receives as floats. Other integers are cast to int32 or wider; the rest stays.
     float_labels: ClassVar[tuple[Any, ...]] = (jnp.inexact, jnp.bool_)
 
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith(_PACKAGE) and "__init__" in vars(cls):
+            cls.__init__ = arguments.checked(vars(cls)["__init__"])  # type: ignore[method-assign]
+
+    @arguments.checked
     def __init__(
         self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: DTypeLike | None = None
     ):
         if reduction not in REDUCTIONS:
             raise ValueError(f"Invalid value for argument `reduction`. Expected one of {REDUCTIONS}. "
                              f"Received: reduction={reduction!r}.")
-        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        if dtype is not None and not jnp.issubdtype(arguments.as_dtype("dtype", dtype), jnp.floating):
             raise ValueError(f"Invalid value for argument `dtype`. Expected a float dtype such as \"float32\". "
                              f"Received: dtype={dtype!r}.")
         self.name = name or re.sub(_WORD_STARTS, "_", type(self).__name__).lower()
@@ -203,9 +212,9 @@ class Loss:
         ('BinaryCrossentropy(from_logits=True)', 'MeanSquaredError()')
         """
         defaults = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
-        arguments = [f"{name}={value!r}" for name, value in self.get_config().items()
+        differing = [f"{name}={value!r}" for name, value in self.get_config().items()
                      if name != "name" and isinstance(value, (bool, int, float, str)) and value != defaults.get(name)]
-        return f"{type(self).__name__}({', '.join(arguments)})"
+        return f"{type(self).__name__}({', '.join(differing)})"
 
     def __repr__(self) -> str:
         return self.kind
@@ -340,7 +349,7 @@ def values_per_row(function: Callable[..., Any], y_true: ArrayLike, y_pred: Arra
       y_true: labels, rows first; an array or a tree of arrays.
       y_pred: predictions, likewise.
     """
-    values = jnp.asarray(function(y_true, y_pred, **arguments))
+    values = in_dtype("The values of a loss or a metric", function(y_true, y_pred, **arguments), None)
     if values.ndim:
         return values
 
@@ -377,7 +386,11 @@ class FunctionLoss(Loss):
         self.function = function
 
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        return self.function(*as_arguments(y_true, y_pred))
+        values = self.function(*as_arguments(y_true, y_pred))
+        if isinstance(values, (jax.Array, np.ndarray)) and not jnp.issubdtype(values.dtype, jnp.inexact):
+            raise TypeError(f"A loss must have floats: nothing is learned from numbers without a gradient. Received: "
+                            f"{describe(values)} of the loss {self.name!r}. Compare floats, or use it as a metric.")
+        return values
 
     @property
     def kind(self) -> str:

@@ -15,9 +15,10 @@ from trainer.core import arguments
 from trainer.core.types import ArrayLike
 from trainer.losses.base import EPSILON, BuiltinLoss
 from trainer.losses.probabilistic import DenseCrossentropy, log_probabilities
-from trainer.losses.shapes import as_float, as_float_pair, check_arrays, check_class_indices, class_indices
+from trainer.losses.shapes import as_float, as_float_pair, check_arrays, check_class_indices, class_indices, in_dtype
 
 
+@arguments.checked
 def binary_focal_crossentropy(
     y_true: ArrayLike, y_pred: ArrayLike, apply_class_balancing: bool = False, alpha: float = 0.25, gamma: float = 2.0,
     from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1,
@@ -61,6 +62,7 @@ def binary_focal_crossentropy(
     return jnp.mean(values, axis=axis)
 
 
+@arguments.checked
 def categorical_focal_crossentropy(
     y_true: ArrayLike, y_pred: ArrayLike, alpha: ArrayLike = 0.25, gamma: float = 2.0, from_logits: bool = False,
     label_smoothing: float = 0.0, axis: int = -1,
@@ -90,10 +92,11 @@ def categorical_focal_crossentropy(
     y_true, y_pred = as_float_pair(y_true, y_pred)
     y_true = y_true * (1.0 - label_smoothing) + label_smoothing / y_true.shape[axis]
     log_p = log_probabilities(y_pred, from_logits, axis)
-    factors = jnp.asarray(alpha) * _power(1.0 - jnp.exp(log_p), gamma)
+    factors = in_dtype("`alpha`", alpha, None) * _power(1.0 - jnp.exp(log_p), gamma)
     return -jnp.sum(y_true * factors * log_p, axis=axis)
 
 
+@arguments.checked
 def categorical_generalized_cross_entropy(y_true: Any, y_pred: ArrayLike, q: float = 0.5) -> jax.Array:
     """Returns `(1 - p**q) / q`, where `p` is the predicted probability of the label's class.
 
@@ -178,6 +181,7 @@ class CategoricalFocalCrossentropy(DenseCrossentropy):
         dtype: DTypeLike | None = None,
     ):
         super().__init__(from_logits, label_smoothing, axis, reduction, name, dtype)
+        in_dtype("`alpha`", alpha, None)
         self.alpha, self.gamma = alpha, gamma
 
 

@@ -26,6 +26,7 @@ from trainer.losses.shapes import (
 )
 
 
+@arguments.checked
 def binary_crossentropy(
     y_true: ArrayLike, y_pred: ArrayLike, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
 ) -> jax.Array:
@@ -57,6 +58,7 @@ def binary_crossentropy(
     return jnp.mean(values, axis=axis)
 
 
+@arguments.checked
 def categorical_crossentropy(
     y_true: ArrayLike, y_pred: ArrayLike, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
 ) -> jax.Array:
@@ -87,6 +89,7 @@ def categorical_crossentropy(
     return -jnp.sum(y_true * log_probabilities(y_pred, from_logits, axis), axis=axis)
 
 
+@arguments.checked
 def sparse_categorical_crossentropy(
     y_true: Any, y_pred: Any, from_logits: bool = False, ignore_class: int | None = None, axis: int = -1
 ) -> jax.Array:

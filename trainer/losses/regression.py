@@ -59,6 +59,7 @@ def mean_squared_logarithmic_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.
     return jnp.mean(jnp.square(log_pred - log_true), axis=-1)
 
 
+@arguments.checked
 def huber(y_true: ArrayLike, y_pred: ArrayLike, delta: float = 1.0) -> jax.Array:
     """Returns the Huber loss: `error**2 / 2` for errors up to `delta`, linear above, averaged over the last axis.
 
@@ -89,6 +90,7 @@ def log_cosh(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     return jnp.mean(jnp.logaddexp(error, -error) - jnp.log(2.0), axis=-1)
 
 
+@arguments.checked
 def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
     """Returns the negative cosine similarity of labels and predictions: -1 if they have the same direction.
 

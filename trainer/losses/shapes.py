@@ -30,7 +30,12 @@ def in_dtype(what: str, values: Any, dtype: DTypeLike | None) -> jax.Array:
         raise TypeError(f"{what} must be real numbers here. Received: complex numbers, {describe(values)}, whose "
                         "imaginary parts would be dropped. Give absolute values, or real and imaginary parts as two "
                         "features.")
-    return as_array(values, dtype)
+    try:
+        return as_array(values, dtype)
+    except (TypeError, ValueError) as error:
+        if isinstance(values, jax.core.Tracer):
+            raise
+        raise TypeError(f"{what} must be an array of numbers. Received: {describe(values)}.") from error
 
 
 def as_array(values: Any, dtype: DTypeLike | None = None) -> jax.Array:
@@ -72,7 +77,7 @@ def _is_complex(values: ArrayLike) -> bool:
 
 def as_float(values: ArrayLike) -> jax.Array:
     """Returns `values` as an array of at least float32, because 16-bit floats cannot represent `1 - 1e-7`."""
-    array = as_array(values)
+    array = in_dtype("Labels and predictions", values, None)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 

@@ -5,6 +5,7 @@ Each replica computes the loss from the rows of all replicas (see `loss_of_batch
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
+from trainer.core.errors import wrong_type
 from trainer.core.replica_context import get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses.base import EPSILON, BuiltinLoss
-from trainer.losses.shapes import as_float, as_float_pair, check_arrays, match_ranks
+from trainer.losses.shapes import as_float, as_float_pair, check_arrays, in_dtype, match_ranks
 
 Axis = int | Sequence[int] | None
 
@@ -44,6 +46,7 @@ def dice(y_true: ArrayLike, y_pred: ArrayLike, axis: Axis = None) -> jax.Array:
     return 1.0 - 2.0 * overlap / (jnp.sum(y_true, axes) + jnp.sum(y_pred, axes) + EPSILON)
 
 
+@arguments.checked
 def tversky(
     y_true: ArrayLike, y_pred: ArrayLike, alpha: float = 0.5, beta: float = 0.5, axis: Axis = None
 ) -> jax.Array:
@@ -72,6 +75,7 @@ def tversky(
     return 1.0 - overlap / (overlap + alpha * missed + beta * found + EPSILON)
 
 
+@arguments.checked
 def circle(
     y_true: ArrayLike, y_pred: ArrayLike, ref_labels: ArrayLike | None = None, ref_embeddings: ArrayLike | None = None,
     remove_diagonal: bool = True, gamma: float = 80.0, margin: float = 0.4,
@@ -100,13 +104,17 @@ def circle(
     return _circle(y_true, y_pred, None, ref_labels, ref_embeddings, remove_diagonal, gamma, margin)
 
 
+def _as_labels(what: str, labels: ArrayLike) -> jax.Array:
+    return in_dtype(what, labels, None).astype(jnp.int32).reshape(-1)
+
+
 def _circle(
     y_true: ArrayLike, y_pred: ArrayLike, mask: jax.Array | None, ref_labels: ArrayLike | None = None,
     ref_embeddings: ArrayLike | None = None, remove_diagonal: bool = True, gamma: float = 80.0, margin: float = 0.4,
 ) -> jax.Array:
     """Returns `circle` without the padding rows, whose loss is 0."""
-    y_true, y_pred = jnp.asarray(y_true).astype(jnp.int32).reshape(-1), as_float(y_pred)
-    labels = y_true if ref_labels is None else jnp.asarray(ref_labels).astype(jnp.int32).reshape(-1)
+    y_true, y_pred = _as_labels("`y_true`", y_true), as_float(y_pred)
+    labels = y_true if ref_labels is None else _as_labels("`ref_labels`", ref_labels)
     is_same = y_true[:, None] == labels[None]
     is_other = ~is_same
     if remove_diagonal:
@@ -129,7 +137,10 @@ def _logsumexp(values: jax.Array, is_counted: jax.Array) -> jax.Array:
 
 
 def _axes(axis: Axis) -> Any:
-    return tuple(axis) if isinstance(axis, Sequence) else axis
+    axes = list(axis) if isinstance(axis, Sequence) and not isinstance(axis, str) else [] if axis is None else [axis]
+    if not all(isinstance(each, numbers.Integral) and not isinstance(each, bool) for each in axes):
+        raise wrong_type("axis", axis, "a whole number, a list of them, or None")
+    return tuple(axes) if isinstance(axis, Sequence) else axis
 
 
 class Overlap(BuiltinLoss):
@@ -137,6 +148,7 @@ class Overlap(BuiltinLoss):
 
     def __init__(self, axis: Axis, reduction: str | None, name: str | None, dtype: DTypeLike | None):
         super().__init__(reduction, name, dtype)
+        _axes(axis)
         self.axis = axis
 
     @property

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from trainer.core import arguments
+from trainer.core.errors import describe
 from trainer.core.types import ArrayLike
 from trainer.losses.shapes import as_array, check_same_shape, match_ranks, matched_shapes
 from trainer.metrics.arrays import divide_no_nan, full_weights
@@ -115,6 +117,11 @@ class AUC(Metric):
                              f"Received: num_thresholds={num_thresholds}")
         if num_labels and not multi_label:
             raise ValueError("`num_labels` is needed only when `multi_label` is True.")
+        if label_weights is not None:
+            weights = arguments.as_numbers("label_weights", label_weights)
+            if weights.ndim != 1 or not np.isfinite(weights).all():
+                raise ValueError("`label_weights` must be a list of finite numbers. Received: "
+                                 f"{describe(label_weights)}.")
         super().__init__(dtype, name)
         self.thresholds = [-MARGIN, *inner, 1.0 + MARGIN]
         self.num_thresholds = len(self.thresholds)

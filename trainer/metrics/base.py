@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from trainer.core import arguments
 from trainer.core.ambient import state
 from trainer.metrics.variable import (
     Variable,
@@ -30,6 +31,7 @@ from trainer.metrics.variable import (
 
 Direction = Literal["max", "min"]
 
+_PACKAGE = __name__.partition(".")[0] + "."
 _WORD_STARTS = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
 
 
@@ -125,14 +127,17 @@ class Metric:
 
     def __init_subclass__(cls, is_composite: bool = False, **kwargs: Any):
         super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith(_PACKAGE) and "__init__" in vars(cls):
+            cls.__init__ = arguments.checked(vars(cls)["__init__"])  # type: ignore[method-assign]
         # A composite metric has no state of its own: its component metrics redirect to the step.
         for name in () if is_composite else ("update_state", "result", "reset_state"):
             if name in vars(cls):
                 setattr(cls, name, _done_by_step(name, vars(cls)[name]))
 
+    @arguments.checked
     def __init__(self, dtype: DTypeLike | None = None, name: str | None = None):
         self.name = name or snake_case(type(self).__name__)
-        self._dtype = "float32" if dtype is None else jnp.dtype(dtype).name
+        self._dtype = "float32" if dtype is None else arguments.as_dtype("dtype", dtype).name
         self._variables: list[Variable] = []
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from numpy.lib.array_utils import normalize_axis_index
 
 from trainer.core import arguments
+from trainer.core.errors import wrong_type
 from trainer.core.types import ArrayLike
 from trainer.losses.shapes import as_array
 from trainer.metrics.arrays import divide_no_nan, full_weights, sums_by_bucket
@@ -58,6 +59,8 @@ class IoU(Metric):
         sparse_y_pred: bool = True,
         axis: int = -1,
     ):
+        if isinstance(target_class_ids, str) or not isinstance(target_class_ids, Collection):
+            raise wrong_type("target_class_ids", target_class_ids, "a list of classes")
         arguments.check_count("num_classes", num_classes)
         outside = [target for target in target_class_ids if not 0 <= target < num_classes]
         if outside:

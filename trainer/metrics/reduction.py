@@ -17,12 +17,13 @@ from jax.typing import DTypeLike
 
 from trainer import losses
 from trainer.core import configs
+from trainer.core.errors import wrong_type
 from trainer.core.replica_context import get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses import Loss
 from trainer.losses.base import BuiltinLoss, values_per_row
 from trainer.losses.registry import is_builtin
-from trainer.losses.shapes import as_arguments, as_arrays, as_float
+from trainer.losses.shapes import as_arguments, as_arrays, as_float, in_dtype
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
 
@@ -127,6 +128,8 @@ class MeanMetricWrapper(WeightedMean):
     matches_arguments: ClassVar[bool] = True
 
     def __init__(self, fn: Callable[..., Any], name: str | None = None, dtype: DTypeLike | None = None, **kwargs: Any):
+        if not callable(fn):
+            raise wrong_type("fn", fn, "a function of labels and predictions")
         super().__init__(name, dtype)
         self._function = fn
         self.fn_kwargs = kwargs
@@ -153,7 +156,8 @@ class MeanMetricWrapper(WeightedMean):
         if get_replica_context().is_padded:  # a value for each row, so that padding can be excluded
             values = values_per_row(self.fn, labels, predictions, **self.fn_kwargs)
         else:
-            values = jnp.asarray(self.fn(labels, predictions, **self.fn_kwargs))
+            values = in_dtype(f"The values of the metric {self.name!r}", self.fn(
+                labels, predictions, **self.fn_kwargs), None)
             if values.ndim == 0 and sample_weight is None:  # a value of the batch, which counts for each row
                 values = jnp.broadcast_to(values, rows)
         if values.shape[:1] != rows:

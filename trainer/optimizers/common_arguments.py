@@ -77,11 +77,13 @@ def takes_common_arguments(init: Init) -> Init:
         *(parameter for parameter in own if parameter.kind is kind), *common,
         *(parameter.replace(kind=kind) for parameter in own if parameter.kind is not kind)])
 
+    checked_init = arguments.checked(init, signature)
+
     @functools.wraps(init)
     def taking_common_arguments(*given: Any, **options: Any) -> None:
         for name in sorted(options.keys() - signature.parameters.keys()):  # passed on by a subclass
             raise unknown_argument("The optimizer", name, _DEFAULTS)
-        init(**signature.bind(*given, **options).arguments)
+        checked_init(**signature.bind(*given, **options).arguments)
 
     taking_common_arguments.__signature__ = signature  # type: ignore[attr-defined]
     return cast(Init, taking_common_arguments)

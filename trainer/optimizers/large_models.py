@@ -134,7 +134,8 @@ class Muon(Optimizer):
         arguments.require_positive(epsilon=epsilon, adam_lr_ratio=adam_lr_ratio)
         arguments.require_bool(exclude_embeddings=exclude_embeddings, nesterov=nesterov)
         arguments.check_count("ns_steps", ns_steps, 1)
-        patterns = [re.compile(pattern) for pattern in exclude_layers or ()]
+        names = arguments.as_names("exclude_layers", exclude_layers) if exclude_layers else ()
+        patterns = [re.compile(pattern) for pattern in names]
 
         def has_adam(path: Any, param: Any) -> bool:
             text = path_name(path)

@@ -49,7 +49,8 @@ class LearningRate:
     """
 
     def __init__(self, value: ArrayLike):
-        self.value: jax.Array = jnp.array(value, jnp.float32)
+        is_on_device = isinstance(value, jax.Array)
+        self.value: jax.Array = jnp.array(value if is_on_device else arguments.as_numbers("value", value), jnp.float32)
 
     def numpy(self) -> np.float32:
         """Returns the rate as a NumPy scalar."""

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.core import arguments
+from trainer.core.errors import wrong_type
 from trainer.core.registry import Registry
 
 
@@ -64,6 +65,8 @@ class ExponentialDecay(LearningRateSchedule):
     name: str = "ExponentialDecay"
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
+        arguments.require_bool(staircase=self.staircase)
         arguments.require_positive(decay_steps=self.decay_steps)
         arguments.require_non_negative(
             initial_learning_rate=self.initial_learning_rate, decay_rate=self.decay_rate)
@@ -94,6 +97,8 @@ class InverseTimeDecay(LearningRateSchedule):
     name: str = "InverseTimeDecay"
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
+        arguments.require_bool(staircase=self.staircase)
         arguments.require_positive(decay_steps=self.decay_steps)
         arguments.require_non_negative(
             initial_learning_rate=self.initial_learning_rate, decay_rate=self.decay_rate)
@@ -125,6 +130,10 @@ class PiecewiseConstantDecay(LearningRateSchedule):
     name: str = "PiecewiseConstant"
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
+        for name, numbers in (("boundaries", self.boundaries), ("values", self.values)):
+            if not hasattr(numbers, "__len__"):
+                raise wrong_type(name, numbers, "a list of numbers")
         if len(self.boundaries) != len(self.values) - 1:
             raise ValueError("`values` must have one entry more than `boundaries`. Received: "
                              f"{len(self.boundaries)} boundaries and {len(self.values)} values.")
@@ -168,6 +177,8 @@ class PolynomialDecay(LearningRateSchedule):
     name: str = "PolynomialDecay"
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
+        arguments.require_bool(cycle=self.cycle)
         arguments.require_positive(decay_steps=self.decay_steps)
         arguments.require_non_negative(
             initial_learning_rate=self.initial_learning_rate, end_learning_rate=self.end_learning_rate,
@@ -213,6 +224,7 @@ class CosineDecay(LearningRateSchedule):
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
         arguments.require_positive(decay_steps=self.decay_steps)
         arguments.require_non_negative(
             warmup_steps=self.warmup_steps, initial_learning_rate=self.initial_learning_rate, alpha=self.alpha)
@@ -264,11 +276,11 @@ class CosineDecayRestarts(LearningRateSchedule):
     name: str = "SGDRDecay"
 
     def __post_init__(self) -> None:
+        arguments.require_text(name=self.name or "")
         arguments.require_positive(first_decay_steps=self.first_decay_steps)
         arguments.require_non_negative(
             initial_learning_rate=self.initial_learning_rate, m_mul=self.m_mul, alpha=self.alpha)
-        if arguments.as_number("t_mul", self.t_mul) < 1:
-            raise ValueError(f"`t_mul` must be a number of at least 1. Received: t_mul={self.t_mul}.")
+        arguments.require({"t_mul": self.t_mul}, "a number of at least 1", lambda number: number >= 1)
 
     def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
         periods = jnp.asarray(step, jnp.float32) / self.first_decay_steps  # in units of the first period

@@ -59,6 +59,7 @@ class LossScaleOptimizer(ComparesByConfiguration):
         self.initial_scale = float(initial_scale)
         self.dynamic_growth_steps = dynamic_growth_steps
         self.name = name or "loss_scale_optimizer"
+        arguments.require_text(name=self.name)
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Sequence[str] | None = None

@@ -14,6 +14,7 @@ from trainer.core.errors import describe
 _ENDS = ("pre", "post")
 
 
+@arguments.checked
 def to_categorical(x: ArrayLike, num_classes: int | None = None) -> np.ndarray:
     """Converts class indices to one-hot vectors.
 
@@ -30,7 +31,7 @@ def to_categorical(x: ArrayLike, num_classes: int | None = None) -> np.ndarray:
     >>> to_categorical([0, 2]).tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    labels = np.asarray(x)
+    labels = arguments.as_numbers("x", x)
     if labels.size and not np.array_equal(labels, labels.astype(np.int64)):
         raise ValueError(f"`x` must hold class indices. Received: {describe(labels)} with fractions.")
     labels = labels.astype(np.int64)
@@ -47,6 +48,7 @@ def to_categorical(x: ArrayLike, num_classes: int | None = None) -> np.ndarray:
     return np.eye(num_classes)[labels]
 
 
+@arguments.checked
 def normalize(x: ArrayLike, axis: int = -1, order: int | float = 2) -> np.ndarray:
     """Scales vectors to a norm of 1; zero vectors are unchanged.
 
@@ -58,11 +60,14 @@ def normalize(x: ArrayLike, axis: int = -1, order: int | float = 2) -> np.ndarra
     >>> normalize([[3.0, 4.0], [0.0, 0.0]]).tolist()
     [[0.6, 0.8], [0.0, 0.0]]
     """
-    values = np.asarray(x)
+    values = arguments.as_numbers("x", x)
+    if order is not None:  # NumPy's default
+        arguments.require_number(order=order)
     norms = np.linalg.norm(values, order, axis, keepdims=True)
     return values / np.where(norms == 0, 1, norms)
 
 
+@arguments.checked
 def pad_sequences(
     sequences: Sequence[Any], maxlen: int | None = None, dtype: DTypeLike = "int32", padding: str = "pre",
     truncating: str = "pre", value: Any = 0.0,
@@ -93,6 +98,8 @@ def pad_sequences(
     for index, sequence in enumerate(sequences):
         if not hasattr(sequence, "__len__"):
             raise TypeError(f"`sequences` must hold sequences. Received: {describe(sequence)} at position {index}.")
+    if dtype is not None:
+        arguments.as_dtype("dtype", dtype)
     if isinstance(value, str) and np.dtype(dtype).kind not in "OUS":
         raise ValueError(f"`value` must be a number for dtype {np.dtype(dtype).name}. Received: {value!r}. For strings "
                          "give `dtype=object`.")

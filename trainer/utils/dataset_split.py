@@ -49,6 +49,8 @@ def split_dataset(
     Source: https://keras.io/api/utils/python_utils/#split_dataset-function.
     """
     arguments.require_bool(shuffle=shuffle)
+    if seed is not None:
+        arguments.as_count("seed", seed, -2**63, "a whole number or None")
     _check_sizes(left_size, right_size)
     arrays, batch_size = _arrays_of(dataset)
     left_rows, right_rows = _sizes(left_size, right_size, arrays.rows)

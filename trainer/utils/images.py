@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pathlib
@@ -11,9 +12,10 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
-from trainer.core.errors import wrong_type
+from trainer.core.errors import MAX_ITEMS, brief, wrong_type
+from trainer.core.files import open_file
 from trainer.core.types import ArrayLike
-from trainer.data.files.decoding import MODES, MODES_OF_16_BITS, MODES_OF_32_BITS, pillow
+from trainer.data.files.decoding import MALFORMED, MODES, MODES_OF_16_BITS, MODES_OF_32_BITS, formats_of, pillow
 from trainer.data.files.resizing import box_of_aspect_ratio
 
 if TYPE_CHECKING:
@@ -57,9 +59,17 @@ def load_img(
     size = None if target_size is None else _checked_size(target_size)
     if not hasattr(path, "read"):
         path = arguments.as_path("path", path, "a path, or a binary file object")
-    with reader.open(path) as opened:
-        opened.load()
-        image: Image.Image = opened.copy()
+    formats = formats_of(path)
+    try:
+        with (contextlib.nullcontext(path) if not isinstance(path, str) else open_file(path)) as file, reader.open(
+                file, formats=formats) as opened:
+            opened.load()
+            image: Image.Image = opened.copy()
+    except (*MALFORMED, reader.DecompressionBombError) as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        raise OSError(f"The image {path!r} cannot be read as {', '.join(formats[:MAX_ITEMS])}: "
+                      f"{brief(error)}.") from error
     mode = MODES[color_mode]
     if color_mode != "grayscale" and image.mode in MODES_OF_16_BITS + MODES_OF_32_BITS:
         raise ValueError(f"The image {path!r} is grey with more than 8 bits (mode {image.mode!r}), which Pillow cuts "
@@ -93,7 +103,7 @@ def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None,
     Source: `keras.utils.img_to_array`.
     """
     channels_first = _is_channels_first(data_format)
-    values = np.asarray(img, dtype=dtype or "float32")
+    values = arguments.as_numbers("img", img, "float32" if dtype is None else dtype)
     if values.ndim not in (2, 3):
         raise ValueError(f"`img` must be an image, with two or three dimensions. Received: shape {values.shape}.")
     values = values.reshape(*values.shape[:2], -1)
@@ -120,7 +130,7 @@ def array_to_img(x: ArrayLike, data_format: str | None = None, scale: bool = Tru
     writer = pillow()
     channels_first = _is_channels_first(data_format)
     arguments.require_bool(scale=scale)
-    values = np.asarray(x, dtype=dtype or "float32")
+    values = arguments.as_numbers("x", x, "float32" if dtype is None else dtype)
     if values.ndim == 3 and channels_first:
         values = values.transpose(1, 2, 0)
     if values.ndim != 3 or values.shape[-1] not in (1, 3, 4) or not values.size:

@@ -9,29 +9,31 @@ from typing import Any
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.errors import brief
 from trainer.data.files.folder_dataset import FirstFile, folder_datasets
-from trainer.data.files.folders import Labels
+from trainer.data.files.folders import LabelledFiles, Labels, open_in_folder
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
 SUFFIXES = (".wav",)
+_MOST_BYTES = 2**30  # of a sound, which is decoded as a whole
 _UNKNOWN_SIZE = 2**32 + 7  # size of a file that was written as a stream
 
 
 class _Sounds:
     """Rows of sounds, or of sounds and labels, decoded on access."""
 
-    def __init__(self, paths: list[str], labels: np.ndarray | None, sampling_rate: int | None, length: int | None,
+    def __init__(self, files: LabelledFiles, labels: np.ndarray | None, sampling_rate: int | None, length: int | None,
                  rates: FirstFile, shapes: FirstFile):
-        self._paths, self._labels, self._sampling_rate, self._length = paths, labels, sampling_rate, length
+        self._files, self._labels, self._sampling_rate, self._length = files, labels, sampling_rate, length
         self._rates, self._shapes = rates, shapes
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._files.paths)
 
     def __getitem__(self, number: int) -> Any:
-        path = self._paths[number]
-        rate, sound = _decoded(path)
+        path = self._files.paths[number]
+        rate, sound = _decoded(path, self._files.folder)
         if self._sampling_rate is not None:
             sound = _resampled(sound, rate, self._sampling_rate)
         else:
@@ -101,23 +103,26 @@ def audio_dataset_from_directory(
     first = FirstFile(), FirstFile()  # shared by training and validation
     return folder_datasets(
         directory, SUFFIXES,
-        lambda paths, numbers: _Sounds(paths, numbers, sampling_rate, output_sequence_length, *first),
+        lambda files, labels: _Sounds(files, labels, sampling_rate, output_sequence_length, *first),
         labels=labels, label_mode=label_mode, class_names=class_names, batch_size=batch_size, shuffle=shuffle,
         seed=seed, validation_split=validation_split, subset=subset, follow_links=follow_links, verbose=verbose,
         num_threads=num_threads)
 
 
-def _decoded(path: str) -> tuple[int, np.ndarray]:
+def _decoded(path: str, folder: str | None) -> tuple[int, np.ndarray]:
     """Returns the samples per second, and float32 values of shape (samples, channels); scales integers to -1 to 1."""
     from scipy.io import wavfile  # takes 0.1 s, so only on use
 
     try:
-        _check_is_whole(path)
-        rate, values = wavfile.read(path)
+        with open_in_folder(path, folder) as file:
+            _check_is_whole(file)
+            rate, values = wavfile.read(file)
         if rate < 1:
             raise ValueError(f"it has {rate} samples per second")
+    except DataError:
+        raise
     except Exception as error:  # of any type: SciPy's reader fails in many ways
-        reason = str(error).rstrip(".")
+        reason = brief(str(error).rstrip("."))
         raise DataError(f"The sound {path!r} cannot be read: {type(error).__name__}: {reason}. Delete it, or write it "
                         "as WAV.") from error
     values = values[:, None] if values.ndim == 1 else values
@@ -128,11 +133,13 @@ def _decoded(path: str) -> tuple[int, np.ndarray]:
     return rate, values.astype(np.float32)
 
 
-def _check_is_whole(path: str) -> None:
+def _check_is_whole(file: Any) -> None:
     # For a truncated file, SciPy only warns, without its name.
-    with open(path, "rb") as file:
-        head = file.read(8)
-        size = file.seek(0, os.SEEK_END)
+    head = file.read(8)
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if size > _MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes, more than {_MOST_BYTES:,}: cut it into parts")
     said = int.from_bytes(head[4:], "little") + 8
     if head[:4] == b"RIFF" and size < said != _UNKNOWN_SIZE:
         raise ValueError(f"it ends after {size} of {said} bytes")

@@ -39,7 +39,7 @@ class FirstFile:
 
 def folder_datasets(
     directory: str | os.PathLike[str], suffixes: Sequence[str],
-    make_rows: Callable[[list[str], np.ndarray | None], Rows], *,
+    make_rows: Callable[[folders.LabelledFiles, np.ndarray | None], Rows], *,
     labels: Labels, label_mode: str | None, class_names: Sequence[str] | None, batch_size: int | None, shuffle: bool,
     seed: int | None, validation_split: float | None, subset: str | None, follow_links: bool, verbose: bool,
     num_threads: int | None, keep: Callable[[folders.LabelledFiles], folders.LabelledFiles] = lambda files: files,
@@ -49,7 +49,7 @@ def folder_datasets(
     Args:
       directory: the folder.
       suffixes: suffixes of its files, in lower case.
-      make_rows: takes paths and encoded labels, and returns rows.
+      make_rows: takes files and encoded labels, and returns rows.
       labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose,
         num_threads: see `image_dataset_from_directory`.
       keep: takes all files, and returns the files to use.
@@ -65,7 +65,7 @@ def folder_datasets(
         folders.print_found(files, parts, subset)
     datasets = []
     for number, part in enumerate(parts):
-        rows = make_rows(part.paths, folders.encode_labels(part, label_mode))
+        rows = make_rows(part, folders.encode_labels(part, label_mode))
         dataset = RowDataset(rows, part.class_names, part.paths, num_threads)
         if shuffle and number == 0:
             dataset = dataset.shuffle(seed)

@@ -6,13 +6,14 @@ import collections
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from trainer.core import arguments
 from trainer.core.ambient.interactive_logging import print_message
-from trainer.core.errors import describe, unknown_name, wrong_type
+from trainer.core.errors import brief, describe, unknown_name, wrong_type
+from trainer.core.files import open_file
 from trainer.data.sources.arrays import DataError
 
 LABEL_MODES = ("int", "categorical", "binary", None)
@@ -22,15 +23,36 @@ Labels: TypeAlias = str | Sequence[int] | np.ndarray | None
 
 @dataclasses.dataclass(frozen=True)
 class LabelledFiles:
-    """Files, the class index of each, and the names of all classes; the last two are None without labels."""
+    """Files of a folder.
+
+    Attributes:
+      paths: path of each file.
+      labels: class index of each file; None without labels.
+      class_names: names of all classes; None without labels.
+      folder: folder that no link of a file may lead out of; None if links are followed.
+    """
 
     paths: list[str]
     labels: np.ndarray | None
     class_names: list[str] | None
+    folder: str | None
 
-    def part(self, rows: slice) -> LabelledFiles:
+    def part(self, rows: slice | np.ndarray) -> LabelledFiles:
         """Returns some of the files."""
-        return LabelledFiles(self.paths[rows], None if self.labels is None else self.labels[rows], self.class_names)
+        return dataclasses.replace(self, paths=np.array(self.paths, object)[rows].tolist(),
+                                   labels=None if self.labels is None else self.labels[rows])
+
+
+def open_in_folder(path: str, folder: str | None) -> Any:
+    """Opens a file of a dataset; see `open_file`.
+
+    Raises:
+      DataError: if it is a link out of the folder.
+    """
+    try:
+        return open_file(path, folder)
+    except ValueError as error:
+        raise DataError(f"{error} Or pass `follow_links=True`, if you trust the folder.") from None
 
 
 def list_files(
@@ -45,7 +67,7 @@ def list_files(
       suffixes: suffixes in lower case.
       class_names: the folders, in the order of the class indices; by default all, sorted by name.
       shuffle: whether to shuffle the files, as Keras does with this seed.
-      follow_links: whether to enter linked folders.
+      follow_links: whether to enter linked folders, and to read files outside of the folder through links.
 
     Raises:
       DataError: if there is no such folder or no such file in it, or if classes or labels do not match.
@@ -74,7 +96,7 @@ def list_files(
         order = np.arange(len(paths))
         np.random.RandomState(seed).shuffle(order)  # Keras's order for this seed
         paths, numbers = [paths[row] for row in order], None if numbers is None else numbers[order]
-    return LabelledFiles(paths, numbers, names)
+    return LabelledFiles(paths, numbers, names, None if follow_links else directory)
 
 
 def split(files: LabelledFiles, validation_split: float | None, subset: str | None) -> list[LabelledFiles]:
@@ -124,7 +146,8 @@ def encode_labels(files: LabelledFiles, label_mode: str | None) -> np.ndarray | 
     if label_mode == "binary":
         if len(names) != 2:
             raise DataError(
-                f"`label_mode=\"binary\"` needs two classes. Received: {len(names)}: {', '.join(names[:5])}.")
+                f"`label_mode=\"binary\"` needs two classes. Received: {len(names)}: "
+                f"{', '.join(brief(repr(name)) for name in names[:5])}.")
         return files.labels.astype(np.float32)[:, None]
     return files.labels if label_mode == "int" else np.eye(len(names), dtype=np.float32)[files.labels]
 
@@ -139,7 +162,7 @@ def _class_folders(directory: str, class_names: Sequence[str] | None) -> list[st
     missing = [] if class_names is None else [name for name in class_names if name not in folders]
     if missing:
         raise DataError(f"`class_names` has {', '.join(map(repr, missing))}, and {directory!r} no such folder. It has: "
-                        f"{', '.join(folders[:10])}.")
+                        f"{', '.join(brief(repr(name)) for name in folders[:10])}.")
     return folders if class_names is None else list(class_names)
 
 

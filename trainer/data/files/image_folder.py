@@ -13,29 +13,28 @@ import numpy as np
 
 from trainer.core import arguments
 from trainer.data.files import folders, resizing
-from trainer.data.files.decoding import CHANNELS, TooManyPixelsError, decode_image, load_image, pillow
+from trainer.data.files.decoding import CHANNELS, SUFFIXES, TooManyPixelsError, decode_image, load_image, pillow
 from trainer.data.files.folder_dataset import folder_datasets
 from trainer.data.files.folders import Labels
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 MAX_PIXELS = 2**27  # 134 megapixels: 1.6 GB as float32, more than cameras have
 
 
 class _Images:
     """Rows of images, or of images and labels, decoded on access."""
 
-    def __init__(self, paths: list[str], labels: np.ndarray | None, size: tuple[int, int], color_mode: str,
-                 interpolation: str, fit: Any, max_pixels: int):
-        self._paths, self._labels, self._size, self._color_mode = paths, labels, size, color_mode
+    def __init__(self, files: folders.LabelledFiles, labels: np.ndarray | None, size: tuple[int, int],
+                 color_mode: str, interpolation: str, fit: Any, max_pixels: int):
+        self._files, self._labels, self._size, self._color_mode = files, labels, size, color_mode
         self._interpolation, self._fit, self._max_pixels = interpolation, fit, max_pixels
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._files.paths)
 
     def __getitem__(self, number: int) -> Any:
-        image = decode_image(self._paths[number], self._color_mode, self._max_pixels)
+        image = decode_image(self._files.paths[number], self._color_mode, self._max_pixels, self._files.folder)
         if self._fit is not None:
             image = self._fit(image, self._size)
         image = resizing.resize(image, self._size, self._interpolation)
@@ -88,7 +87,8 @@ def image_dataset_from_directory(
       subset: the part to return: "training", "validation", or "both", a list of two.
       interpolation: the resizing method, as in `tf.image.resize` with float32 and without antialiasing: "bilinear",
         "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian" or "mitchellcubic".
-      follow_links: whether to enter linked folders; a link to an enclosing folder is an error.
+      follow_links: whether to enter linked folders, and to read files that lie outside of the folder behind links,
+        which are errors otherwise. A link to an enclosing folder is always an error.
       crop_to_aspect_ratio: whether to crop images to the target aspect ratio instead of distorting them.
       pad_to_aspect_ratio: whether to pad such images with black instead.
       verbose: whether to print the number of files and classes.
@@ -134,7 +134,7 @@ def image_dataset_from_directory(
     fit = (resizing.crop_to_aspect_ratio if crop_to_aspect_ratio
            else resizing.pad_to_aspect_ratio if pad_to_aspect_ratio else None)
     return folder_datasets(
-        directory, SUFFIXES, lambda paths, numbers: _Images(paths, numbers, size, color_mode, method, fit, max_pixels),
+        directory, SUFFIXES, lambda files, labels: _Images(files, labels, size, color_mode, method, fit, max_pixels),
         labels=labels, label_mode=label_mode, class_names=class_names, batch_size=batch_size, shuffle=shuffle,
         seed=seed, validation_split=validation_split, subset=subset, follow_links=follow_links, verbose=verbose,
         num_threads=num_threads,
@@ -157,7 +157,7 @@ def _readable(files: folders.LabelledFiles, color_mode: str, max_pixels: int) ->
     """Returns the readable files, and warns of the others."""
     def problem(path: str) -> str | None:
         try:
-            load_image(path, color_mode, max_pixels)
+            load_image(path, color_mode, max_pixels, files.folder)
         except TooManyPixelsError:
             return f"have more than max_pixels={max_pixels:,} pixels"
         except DataError:
@@ -173,11 +173,10 @@ def _readable(files: folders.LabelledFiles, color_mode: str, max_pixels: int) ->
     if not bad:
         return files
     left_out = sum(map(len, bad.values()))
-    reasons = "; ".join(f"{len(paths)} {found}: {', '.join(sorted(paths)[:3])}{', ...' if len(paths) > 3 else ''}"
-                        for found, paths in sorted(bad.items()))
+    reasons = "; ".join(f"{len(paths)} {found}: {', '.join(map(repr, sorted(paths)[:3]))}"
+                        f"{', ...' if len(paths) > 3 else ''}" for found, paths in sorted(bad.items()))
     if left_out == len(files.paths):
         raise DataError(f"None of the files can be used. {reasons}.")
     warnings.warn(f"{left_out} of {len(files.paths)} files are left out. {reasons}.", stacklevel=5)
     kept = np.array([found is None for found in problems])
-    paths = [path for path, good in zip(files.paths, kept, strict=True) if good]
-    return folders.LabelledFiles(paths, None if files.labels is None else files.labels[kept], files.class_names)
+    return files.part(kept)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from trainer.core.errors import describe, wrong_type
+from trainer.core.errors import brief, describe, wrong_type
+from trainer.core.files import MOST_BYTES, read_at_most
 from trainer.data.files.folder_dataset import FirstFile, folder_datasets
-from trainer.data.files.folders import Labels
+from trainer.data.files.folders import LabelledFiles, Labels, open_in_folder
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
@@ -18,19 +20,24 @@ from trainer.data.sources.arrays import DataError
 class _Texts:
     """Rows of encoded texts, or of encoded texts and labels, read on access."""
 
-    def __init__(self, paths: list[str], labels: np.ndarray | None, encode: Callable[[str], Any], shapes: FirstFile):
-        self._paths, self._labels, self._encode, self._shapes = paths, labels, encode, shapes
+    def __init__(self, files: LabelledFiles, labels: np.ndarray | None, encode: Callable[[str], Any],
+                 shapes: FirstFile):
+        self._files, self._labels, self._encode, self._shapes = files, labels, encode, shapes
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._files.paths)
 
     def __getitem__(self, number: int) -> Any:
-        path = self._paths[number]
+        path = self._files.paths[number]
         try:
-            with open(path, encoding="utf-8-sig") as file:
-                text = file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"The text {path!r} cannot be read: {error}. Delete it, or write it as UTF-8.") from error
+            with open_in_folder(path, self._files.folder) as file:
+                content = read_at_most(path, file, MOST_BYTES)
+            text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig").read()  # with all ends of lines as one
+        except DataError:
+            raise
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"The text {path!r} cannot be read: {brief(error)}. Delete it, or write it as UTF-8.") from error
         try:
             encoded = np.asarray(self._encode(text))
         except Exception as error:
@@ -81,7 +88,7 @@ def text_dataset_from_directory(
         raise wrong_type("encode", encode, "a function that takes a text and returns an array")
     shapes = FirstFile()  # shared by training and validation
     return folder_datasets(
-        directory, (".txt",), lambda paths, numbers: _Texts(paths, numbers, encode, shapes),
+        directory, (".txt",), lambda files, labels: _Texts(files, labels, encode, shapes),
         labels=labels, label_mode=label_mode, class_names=class_names, batch_size=batch_size, shuffle=shuffle,
         seed=seed, validation_split=validation_split, subset=subset, follow_links=follow_links, verbose=verbose,
         num_threads=num_threads)

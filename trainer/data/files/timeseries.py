@@ -6,12 +6,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from trainer.core import arguments
 from trainer.core.arguments import as_count
 from trainer.core.errors import unknown_name
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.dataset import Dataset
 
 
+@arguments.checked
 def timeseries_dataset_from_array(
     data: Any, targets: Any, sequence_length: int, sequence_stride: int = 1, sampling_rate: int = 1,
     batch_size: int | None = 128, shuffle: bool = False, seed: int | None = None, start_index: int | None = None,
@@ -62,7 +64,7 @@ def timeseries_dataset_from_array(
     offsets = np.arange(length) * rate
     dataset = Dataset.from_arrays(begins)
     if shuffle:
-        dataset = dataset.shuffle(0 if seed is None else seed)
+        dataset = dataset.shuffle(0 if seed is None else arguments.as_seed("seed", seed))
     goals = None if targets is None else np.asarray(targets)
 
     def windows(first: np.ndarray) -> Any:

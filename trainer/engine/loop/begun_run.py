@@ -10,6 +10,8 @@ import json
 import os
 
 from trainer.callbacks import CallbackList
+from trainer.core.errors import brief
+from trainer.core.files import read_json
 
 FILE_NAME = "begun.json"
 
@@ -24,10 +26,10 @@ def begin(folder: str, callbacks: CallbackList) -> None:
     path = os.path.join(folder, FILE_NAME)
     if os.path.exists(path):
         try:
-            with open(path, encoding="utf-8") as file:
-                callbacks.rollback_side_effects(json.load(file))
+            callbacks.rollback_side_effects(dict(read_json(path, folder)))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path!r} is not a file that a run has written: {error!r}. Delete it.") from error
+            raise ValueError(
+                f"{path!r} is not a file that a run has written: {brief(repr(error))}. Delete it.") from error
     note = callbacks.snapshot_side_effects()
     if note:
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:

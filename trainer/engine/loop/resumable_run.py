@@ -16,7 +16,8 @@ import jax
 
 from trainer.callbacks import CallbackList
 from trainer.core import tree_paths
-from trainer.core.errors import see
+from trainer.core.errors import brief, naming_file, see
+from trainer.core.received_text import printable
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
 from trainer.data.reader import Reader
@@ -36,8 +37,10 @@ from trainer.engine.saving.checkpoint import (
 from trainer.engine.step.running_logs import RunningLogs
 
 _KIND = "run"
-_KEYS = ("epoch", "batch", "batches", "logs", "initial_epoch", "epochs", "settings", "stop_training", "data",
-         "validation", "validation_sets", "fingerprint", "callbacks")
+_KEYS: dict[str, type] = {
+    **dict.fromkeys(("epoch", "batch", "batches", "initial_epoch", "epochs"), int), "logs": object, "settings": Mapping,
+    "stop_training": bool, "data": object, "validation": object, "validation_sets": Mapping, "fingerprint": Mapping,
+    "callbacks": object}
 _PROGRAMS = "programs"  # in the settings; they also differ between packages
 _PLATFORM = "platform"  # in the settings; another platform gives other bits, but the same numbers to float tolerance
 _TYPES = "types"  # in the fingerprint of data; other types need other steps
@@ -50,6 +53,11 @@ def check_is_of_run(path: str, document: object) -> None:
     missing = [name for name in _KEYS if name not in document]
     if missing:
         raise ValueError(f"The checkpoint {path!r} is malformed: it lacks {', '.join(missing)}. Delete it.")
+    for name, kind in _KEYS.items():
+        value = document[name]
+        if not isinstance(value, kind) or (isinstance(value, int) and kind is int and (
+                isinstance(value, bool) or value < 0)):
+            raise ValueError(f"The checkpoint {path!r} is malformed: its {name} is {brief(repr(value))}. Delete it.")
 
 
 def is_at_the_end(document: Mapping[str, Any]) -> bool:
@@ -248,20 +256,23 @@ class TrainingRun:
             checkpoint = open_checkpoint(path, verify=False)
         document = checkpoint.document
         check_is_of_run(path, document)
-        self._check_arguments(path, document)
-        has_same_data = self._has_same_data(path, document["fingerprint"])
+        with naming_file(path):
+            self._check_arguments(path, document)
+            has_same_data = self._has_same_data(path, document["fingerprint"])
         now = {"state": self._core.state.current, "logs": self._empty_logs}
         with self._timing.checkpoint:
             restored = tree_paths.with_leaves(now, self._restored(checkpoint, tree_paths.named_leaves(now)))
         if has_same_data:  # and arrays of the same shapes, without which each program differs
-            self._compare_programs(path, document["settings"][_PROGRAMS])
+            with naming_file(path):
+                self._compare_programs(path, document["settings"][_PROGRAMS])
         self._is_restored = True
         if document["batch"] > 0:
             # Before the states are restored: they contain the effects of the epoch's begin hook, which must count once.
             self._callbacks.on_epoch_begin(document["epoch"])
         self._core.state.set(restored["state"])
         self.running, self.logs = restored["logs"], document["logs"]
-        self._callbacks.load_state_dict(document["callbacks"])
+        with naming_file(path):
+            self._callbacks.load_state_dict(document["callbacks"])
         self.epoch, self.batch, self.batches = document["epoch"], document["batch"], document["batches"]
         self._core.set_stops("train", document["stop_training"])
         self.is_epoch_over = document["stop_training"] and self.batch > 0
@@ -272,7 +283,8 @@ class TrainingRun:
             return (f"The run of {path!r} {how}: there is nothing left to train. "
                     f"{'' if self.is_over else 'Give more `epochs` to go on, or '}"
                     f"{'Start' if self.is_over else 'start'} in another folder to begin again.")
-        return f"Resumed at epoch {self.epoch + 1}, batch {self.batch}, from {path!r}.{self._continue_data(document)}"
+        skipped = self._continue_data(path, document)
+        return f"Resumed at epoch {self.epoch + 1}, batch {self.batch}, from {path!r}.{skipped}"
 
     def start_from(self, folder: str) -> None:
         with self._timing.checkpoint:
@@ -350,7 +362,7 @@ class TrainingRun:
         now, then = self._settings(), dict(saved["settings"])
         del then[_PROGRAMS]
         self._compare_platforms(path, then.pop(_PLATFORM), now[_PLATFORM])
-        differ = [f"{name} (received {now.get(name)!r}, in the checkpoint {value!r})"
+        differ = [f"{brief(name)} (received {now.get(name)!r}, in the checkpoint {brief(repr(value))})"
                   for name, value in then.items() if now.get(name) != value]
         if saved["initial_epoch"] != self._epochs[0]:
             differ.append(f"initial_epoch (received {self._epochs[0]}, in the checkpoint {saved['initial_epoch']})")
@@ -364,7 +376,7 @@ class TrainingRun:
     @staticmethod
     def _compare_platforms(path: str, then: Mapping[str, str], now: Mapping[str, str]) -> None:
         """Warns if the resumed run was computed on other devices, or compiled by another compiler."""
-        differ = [f"{name} (here {now.get(name)}, then {value})" for name, value in then.items()
+        differ = [f"{brief(name)} (here {now.get(name)}, then {brief(value)})" for name, value in then.items()
                   if now.get(name) != value]
         if differ:
             warnings.warn(f"The run that {path!r} is from had another {' and another '.join(differ)}. It goes on, but "
@@ -411,9 +423,9 @@ class TrainingRun:
                 differ = f"there are {'none' if now is None else 'some'} now"
             else:
                 differ = "they differ in " + ", ".join(
-                    f"{key} (received {_shown(now.get(key))}, then {_shown(then.get(key))})"
+                    f"{brief(key)} (received {_shown(now.get(key))}, then {_shown(then.get(key))})"
                     for key in {**then, **now} if now.get(key) != then.get(key))
-            message = (f"The {name} are not those of the run that {path!r} is from: {differ}. Give the "
+            message = (f"The {brief(name)} are not those of the run that {path!r} is from: {differ}. Give the "
                        "same data, batch size, seed and number of workers, or start in another folder.")
             if reader is None or now is None or then is None or reader.is_exact or now.get(_TYPES) != then.get(_TYPES):
                 raise ValueError(message)
@@ -425,13 +437,14 @@ class TrainingRun:
     def _has_no_epoch_left(self) -> bool:
         return self.is_over or self.epoch >= self._epochs[1]
 
-    def _continue_data(self, document: dict[str, Any]) -> str:
+    def _continue_data(self, path: str, document: dict[str, Any]) -> str:
         begin = time.perf_counter()
-        skipped = self._reader.resume(self.epoch, self.batch, document["data"])
-        for name, reader in self._validation.items():
-            position = document["validation_sets"][name] if name else document["validation"]
-            if consumed := position["consumed"]:
-                skipped += reader.resume(0, consumed, position)
+        with naming_file(path):
+            skipped = self._reader.resume(self.epoch, self.batch, document["data"])
+            for name, reader in self._validation.items():
+                position = document["validation_sets"][name] if name else document["validation"]
+                if consumed := position["consumed"]:
+                    skipped += reader.resume(0, consumed, position)
         if not skipped:
             return ""
         return f" {skipped} batches were read and dropped to get there, in {time.perf_counter() - begin:.1f} s."
@@ -442,5 +455,5 @@ def _described_set(name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    text = str(value)
+    text = printable(str(value))
     return text if len(text) <= 60 else f"{text[:60]}..."

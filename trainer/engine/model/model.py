@@ -371,6 +371,7 @@ class Model(StatefulModel):
           return_dict: False returns Keras's list, or the loss alone if there are no metrics.
         """
         core = self._core.checked("evaluate")
+        arguments.require_bool(return_dict=return_dict)
         with (inputs.evaluation_readers(core, x, y, sample_weight, batch_size, steps) as readers,
               inputs.callback_list(self, callbacks, verbose, epochs=1, steps=inputs.common_steps(readers)) as called):
             logs = loop.evaluate(core, readers, called)
@@ -427,6 +428,7 @@ class Model(StatefulModel):
     ) -> Any:
         """Trains on a single batch and returns its logs, as Keras's list or as a dict."""
         core = self._core.checked("train_on_batch")
+        arguments.require_bool(return_dict=return_dict)
         with inputs.batch_reader(core, x, y, sample_weight, class_weight) as reader:
             logs = loop.run_on_batch(core, "train", reader)
         return logs if return_dict else inputs.as_list(self, logs)
@@ -441,6 +443,7 @@ class Model(StatefulModel):
                       return_dict: bool = False) -> Any:
         """Evaluates a single batch and returns its logs, as Keras's list or as a dict."""
         core = self._core.checked("test_on_batch")
+        arguments.require_bool(return_dict=return_dict)
         with inputs.batch_reader(core, x, y, sample_weight) as reader:
             logs = loop.run_on_batch(core, "test", reader)
         return logs if return_dict else inputs.as_list(self, logs)

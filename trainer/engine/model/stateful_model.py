@@ -17,7 +17,7 @@ import numpy as np
 from trainer.core import arguments, errors
 from trainer.core.ambient.interactive_logging import is_interactive_logging_enabled, print_message
 from trainer.core.compile.entry_points import with_entry_points
-from trainer.core.file_suffixes import check_suffix
+from trainer.core.files import check_suffix
 from trainer.core.modules import CallKwargs, as_functional, print_summary, render_summary
 from trainer.core.rng import default_seed
 from trainer.core.train_state import TrainState
@@ -65,6 +65,8 @@ class StatefulModel(OverridableSteps):
         functional = as_functional(module, CallKwargs(train_kwargs, eval_kwargs), eval_module)
         seed = default_seed() if seed is None else arguments.as_seed("seed", seed)
         self.module = module
+        if name is not None:
+            arguments.require_text(name=name)
         self.name = name or functional.name
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
         self._core = ModelCore(self, OverridableSteps, functional, get_strategy(), seed)
@@ -302,6 +304,7 @@ class StatefulModel(OverridableSteps):
           RuntimeError: if the model is not built.
         """
         table = forward.table_of_layers(self._core, self.name)
+        arguments.require_functions(print_fn=print_fn)
         lines = render_summary(*table)
         if print_fn is not None:
             for line in lines:
@@ -416,6 +419,7 @@ class StatefulModel(OverridableSteps):
 
         Source: `keras.Model.save_weights`; the format is https://github.com/huggingface/safetensors.
         """
+        arguments.require_bool(overwrite=overwrite)
         weights_io.save_weights(self._core.state, filepath, overwrite)
 
     def load_weights(self, filepath: Path, patterns: Sequence[str] | None = None, partial: bool = False) -> MatchReport:
@@ -449,6 +453,7 @@ class StatefulModel(OverridableSteps):
 
         Source: `keras.Model.load_weights`.
         """
+        arguments.require_bool(partial=partial)
         return weights_io.load_weights(self._core.state, filepath, patterns, partial)
 
     def save(self, filepath: Path, overwrite: bool = True) -> None:
@@ -476,6 +481,7 @@ class StatefulModel(OverridableSteps):
         path = checked_path("filepath", filepath)
         check_suffix("filepath", path, ".safetensors", or_folder=True)
         state = self._core.state.current
+        arguments.require_bool(overwrite=overwrite)
         weights_io.check_may_write(path, overwrite)
         saved_model.save(path, state, self._core.state.inputs)
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from trainer.core import errors, replica_context, tree_paths
-from trainer.core.file_suffixes import check_suffix
+from trainer.core.files import check_suffix
 from trainer.core.modules import FunctionalModule
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
@@ -126,7 +126,10 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
         _check_holds_weights(path, file.metadata)
         report = match_arrays(file.shapes, {name: (leaf.shape, leaf.dtype) for name, leaf in weights.items()},
                               patterns)
-        report.raise_unless_complete(partial)
+        try:
+            report.raise_unless_complete(partial)
+        except ValueError as error:
+            raise ValueError(f"{error}\nThe file: {path!r}.") from None
         numbers = {name: index for index, name in enumerate(weights)}
         _replace(holder, ((numbers[name], cast_to(name, file[name], weights[name].dtype)) for name in report.matched))
     return report

@@ -21,6 +21,7 @@ import numpy as np
 from trainer.core import arguments, errors
 from trainer.core.compile.entry_points import entry_point
 from trainer.core.compile.jit import compiled
+from trainer.core.files import parse_json
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data.sources.arrays import as_arrays, is_leaf
@@ -108,7 +109,7 @@ def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
         path, MANIFEST_KEY, "an exported model, as `Model.export` writes it",
         "A checkpoint folder is loaded with `trainer.load`.", "The `load_weights` of a model reads weights.")
     with errors.naming_file(path):
-        return _exported(path, json.loads(text), arrays)
+        return _exported(path, parse_json(text), arrays)
 
 
 class ExportedModel:
@@ -254,17 +255,19 @@ def _device_for(path: str, platforms: Sequence[str]) -> jax.Device:
 
 def _exported(path: str, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> ExportedModel:
     if manifest["format_version"] != FORMAT_VERSION:
-        raise ValueError(f"{path!r} has version {manifest['format_version']} of the format of exported models. This "
-                         f"trainer knows version {FORMAT_VERSION}. Install the one that wrote the file.")
+        raise ValueError(f"{path!r} has version {errors.brief(manifest['format_version'])} of the format of exported "
+                         f"models. This trainer knows version {FORMAT_VERSION}. Install the one that wrote the file.")
     _check_can_serialize()
     try:
         exported = jax.export.deserialize(bytearray(arrays.pop(_PROGRAM).tobytes()))
         exported.mlir_module()  # the program itself would be read in the first call only
     except Exception as error:
-        raise ValueError(f"{path!r} was exported with JAX {manifest['jax']}, and JAX {jax.__version__} cannot read it. "
-                         f"JAX reads what the same or an older version exported. {error}") from error
+        raise ValueError(
+            f"{path!r} was exported with JAX {errors.brief(manifest['jax'])}, and JAX {jax.__version__} cannot read "
+            f"it. JAX reads what the same or an older version exported. {errors.brief(error)}") from error
     device = _device_for(path, exported.platforms)
     weights = [jax.device_put(arrays.pop(name), device) for name in manifest["weights"]]
+    arguments.check_count("batch_size", manifest["batch_size"], optional=True)
     rows = manifest["batch_size"] or any_rows()
     input_spec = tree_of(
         manifest["inputs"], lambda sizes, dtype: jax.ShapeDtypeStruct((rows, *sizes[1:]), jnp.dtype(dtype)))

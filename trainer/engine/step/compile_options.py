@@ -65,7 +65,8 @@ class CompileOptions:
         if jit_compile not in (True, False, "auto"):
             raise ValueError(f"`jit_compile` must be True, False or 'auto'. Received: {jit_compile!r}.")
         arguments.check_count("microbatches", microbatches, 1)
-        arguments.require_bool(remat=remat, skip_non_finite=skip_non_finite, deterministic=deterministic)
+        arguments.require_bool(run_eagerly=run_eagerly, remat=remat, skip_non_finite=skip_non_finite,
+                               deterministic=deterministic)
         is_eager = bool(run_eagerly) or jit_compile is False
         check_eager(is_eager, deterministic)
         if not isinstance(data_on_device, bool) and data_on_device != "auto":

@@ -13,13 +13,15 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
-from trainer.core.errors import MAX_ITEMS, wrong_type
+from trainer.core.errors import MAX_ITEMS, naming_file, wrong_type
+from trainer.core.files import read_file
 from trainer.estimator.feature_columns.base import MISSING_ID
 from trainer.estimator.feature_columns.keyed import KeyedColumn
 from trainer.estimator.feature_columns.values import checks
 from trainer.estimator.feature_columns.values.fingerprints import fingerprint64
 from trainer.estimator.feature_columns.values.raw_features import RawFeatures, missing_in
 
+_MOST_BYTES = 2**30  # of a vocabulary
 Word = str | bytes | int
 
 
@@ -216,8 +218,9 @@ def _as_hashed(value: bytes | int) -> bytes:
 
 
 def _lines(path: str) -> list[bytes]:
-    with open(path, "rb") as file:
-        return file.read().replace(b"\r", b"").removesuffix(b"\n").split(b"\n") if os.path.getsize(path) else []
+    with naming_file(path):
+        content = read_file(path, most_bytes=_MOST_BYTES)
+        return content.replace(b"\r", b"").removesuffix(b"\n").split(b"\n") if content else []
 
 
 @functools.lru_cache(maxsize=64)

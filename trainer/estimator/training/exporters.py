@@ -123,6 +123,9 @@ class BestExporter(_SavedModelExporter):
                is_the_final_export: bool) -> str | None:
         note = os.path.join(export_path, _BEST)
         best = notes.read(note, "`BestExporter`")
+        with errors.naming_file(note):
+            for key, value in (best or {}).items():
+                arguments.as_number(errors.brief(key), value)
         result = _numbers(eval_result)
         if GLOBAL_STEP in result and json.dumps(best) == json.dumps(result):  # NaN is NaN
             made = serving.exports_in(export_path)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer.core import files
+from trainer.core.errors import brief
 from trainer.engine.saving.checkpoint import disk
 
 
@@ -32,12 +34,12 @@ def read(path: str, writer: str) -> dict[str, Any] | None:
       ValueError: if the file has other content; the message names its `writer`.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            return dict(json.load(file, object_hook=_decoded))
+        content = files.read_json(path, os.path.dirname(path))
+        return {name: _decoded(value) for name, value in dict(content).items()}
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path!r} is not what {writer} has written: {error}. Delete it.") from error
+        raise ValueError(f"{path!r} is not what {writer} has written: {brief(error)}. Delete it.") from error
 
 
 def _encoded(value: object) -> Any:
@@ -51,7 +53,12 @@ def _encoded(value: object) -> Any:
     return {"dtype": str(array.dtype), "values": array.tolist()}
 
 
-def _decoded(value: dict[str, Any]) -> Any:
-    if value.keys() == {"dtype", "values"}:
-        return np.asarray(value["values"], value["dtype"])
-    return value
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() != {"dtype", "values"}:
+        return {name: _decoded(item) for name, item in value.items()}
+    array, dtype = np.asarray(value["values"]), np.dtype(value["dtype"])
+    return array if dtype.kind in "SU" else array.astype(dtype)

@@ -5,6 +5,7 @@ Owns the output for each kind. It needs no model, changes nothing, and runs no c
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,6 +15,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.core.errors import brief, naming_file
+from trainer.core.files import open_file, parse_json, read_json
+from trainer.core.received_text import printable
 from trainer.core.units import columns, readable_bytes
 
 VERIFIED, DAMAGED, UNKNOWN, UNCHECKED = "verified", "damaged", "unknown", "no checksum"
@@ -69,12 +73,12 @@ class Inspection:
         return {**dataclasses.asdict(self), "nbytes": self.nbytes, "whole": not self.problems}
 
     def __str__(self) -> str:
-        lines = [f"{self.path}: {self.kind}"]
+        lines = [f"{printable(self.path)}: {self.kind}"]
         facts = {**({} if self.step is None else {"step": self.step}), **self.facts}
-        lines += [f"  {name}: {value}" for name, value in facts.items()]
+        lines += [f"  {brief(name)}: {brief(value)}" for name, value in facts.items()]
         if self.arrays:
             table = columns([("Array", "Dtype", "Shape", "Bytes", ""),
-                             *((row.name, row.dtype, str(row.shape), readable_bytes(row.nbytes), row.state)
+                             *((brief(row.name), row.dtype, brief(row.shape), readable_bytes(row.nbytes), row.state)
                                for row in self.arrays)], right_aligned=(3,))
             rule = "-" * max(map(len, table))
             lines += [table[0], rule, *table[1:], rule, f"{len(self.arrays)} arrays, {readable_bytes(self.nbytes)}"]
@@ -93,7 +97,7 @@ def run(path: str, as_json: bool) -> int:
     try:
         found = inspect(path)
     except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error), newlines=True), file=sys.stderr)
         return REFUSED if isinstance(error, OSError) else IS_DAMAGED
     print(json.dumps(found.to_dict(), indent=2) if as_json else found)
     return IS_DAMAGED if found.problems else 0
@@ -155,7 +159,7 @@ def _of_weights(path: str, file: Any) -> Inspection:
     for name, spec in file.shapes.items():
         state = VERIFIED if file.has_checksums else UNCHECKED
         try:
-            _ = file[name]
+            file.verify(name)
         except ValueError as error:
             state = DAMAGED
             problems.append(str(error))
@@ -174,8 +178,9 @@ def _of_file_with_text(path: str, file: Any, key: str) -> Inspection:
                                  "the whole file, so any of its arrays may be what differs."]
     rows = [_row(name, spec, VERIFIED if whole else UNKNOWN) for name, spec in file.shapes.items()]
     found = Inspection(path, _texts()[key], rows, problems=problems)
-    try:
-        document = json.loads(file.metadata[key])
+    with naming_file(path) if whole else contextlib.suppress(
+            ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        document = parse_json(file.metadata[key])
         # The plain values of a training state are tagged; see `engine/saving/checkpoint/plain.py`.
         tagged = document.get("dict", document)
         found.facts = {name: value for name, value in tagged.items()
@@ -185,9 +190,6 @@ def _of_file_with_text(path: str, file: Any, key: str) -> Inspection:
             found.facts |= {name: _described(document[name]) for name in ("inputs", "outputs")}
         if "state/step" in file.shapes:
             found.step = int(file["state/step"])
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        if whole:
-            raise ValueError(f"{path!r} is malformed ({type(error).__name__}: {error}).") from error
     return found
 
 
@@ -231,19 +233,20 @@ def _of_stablehlo(path: str) -> Inspection:
 
     kind = "exported model, a StableHLO program"
     try:
-        with open(os.path.join(path, SIGNATURE), encoding="utf-8") as file:
-            signature = json.load(file)
+        signature = read_json(os.path.join(path, SIGNATURE), path)
         facts = {name: signature[name] for name in ("format_version", "jax", "stablehlo", "platform")}
         facts["batch_size"] = signature["batch_size"] or "any"
         facts |= {name: _described(signature[name]) for name in ("inputs", "outputs")}
         problems = []
         for name, expected in signature["sha256"].items():
-            with open(os.path.join(path, name), "rb") as program:
+            if os.path.basename(name) != name:
+                raise ValueError("it names a file outside of the export")
+            with open_file(os.path.join(path, name), path) as program:
                 if hashlib.file_digest(program, "sha256").hexdigest() != expected:
                     problems.append(f"{os.path.join(path, name)!r} has other bytes than were written.")
         weights = _of_file(os.path.join(path, WEIGHTS))
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        return Inspection(path, kind, problems=[f"{type(error).__name__}: {error}"])
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        return Inspection(path, kind, problems=[f"{type(error).__name__}: {brief(error)}"])
     return Inspection(path, kind, weights.arrays, facts=facts, problems=[*problems, *weights.problems])
 
 
@@ -263,16 +266,16 @@ def _of_checkpoint(path: str) -> Inspection:
     except (ValueError, OSError) as error:
         if layout.DOCUMENT_ARRAYS not in damages or layout.DOCUMENT in damages:
             return Inspection(path, "checkpoint", problems=[*problems, *([] if problems else [str(error)])])
-        with open(os.path.join(path, layout.DOCUMENT), encoding="ascii") as file:
-            content = json.load(file)
-        checkpoint = checkpoints.Checkpoint(  # its state's files may be whole
-            path, None, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
+        with naming_file(path):
+            content = read_json(os.path.join(path, layout.DOCUMENT), path)
+            checkpoint = checkpoints.Checkpoint(  # its state's files may be whole
+                path, None, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
     index: Mapping[str, list[Any]] = {}
     state_folder = os.path.join(path, layout.STATE)
     try:
         index = array_shards.read_index(state_folder, checkpoint.processes)
-    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
-        problems += [] if problems else [f"The index of {state_folder!r} cannot be read: {error}."]
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError) as error:
+        problems += [] if problems else [f"The index of {state_folder!r} cannot be read: {brief(error)}."]
     broken = {os.path.join(path, name) for name in damages}
     in_state = any(name.startswith(f"{layout.STATE}/") for name in damages)
 
@@ -305,7 +308,8 @@ def _step(checkpoint: Any, index: Mapping[str, list[Any]], rows: list[ArrayRow])
         return None
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shape, dtype = checkpoint.specs[name]
-    return int(array_shards.read_array(index[name], jax.ShapeDtypeStruct(shape, dtype, sharding=here)))
+    with naming_file(checkpoint.path):
+        return int(array_shards.read_array(index[name], jax.ShapeDtypeStruct(shape, dtype, sharding=here)))
 
 
 def _row(name: str, spec: tuple[tuple[int, ...], Any], state: str) -> ArrayRow:

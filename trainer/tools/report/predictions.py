@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.core.errors import describe
+from trainer.core.errors import brief, describe
 from trainer.core.types import Data
 from trainer.engine.model.core.model_core import core_of
 from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
@@ -139,9 +139,10 @@ def _matrix(matrix: np.ndarray, names: list[str]) -> Any:
     image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axis.set(xlabel="predicted", ylabel="class", xticks=range(count), yticks=range(count))
     is_long = max(map(len, names)) > 3
-    axis.set_xticklabels(names, rotation=45 if is_long else 0, ha="right" if is_long else "center",
+    names = list(map(brief, names))
+    axis.set_xticklabels(names, parse_math=False, rotation=45 if is_long else 0, ha="right" if is_long else "center",
                          rotation_mode="anchor" if is_long else None)
-    axis.set_yticklabels(names)
+    axis.set_yticklabels(names, parse_math=False)
     if count <= MAX_NUMBERED_CLASSES:
         for row, column in np.ndindex(matrix.shape):
             if matrix[row, column]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence, Set
@@ -12,7 +11,8 @@ import jax
 
 from trainer.callbacks.record.run_record import FILE_NAME, FORMAT
 from trainer.core import arguments
-from trainer.core.errors import wrong_type
+from trainer.core.errors import naming_file, wrong_type
+from trainer.core.files import read_json
 from trainer.core.types import Data
 from trainer.tools.report import predictions, sections
 from trainer.tools.report.html_page import as_html
@@ -96,7 +96,7 @@ def report(
     record = _read(folder)
     if model is not None:
         _compare(model, record.get("model", {}), folder)
-    page = _page(record, model, data, class_names)
+    page = _page(folder, record, model, data, class_names)
     footer = f"From {FILE_NAME} in {os.path.abspath(folder)}."
     if format == "html":
         _write(target, as_html(page, footer).encode())
@@ -108,17 +108,20 @@ def report(
     return target
 
 
-def _page(record: dict[str, Any], model: Model | None, data: Data | None, class_names: Sequence[str] | None) -> Page:
-    found = [sections.curves_section(record)]
+def _page(folder: str, record: dict[str, Any], model: Model | None, data: Data | None,
+          class_names: Sequence[str] | None) -> Page:
+    with naming_file(os.path.join(folder, FILE_NAME)):
+        curves, time = sections.curves_section(record), sections.time_section(record)
+        others = [sections.memory_section(record, model), sections.settings_section(record),
+                  sections.data_section(record), sections.environment_section(record)]
+        facts, name = sections.facts(record), record.get("model", {}).get("name") or "Run"
+    found = [curves]
     if model is not None and data is not None:
         found.append(predictions.section_of(model, data, class_names))
-    found.append(sections.time_section(record))
+    found.append(time)
     if model is not None:
         found.append(sections.model_section(model))
-    found += [sections.memory_section(record, model), sections.settings_section(record), sections.data_section(record),
-              sections.environment_section(record)]
-    return Page(record.get("model", {}).get("name") or "Run", record.get("status", "unknown"), sections.facts(record),
-                [section for section in found if section.parts])
+    return Page(name, record.get("status", "unknown"), facts, [section for section in found + others if section.parts])
 
 
 def _compare(model: Model, recorded: Mapping[str, Any], folder: str) -> None:
@@ -134,15 +137,11 @@ def _compare(model: Model, recorded: Mapping[str, Any], folder: str) -> None:
 
 def _read(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, FILE_NAME)
-    try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         raise FileNotFoundError(
             f"{folder!r} has no {FILE_NAME}, of which a report is made. `fit` keeps one in the folder of "
-            "`RunRecord(folder)`, `TensorBoard`, `LogTo` or `BackupAndRestore(delete_checkpoint=False)`.") from None
-    except ValueError as error:
-        raise ValueError(f"{path!r} cannot be read: {error}.") from error
+            "`RunRecord(folder)`, `TensorBoard`, `LogTo` or `BackupAndRestore(delete_checkpoint=False)`.")
+    record = read_json(path, folder)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise ValueError(f"{path!r} is not what this version of the trainer writes.")
     return record

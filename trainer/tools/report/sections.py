@@ -53,7 +53,7 @@ def curves_section(record: Mapping[str, Any]) -> Section:
     """Returns the curves of the metrics, and a table of their first, best and last values."""
     history = record.get("history", {})
     if not metric_names(history):
-        return Section("Metrics", [record["error"]] if record.get("error") else ["No epoch has ended yet."])
+        return Section("Metrics", [str(record["error"])] if record.get("error") else ["No epoch has ended yet."])
     epochs = {log: record.get("epochs_of", {}).get(log, record.get("epochs", [])) for log in history}
     epochs = {log: found if len(found) == len(history[log]) else list(range(len(history[log])))
               for log, found in epochs.items()}

@@ -17,6 +17,7 @@ from typing import Any
 from trainer.callbacks.progress.progbar import Progbar
 from trainer.core import arguments
 from trainer.core.ambient.interactive_logging import print_message
+from trainer.core.files import open_file
 from trainer.utils.files import archives
 
 _SCHEMES = ("http", "https", "ftp", "file")
@@ -169,9 +170,12 @@ def _copy(url: str, file: Any, digest: Any) -> str:
 def _url_of(origin: str | os.PathLike[str]) -> str:
     if not isinstance(origin, str) or "://" not in origin:
         path = arguments.as_path("origin", origin, "a URL or the path of a file")
-        return "file://" + urllib.request.pathname2url(os.path.abspath(os.path.expanduser(path)))
-    scheme = urllib.parse.urlsplit(origin).scheme.lower()
-    if scheme not in _SCHEMES:
+        return _url_of("file://" + urllib.request.pathname2url(os.path.abspath(os.path.expanduser(path))))
+    scheme, _, path, _, _ = urllib.parse.urlsplit(origin)
+    local = urllib.request.url2pathname(path)
+    if scheme.lower() == "file" and os.path.exists(local) and not os.path.isdir(local):
+        open_file(local).close()  # an error for a pipe, a device or a socket
+    if scheme.lower() not in _SCHEMES:
         raise ValueError(f"`origin` must be a URL that begins with {', '.join(_SCHEMES)}, or a path. Received: one "
                          f"that begins with {scheme}.")
     return origin
@@ -200,5 +204,5 @@ def _formats(archive_format: str | list[str] | None) -> list[str]:
 
 
 def _hash_of(path: str, algorithm: str) -> str:
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core.compile.jit import compiled
+from trainer.core.errors import brief, naming_file
+from trainer.core.files import check_expansion, open_file
 from trainer.distribute.parameter_server.rows.table_shard import RowsWithState, TableShard
 
 PATH = "rows"  # of the single parameter of such a table
@@ -67,17 +69,19 @@ def restore(shard: TableShard, folder: str, name: str, shape: tuple[int, int], i
     numbers, own = np.arange(index, shape[0], servers), shard.arrays()
     for writer in range(found[0]):
         path = os.path.join(folder, f"{name}-{writer}-of-{found[0]}.npz")
-        with np.load(path, allow_pickle=False) as saved:
+        with naming_file(path), open_file(path, folder) as file, np.load(file, allow_pickle=False) as saved:
+            check_expansion(path, os.path.getsize(path), sum(member.file_size for member in saved.zip.infolist()))
             rows, *features = saved[_SHAPE].tolist()
             if (rows, *features) != shape:
                 raise ValueError(f"The table that was saved has {rows} rows of {tuple(features)}. This one has "
                                  f"{shape[0]} of {shape[1:]}.")
             if saved.files != [_SHAPE, *own]:
-                raise ValueError(f"The table that was saved has the state of another optimizer, {saved.files[2:]}. "
+                raise ValueError(f"The table that was saved has the state of another optimizer, "
+                                 f"{brief(saved.files[2:])}. "
                                  f"This one has {list(own)[1:]}.")
             is_mine = numbers % found[0] == writer
-            for path, leaf in own.items():
+            for array, leaf in own.items():
                 if leaf.ndim:
-                    leaf[is_mine] = saved[path][numbers[is_mine] // found[0]]
+                    leaf[is_mine] = saved[array][numbers[is_mine] // found[0]]
                 else:
-                    leaf[...] = saved[path]
+                    leaf[...] = saved[array]

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from trainer.core import tree_paths
-from trainer.core.errors import naming_file, see
+from trainer.core.errors import brief, naming_file, see
+from trainer.core.files import parse_json
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import to_host
@@ -76,8 +77,8 @@ def restore(path: str, holder: StateHolder) -> None:
                          "`BackupAndRestore`; what `Model.save` writes is loaded here.")
     with naming_file(path):
         if document["format_version"] > FORMAT_VERSION:
-            raise ValueError(f"{path!r} has version {document['format_version']} of the format of training states. "
-                             f"This trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
+            raise ValueError(f"{path!r} has version {brief(document['format_version'])} of the format of training "
+                             f"states. This trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
         inputs = jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype), document["inputs"])
         then = document["optimizer"]
     if not holder.is_built:
@@ -85,11 +86,12 @@ def restore(path: str, holder: StateHolder) -> None:
     state = holder.current
     now = optimizer_kinds(state.optimizer)
     if now is None and then is not None:
-        raise ValueError(f"The model is not compiled, and {path!r} is a training state of the optimizer {then!r}. Call "
-                         f"`compile(...)` as when it was saved, before `load`. {see('not-compiled')}")
+        raise ValueError(f"The model is not compiled, and {path!r} is a training state of the optimizer "
+                         f"{brief(repr(then))}. Call `compile(...)` as when it was saved, before `load`. "
+                         f"{see('not-compiled')}")
     if None not in (now, then) and now != then:
-        raise ValueError(f"{path!r} is a training state of the optimizer {then!r}. Received: {now!r}. Make and compile "
-                         "the model as it was when it was saved, or save and load its weights alone.")
+        raise ValueError(f"{path!r} is a training state of the optimizer {brief(repr(then))}. Received: {now!r}. Make "
+                         "and compile the model as it was when it was saved, or save and load its weights alone.")
     try:
         holder.load(tree_paths.with_leaves(state, read(tree_paths.named_leaves(state))))
     except CheckpointError as error:
@@ -136,4 +138,4 @@ def _open_file(path: str) -> tuple[Any, Restore]:
                 for name, leaf in targets.items()}
 
     with naming_file(path):
-        return plain.decode(json.loads(text), part(_DOCUMENT_ARRAYS)), restore
+        return plain.decode(parse_json(text), part(_DOCUMENT_ARRAYS)), restore

@@ -44,6 +44,7 @@ def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
       FileNotFoundError: if there is no such file; the message lists similar names in the folder.
       IsADirectoryError: if the path is a folder.
       ValueError: if the path is not a safetensors file, or is damaged.
+      OSError: if it is a pipe or a device.
     """
     if os.path.isdir(path):
         raise IsADirectoryError(f"{path!r} is a folder. Expected: {expected}. {instead_of_folder}")

@@ -26,6 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import errors, tree_paths
+from trainer.core.errors import brief
+from trainer.core.files import open_file, parse_json
 from trainer.engine.saving.arrays import file_locks
 
 Spec = tuple[tuple[int, ...], Any]  # a shape and a dtype
@@ -41,6 +43,8 @@ _METADATA = "__metadata__"
 _CHECKSUMS = "sha256_of_arrays"  # in the metadata: that of each array, its name, dtype and shape, as JSON
 _ALIGNMENT = 8  # bytes
 _LARGEST_HEADER = 100_000_000  # bytes, of the format
+_BLOCK_BYTES = 2**24
+_MOST_DIMENSIONS = 64  # of arrays of NumPy
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | np.ndarray],
@@ -87,7 +91,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
                 values = _bytes_of(_fetch(arrays[name]), _DTYPES[codes[name]])
                 file.write(values)
                 if checksums:
-                    digests[name] = _digest(name, (arrays[name].shape, _DTYPES[codes[name]]), values)
+                    digests[name] = _digest(name, (arrays[name].shape, _DTYPES[codes[name]]), [values])
                 del values
                 gc.collect(1)  # since JAX 0.12 a fetched array can be part of a reference cycle
             if checksums:
@@ -109,11 +113,12 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
         os.close(directory)
 
 
-def read_arrays(path: str | os.PathLike[str]) -> ArraysFile:
+def read_arrays(path: str | os.PathLike[str], folder: str | None = None) -> ArraysFile:
     """Opens a safetensors file as a mapping from names to arrays, each read on access.
 
     Args:
       path: path of the file.
+      folder: the folder that the file belongs to, if any; see `open_file`.
 
     Returns:
       The open file. Use it in a `with` statement, or call its `close`.
@@ -128,7 +133,7 @@ def read_arrays(path: str | os.PathLike[str]) -> ArraysFile:
     ...     list(weights), weights.shapes
     (['up/kernel'], {'up/kernel': ((2, 3), dtype('int8'))})
     """
-    file = open(path, "rb")  # noqa: SIM115  ArraysFile closes it
+    file = open_file(path, folder)
     try:
         return ArraysFile(os.fspath(path), file)
     except BaseException:
@@ -150,17 +155,17 @@ class ArraysFile(Mapping[str, np.ndarray]):
         self._data_start = 8 + int.from_bytes(file.read(8), "little")
         if size < 8:
             raise ValueError(f"{path!r} is not a safetensors file, or was cut short: it has {size} bytes.")
-        if self._data_start > max(size, _LARGEST_HEADER):
+        if self._data_start > _LARGEST_HEADER + 8:
             raise ValueError(f"{path!r} is not a safetensors file: its first 8 bytes are not the length of a header.")
         if self._data_start > size:
             raise ValueError(f"{path!r} is not a safetensors file, or was cut short: a header of "
                              f"{self._data_start - 8} bytes does not fit into {size} bytes.")
         try:
-            header = json.loads(file.read(self._data_start - 8).decode(), object_pairs_hook=_unique)
+            header = parse_json(file.read(self._data_start - 8).decode(), object_pairs_hook=_unique)
             self.metadata, self.shapes, self._offsets = _parsed(header)
         except _HeaderError as error:
-            raise ValueError(f"{path!r} has a damaged header: {error}.") from None
-        except (ValueError, RecursionError):
+            raise ValueError(f"{path!r} has a damaged header: {brief(error)}.") from None
+        except (ValueError, RecursionError, MemoryError):
             raise ValueError(f"{path!r} is not a safetensors file, or its header is damaged: it has no JSON where a "
                              "header would be.") from None
         self._digests = _parsed_digests(path, self.metadata.pop(_CHECKSUMS, None), self.shapes)
@@ -177,16 +182,34 @@ class ArraysFile(Mapping[str, np.ndarray]):
         shape, dtype = self.shapes[name]
         begin, end = self._offsets[name]
         values = np.empty(end - begin, np.uint8)
+        self._read_into(name, values, begin)
+        self._check_digest(name, [values.data])
+        return values.view(dtype).reshape(shape)
+
+    def blocks(self, name: str) -> Iterator[memoryview]:
+        """Yields the bytes of an array, of which little is in memory at once."""
+        begin, end = self._offsets[name]
+        for start in range(begin, end, _BLOCK_BYTES):
+            values = np.empty(min(_BLOCK_BYTES, end - start), np.uint8)
+            self._read_into(name, values, start)
+            yield values.data
+
+    def verify(self, name: str) -> None:
+        """Raises ValueError if the checksum of an array differs, without all of the array in memory."""
+        self._check_digest(name, self.blocks(name))
+
+    def _read_into(self, name: str, values: np.ndarray, begin: int) -> None:
         done = 0
         while done < len(values):  # one call reads 2 GiB at most
             count = os.preadv(self._file.fileno(), [values[done:].data], self._data_start + begin + done)
             if count == 0:
-                raise ValueError(f"{self._path!r} was cut short while it was open: {name!r} cannot be read.")
+                raise ValueError(f"{self._path!r} was cut short while it was open: {brief(repr(name))} cannot be read.")
             done += count
-        if self._digests is not None and self._digests[name] != _digest(name, self.shapes[name], values.data):
-            raise ValueError(f"{self._path!r} is damaged: the array {name!r} does not have the checksum that it was "
-                             "saved with. Copy the file again, or save it again.")
-        return values.view(dtype).reshape(shape)
+
+    def _check_digest(self, name: str, blocks: Iterable[memoryview]) -> None:
+        if self._digests is not None and self._digests[name] != _digest(name, self.shapes[name], blocks):
+            raise ValueError(f"{self._path!r} is damaged: the array {brief(repr(name))} does not have the checksum "
+                             "that it was saved with. Copy the file again, or save it again.")
 
     def __contains__(self, name: object) -> bool:
         return name in self.shapes  # without reading the array
@@ -304,9 +327,14 @@ def checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
 
     add(text)
     for name in sorted(arrays):
-        values = arrays[name]  # of a file, each is read here
-        add(json.dumps([name, values.shape, str(values.dtype)]))
-        digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        if isinstance(arrays, ArraysFile):
+            (shape, dtype), blocks = arrays.shapes[name], arrays.blocks(name)
+        else:
+            shape, dtype = arrays[name].shape, arrays[name].dtype
+            blocks = iter([np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data])
+        add(json.dumps([name, shape, str(dtype)]))
+        for block in blocks:
+            digest.update(block)
     return digest.hexdigest()
 
 
@@ -347,9 +375,10 @@ def _header(arrays: Mapping[str, Any], codes: Mapping[str, str], order: Iterable
     return text + b" " * (-len(text) % _ALIGNMENT)
 
 
-def _digest(name: str, spec: Spec, values: memoryview) -> str:
+def _digest(name: str, spec: Spec, blocks: Iterable[memoryview]) -> str:
     digest = hashlib.sha256(json.dumps([name, [int(dim) for dim in spec[0]], str(spec[1])]).encode())
-    digest.update(values)
+    for block in blocks:
+        digest.update(block)
     return digest.hexdigest()
 
 
@@ -358,7 +387,7 @@ def _parsed_digests(path: str, text: str | None, names: Mapping[str, Spec]) -> d
     if text is None:
         return None
     try:
-        digests = json.loads(text)
+        digests = parse_json(text)
     except (ValueError, RecursionError):
         digests = None
     if not isinstance(digests, dict) or digests.keys() != names.keys():
@@ -427,7 +456,8 @@ def _parsed(header: object) -> tuple[dict[str, str], dict[str, Spec], dict[str, 
 
 
 def _are_sizes(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return isinstance(values, list) and len(values) <= _MOST_DIMENSIONS and all(
+        type(value) is int and 0 <= value < 2**63 for value in values)
 
 
 def _comparable(spec: Spec) -> tuple[tuple[int, ...], str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -17,6 +18,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from trainer.core.files import open_file, read_json
 
 _BLOCK_BYTES = 2**18  # is hashed and written while it is in the processor's cache
 _READ_BYTES = 2**26  # that are in memory beside an array of which not all columns are read
@@ -85,8 +88,11 @@ def read_index(folder: str, processes: int) -> dict[str, list[ArrayShard]]:
     """Returns the locations of the shards of each array by name, from the files of that many processes."""
     found: dict[str, list[ArrayShard]] = {}
     for process in range(processes):
-        with open(os.path.join(folder, f"{process}.json"), encoding="ascii") as file:
-            index = json.load(file)
+        path = os.path.join(folder, f"{process}.json")
+        try:
+            index = read_json(path, os.path.dirname(folder))
+        except FileNotFoundError:
+            raise ValueError(f"Arrays were saved by {processes} processes, and there is no {path!r}.") from None
         for name, shards in index.items():
             found.setdefault(name, []).extend(
                 ArrayShard(os.path.join(folder, f"{process}.bytes"), shard["offset"],
@@ -98,8 +104,9 @@ def read_array(shards: Sequence[ArrayShard], target: jax.ShapeDtypeStruct) -> ja
     """Returns an array with the sharding of `target`; this process reads the data of its own devices.
 
     Raises:
-      ValueError: if a file is truncated, or the shards do not cover the array.
+      ValueError: if a file is truncated, or the shards do not cover each value of the array once.
     """
+    _check_covers_once(shards, target.shape)
     windows: dict[Any, np.ndarray] = {}
 
     def window_at(index: Any) -> np.ndarray:
@@ -142,36 +149,48 @@ class _HashedFile:
 
 def _read_window(shards: Sequence[ArrayShard], window: Window, dtype: np.dtype) -> np.ndarray:
     values = np.empty(_shape_of(window), dtype)
-    count = 0
     for shard in shards:
         common = tuple(slice(max(wanted.start, there.start), min(wanted.stop, there.stop))
                        for wanted, there in zip(window, shard.window, strict=True))
         if all(each.start < each.stop for each in common):
             place: Any = (*_relative(common, window), ...)  # also of a scalar it is a view
-            count += _read_into(values[place], shard, _relative(common, shard.window))
-    if count != values.size:
-        raise ValueError(f"Only {count} of {values.size} values of an array are there.")
+            _read_into(values[place], shard, _relative(common, shard.window))
     return values
 
 
-def _read_into(target: np.ndarray, shard: ArrayShard, inside: Window) -> int:
-    """Reads a window of a shard; returns its number of values."""
+def _check_covers_once(shards: Sequence[ArrayShard], shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless shards are the cells of a grid over an array, as those of a sharding are."""
+    windows = {tuple((part.start, part.stop) for part in shard.window) for shard in shards}
+    if not all(type(bound) is int for window in windows for bounds in window for bound in bounds):
+        raise ValueError("The bounds of its parts are not whole numbers.")
+    parts = [sorted(set(bounds)) for bounds in zip(*windows, strict=True)]
+    covered = [found[0][0] == 0 and found[-1][1] == size and all(start < stop for start, stop in found) and all(
+        one[1] == following[0] for one, following in itertools.pairwise(found))
+        for found, size in zip(parts, shape, strict=bool(windows))]
+    is_grid = all(covered) and len(shards) == len(windows) == math.prod(map(len, parts))
+    if not is_grid and (shards or math.prod(shape)):
+        raise ValueError(f"The {len(shards)} parts of an array of shape {shape} do not cover each of its values once.")
+
+
+def _read_into(target: np.ndarray, shard: ArrayShard, inside: Window) -> None:
+    """Reads a window of a shard."""
     shape, size = shard.shape, target.dtype.itemsize
-    with open(shard.path, "rb", buffering=0) as file:
+    with open_file(shard.path, os.path.dirname(os.path.dirname(shard.path)), buffering=0) as file:
         if target.shape[1:] == shape[1:] and target.flags.c_contiguous:
             first = inside[0].start * math.prod(shape[1:]) if shape else 0
             _fill(target, file, shard.offset + first * size)
-            return target.size
+            return
         rows = max(1, _READ_BYTES // (size * math.prod(shape[1:])))
         for start in range(inside[0].start, inside[0].stop, rows):
             block = np.empty((min(rows, inside[0].stop - start), *shape[1:]), target.dtype)
             _fill(block, file, shard.offset + start * math.prod(shape[1:]) * size)
             target[start - inside[0].start:][:len(block)] = block[(slice(None), *inside[1:])]
-    return target.size
 
 
 def _fill(values: np.ndarray, file: Any, offset: int) -> None:
     content = values.reshape(-1).view(np.uint8).data
+    if not 0 <= offset <= os.fstat(file.fileno()).st_size:
+        raise ValueError(f"{file.name!r} is cut short, or its index is damaged.")
     file.seek(offset)
     done = 0
     while done < len(content):  # one call reads 2 GiB at most

@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainer.core.errors import brief, naming_file
+from trainer.core.files import open_file, parse_json, read_file
 from trainer.engine.saving.checkpoint import disk
 
 FORMAT = 2  # of a checkpoint as a whole: one higher for each change that older versions could not read
@@ -48,7 +50,7 @@ def write_manifest(folder: str | os.PathLike[str], known: Mapping[str, Mapping[s
         name = os.path.relpath(path, folder).replace(os.sep, "/")
         if name != FILE_NAME and name not in files:
             disk.flush(path)
-            files[name] = _size_and_hash(path)
+            files[name] = _size_and_hash(path, folder)
     content = {"files": files, "format": FORMAT}
     path = os.path.join(folder, FILE_NAME)
     with open(path, "wb") as file:
@@ -99,21 +101,20 @@ def _damages(folder: str | os.PathLike[str]) -> Iterator[tuple[str, CheckpointEr
         raise FileNotFoundError(f"There is no checkpoint {folder!r}.")
     for name, expected in _read(folder)["files"].items():
         try:
-            found = _checked(folder, name, _size_and_hash)
+            size = _checked(folder, name, _size)
+            if size != expected["size"]:
+                raise _damaged(folder, name, f"has {size} bytes instead of {brief(expected['size'])}")
+            if _checked(folder, name, lambda path: _size_and_hash(path, folder))["sha256"] != expected["sha256"]:
+                raise _damaged(folder, name, "has other bytes than were written")
         except CheckpointError as error:
             yield name, error
-            continue
-        if found["size"] != expected["size"]:
-            yield name, _damaged(folder, name, f"has {found['size']} bytes instead of {expected['size']}")
-        elif found["sha256"] != expected["sha256"]:
-            yield name, _damaged(folder, name, "has other bytes than were written")
 
 
 def _read(folder: str) -> dict[str, Any]:
     """Returns the content of a manifest after its verification."""
-    text = _checked(folder, FILE_NAME, _bytes_of)
+    text = _checked(folder, FILE_NAME, lambda path: read_file(path, folder))
     try:
-        content = json.loads(text)
+        content = parse_json(text.decode())
         digest = content.pop("digest")
         # For all formats, now and later: the digest distinguishes a damaged manifest from a newer manifest.
         whole = digest == _digest(content) and text == _text({**content, "digest": digest})
@@ -121,10 +122,18 @@ def _read(folder: str) -> dict[str, Any]:
         whole = False
     if not whole:
         raise _damaged(folder, FILE_NAME, "has other bytes than were written")
-    if content["format"] > FORMAT:
+    with naming_file(os.path.join(folder, FILE_NAME)):
+        is_newer = content["format"] > FORMAT
+    if is_newer:
         raise NewerFormatError(
             f"The checkpoint {folder!r} was written by a newer version of the trainer: it has the format "
-            f"{content['format']}, this version reads up to {FORMAT}. Upgrade with `pip install -U trainer-jax`.")
+            f"{brief(content['format'])}, this version reads up to {FORMAT}. Upgrade with "
+            "`pip install -U trainer-jax`.")
+    with naming_file(os.path.join(folder, FILE_NAME)):
+        for name, expected in content["files"].items():
+            if os.path.isabs(name) or os.path.pardir in name.split("/") or "\0" in name:
+                raise ValueError("it names a file outside of the checkpoint")
+            expected["size"], expected["sha256"]
     return content
 
 
@@ -145,13 +154,14 @@ def _files_below(folder: str) -> Iterator[str]:
             yield os.path.join(parent, name)
 
 
-def _bytes_of(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+def _size(path: str) -> int:
+    if os.path.isdir(path):
+        raise IsADirectoryError(path)
+    return os.path.getsize(path)
 
 
-def _size_and_hash(path: str) -> dict[str, Any]:
-    with open(path, "rb") as file:
+def _size_and_hash(path: str, folder: str) -> dict[str, Any]:
+    with open_file(path, folder) as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"size": file.tell(), "sha256": digest.hexdigest()}
 
@@ -162,10 +172,12 @@ def _checked(folder: str, name: str, read: Any) -> Any:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise _damaged(folder, name, "is missing") from None
     except OSError as error:
-        if error.errno != errno.EIO:
+        if error.errno not in (errno.EIO, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP):
             raise
         raise _damaged(folder, name, f"cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise _damaged(folder, name, f"cannot be read ({brief(error)})") from None
 
 
 def _damaged(folder: str, name: str, what: str) -> CheckpointError:
-    return CheckpointError(f"The checkpoint {folder!r} is damaged: its file {name!r} {what}.")
+    return CheckpointError(f"The checkpoint {folder!r} is damaged: its file {brief(repr(name))} {what}.")

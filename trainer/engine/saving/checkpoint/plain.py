@@ -194,7 +194,7 @@ def _decoded(node: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _array_of(data: bytes, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    if not data:
+    if not data and 0 in (*shape, dtype.itemsize):  # as NumPy makes no array of an empty buffer
         return np.zeros(shape, dtype)
     return np.frombuffer(bytearray(data), dtype).reshape(shape)  # of a bytearray, as the result is to be writeable
 

@@ -7,7 +7,6 @@ of a checkpoint, or of the meaning of a state or a document.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +15,7 @@ import jax
 import numpy as np
 
 from trainer.core import errors
+from trainer.core.files import read_json
 from trainer.engine.saving.arrays import safetensors_file
 from trainer.engine.saving.checkpoint import array_shards, layout, plain, processes
 from trainer.engine.saving.checkpoint.manifest import CheckpointError, check_manifest
@@ -109,9 +109,8 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkp
     if verify:
         check_manifest(path)
     with errors.naming_file(path):
-        with open(os.path.join(path, layout.DOCUMENT), encoding="ascii") as file:
-            content = json.load(file)
-        with safetensors_file.read_arrays(os.path.join(path, layout.DOCUMENT_ARRAYS)) as arrays:
+        content = read_json(os.path.join(path, layout.DOCUMENT), path)
+        with safetensors_file.read_arrays(os.path.join(path, layout.DOCUMENT_ARRAYS), path) as arrays:
             document = plain.decode(content["document"], dict(arrays))
         return Checkpoint(path, document, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
 

@@ -14,6 +14,7 @@ import socket
 import time
 
 from trainer.core.errors import see
+from trainer.core.files import read_json
 from trainer.engine.saving.arrays import file_locks
 from trainer.engine.saving.checkpoint.manifest import CheckpointError
 
@@ -89,8 +90,7 @@ def _try_to_lock(path: str) -> int | None:
 
 def _holder(path: str) -> str:
     try:
-        with open(path, "rb") as file:
-            about = json.load(file)
+        about = read_json(path)
         return f"process {about['pid']:d} on {str(about['host'])!r}, since {str(about['since'])!r}"
     except (OSError, ValueError, LookupError, TypeError):
         return "a process that has not said which"

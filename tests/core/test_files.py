@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from trainer.core.file_suffixes import check_suffix
+from trainer.core.files import check_suffix
 
 
 @pytest.mark.parametrize("suffix", [
