@@ -1,12 +1,14 @@
 """Images from folders: Keras's files and order, TensorFlow's resizing, exact resume, and what cannot be read."""
 
+import io
 import itertools
+import os
 
 import jax
 import numpy as np
 import pytest
 from flax import linen as nn
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 import trainer
 from trainer.data import RowDataset, image_dataset_from_directory
@@ -280,6 +282,26 @@ def test_values_of_32_bits_are_refused(tmp_path, dtype, mode):
     save(tmp_path / "a" / "2.png")
     with pytest.warns(UserWarning, match="1 of 2 files are left out"):
         read(tmp_path, skip_unreadable=True)
+
+
+def test_files_outside_of_the_folder_are_read_where_links_are_followed(folder, tmp_path):
+    os.rename(folder / "cats", tmp_path / "elsewhere")
+    (folder / "cats").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"cats/.* is a link out of its folder .*follow_links=True"):
+        compiled().fit(read(folder), verbose=0)
+    assert sum(len(x) for x, y in read(folder, follow_links=True)) == 17
+
+
+def test_postscript_of_another_name_starts_no_program(folder, monkeypatch):
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *arguments, **options: started.append(arguments))
+    path = folder / "cats" / "9.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
+    for load in (lambda: compiled().fit(read(folder), verbose=0), lambda: trainer.utils.load_img(path),
+                 lambda: trainer.utils.load_img(io.BytesIO(path.read_bytes()))):
+        with pytest.raises((ValueError, OSError), match="cannot be read"):
+            load()
+    assert started == []
 
 
 def test_a_link_to_a_folder_around_it_is_refused_and_others_are_entered(folder):

@@ -13,7 +13,7 @@ import stat
 import zipfile
 from typing import Any
 
-from trainer.core.errors import brief, naming_file
+from trainer.core.errors import brief, naming_file, see
 
 MOST_BYTES = 2**26  # of a file that is read at once, such as a text
 _MOST_JSON_BYTES, _MOST_VALUES = 2**27, 2**22  # a value can take a hundred bytes of memory
@@ -52,7 +52,7 @@ def open_file(path: str | os.PathLike[str], folder: str | None = None, buffering
         real, root = os.path.realpath(path), os.path.realpath(folder)
         if os.path.commonpath([real, root]) != root:
             raise ValueError(f"{os.fspath(path)!r} is a link out of its folder {folder!r}, to {real!r}, which is not "
-                             "followed. Copy the file into the folder.")
+                             f"followed. Copy the file into the folder. {see('foreign-file')}")
     return open(path, "rb", buffering, opener=_open_regular)
 
 
@@ -147,7 +147,7 @@ def check_expansion(path: str, packed: int, unpacked: int) -> int:
     limit = max(_LARGE, _LARGEST_EXPANSION * packed)
     if unpacked > limit:
         raise ValueError(f"{path!r} would be {unpacked:,} bytes from {packed:,} packed ones, more than data are. If it "
-                         "is what you mean, unpack it with another program.")
+                         f"is what you mean, unpack it with another program. {see('foreign-file')}")
     return limit
 
 

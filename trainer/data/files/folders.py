@@ -52,7 +52,7 @@ def open_in_folder(path: str, folder: str | None) -> Any:
     try:
         return open_file(path, folder)
     except ValueError as error:
-        raise DataError(f"{error} Or pass `follow_links=True`, if you trust the folder.") from None
+        raise DataError(f"{error} Pass `follow_links=True` if you trust the folder.") from None
 
 
 def list_files(
