@@ -58,7 +58,8 @@ _POSITIVE, _FLAG = (_is_positive, "a number above 0"), (_is_flag, "True or False
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_classes": _COUNT, "dropout_rate": _RATE, "drop_connect_rate": _RATE, "drop_path_rate": _RATE,
     "alpha": _POSITIVE, "width_coefficient": _POSITIVE, "depth_coefficient": _POSITIVE,
-    **dict.fromkeys(("vocab_size", "num_layers", "d_model", "num_heads", "max_len", "num_types", "width", "depth",
+    "num_layers": (lambda value: value == 0 or _is_count(value), "a whole number of at least 0"),
+    **dict.fromkeys(("vocab_size", "d_model", "num_heads", "max_len", "num_types", "width", "depth",
                      "mlp_width", "patch_size", "smallest_side", "hidden", "depths", "widths", "convolutions"),
                     _COUNT),
     "mlp_dim": _COUNT, "mask_token": _or_none((_is_token, "a whole number")),

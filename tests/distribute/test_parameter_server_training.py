@@ -60,7 +60,7 @@ def assert_same(model, expected, history, expected_history, atol=3e-5):
     pytest.param(optax.sgd(0.1, momentum=0.9), marks=pytest.mark.every_case, id="momentum"),
     pytest.param(trainer.optimizers.SGD(optax.exponential_decay(0.1, 5, 0.5)), marks=pytest.mark.every_case,
                  id="schedule"),
-    pytest.param(optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1)), marks=pytest.mark.smoke,
+    pytest.param(optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1)), marks=pytest.mark.every_case,
                  id="plateau")])
 def test_one_worker_gives_the_numbers_of_one_device(one_worker, optimizer):
     def run(strategy):

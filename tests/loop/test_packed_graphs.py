@@ -51,7 +51,9 @@ def stacked(batch):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *batch)
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_packed_graphs_give_the_numbers_of_a_loop_by_hand(replicas):
     network, optimizer = Network(), optax.sgd(0.1)
     params = network.init(jax.random.key(0), BATCHES[0][0][0])

@@ -124,7 +124,9 @@ def test_configurations_hold_what_kerass_hold_and_go_both_ways(name):
         assert type(again) is type(ours) and again.get_config() == config
         batch = [in_32_bits(each) for each in INPUTS[kind](compare.generator(name), 4)]
         np.testing.assert_array_equal(again(*batch), ours(*batch))
-        assert type(metrics.get(keras.metrics.serialize(theirs))) is type(ours)
+        read = metrics.get(keras.metrics.serialize(theirs))
+        assert type(read) is type(ours)
+        np.testing.assert_array_equal(read(*batch), ours(*batch))
 
 
 def test_a_mean_of_a_loss_is_made_of_its_configuration():

@@ -233,7 +233,7 @@ def test_a_folder_without_a_record_says_who_keeps_one(tmp_path):
         trainer.report(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "cannot be read"), ("[]", "is not what this version"),
+@pytest.mark.parametrize(("text", "message"), [("{", "is malformed"), ("[]", "is not what this version"),
                                                ('{"format": 99}', "is not what this version")])
 def test_another_file_of_that_name_is_refused(tmp_path, text, message):
     (tmp_path / "run.json").write_text(text)

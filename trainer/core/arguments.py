@@ -44,7 +44,7 @@ def checked(function: Function, signature: inspect.Signature | None = None) -> F
       ValueError: from the function, for NaN, and a whole number that no float holds.
 
     >>> @checked
-    ... def scaled(x, factor: "float", is_log: "bool" = False): ...
+    ... def scaled(x, factor: float, is_log: bool = False): ...
     >>> scaled(1, factor="2")
     Traceback (most recent call last):
     TypeError: `factor` must be a number. Received: a value of type str.

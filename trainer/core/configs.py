@@ -188,3 +188,18 @@ def is_of_the_user(config: Mapping[str, Any]) -> bool:
 def is_config(value: object) -> bool:
     """Returns whether a value has the form of a serialized object."""
     return isinstance(value, Mapping) and "class_name" in value and "config" in value
+
+
+def with_lists(config: Any) -> Any:
+    """Returns a configuration with lists in the place of arrays, as Keras writes them.
+
+    >>> with_lists({"weights": {"class_name": "__tensor__", "config": {"value": [1.0, 2.0], "dtype": "float32"}}})
+    {'weights': [1.0, 2.0]}
+    """
+    if isinstance(config, list):
+        return [with_lists(item) for item in config]
+    if not isinstance(config, Mapping):
+        return config
+    if config.get("class_name") in ("__tensor__", "__numpy__"):
+        return config["config"]["value"]
+    return {name: with_lists(item) for name, item in config.items()}

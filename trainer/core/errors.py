@@ -49,10 +49,10 @@ def naming_file(path: str) -> Iterator[None]:
 
 
 def brief(text: object) -> str:
-    """Returns a text that comes from a file, printable and on a line, without its middle if it is long.
+    r"""Returns a text that comes from a file, printable and on a line, without its middle if it is long.
 
     >>> brief("a\x1b[31m" + "b" * 300)[:12]
-    'a\\x1b[31mbbbb'
+    'a\\x1b[31mbbb'
     """
     shown = printable(str(text))
     half = _MAX_CHARACTERS // 2

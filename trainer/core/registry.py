@@ -108,7 +108,7 @@ class Registry(Generic[T]):
         else:
             cls = self._named(config["class_name"], custom)
         with configs.CustomObjectScope(custom_objects):  # for nested configurations
-            return self._made(cls, copy.deepcopy(dict(config.get("config") or {})))
+            return self._made(cls, configs.with_lists(copy.deepcopy(dict(config.get("config") or {}))))
 
     def _named(self, name: str, custom: Mapping[str, Any]) -> Any:
         """Returns the class or the function of a name."""
