@@ -44,11 +44,11 @@ def pytest_collection_modifyitems(items):
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         test, is_slow = item.nodeid.partition("[")[0], bool(marks & {"slow", "processes"})
-        if marks & {"smoke", "exhaustive", "every_case"} or not (is_slow or "sampled" in marks):
+        is_divided = "every_case" not in marks if is_slow else "sampled" in marks
+        if marks & {"smoke", "exhaustive"} or not is_divided:
             continue
-        if counts[test, is_slow] % CASES_FOR_ONE:
-            # Of slow cases, because `make test-rest` would take half an hour more.
-            item.add_marker(pytest.mark.exhaustive if is_slow else pytest.mark.slow)
+        if counts[test, is_slow] % CASES_FOR_ONE:  # all would take `make test-rest` half an hour more
+            item.add_marker(pytest.mark.slow if "every_case" in marks else pytest.mark.exhaustive)
         counts[test, is_slow] += 1
 
 

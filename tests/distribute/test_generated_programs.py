@@ -75,6 +75,7 @@ def check(seed, only_first=False):
 
 
 @pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize("seed", QUICK)
 def test_a_generated_program_gives_one_devices_numbers(seed):
     check(seed, only_first=True)

@@ -125,6 +125,7 @@ MOMENTS = [(epoch, hook, number) for epoch in range(EPOCHS) for hook, count in (
 
 
 @pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize(("save_freq", "at"), [
     *[(1, at) for at in MOMENTS], *[(save_freq, at) for save_freq in (2, "epoch") for at in MOMENTS if at[0] == 1],
     *[(EVERY_BATCH, at) for at in MOMENTS if at[1] == "test"]], ids=str)
@@ -166,6 +167,7 @@ class InAnotherOrder:
 
 
 @pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize("at", [(0, "train", 1), (0, "test", 0), (1, "train", 0), (2, "train", 2)], ids=str)
 @pytest.mark.parametrize("kind", ["generator", "passes", "validation generator", "named sets", "in part"])
 def test_data_go_on_where_they_were(tmp_path, model, kind, at):
@@ -186,6 +188,7 @@ def test_data_go_on_where_they_were(tmp_path, model, kind, at):
 
 
 @pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize("stop_at", [(1, "train", 0), (1, "train", 2), (1, "test", 1), (1, "epoch end", 0)], ids=str)
 @pytest.mark.parametrize("interrupt_at", [(0, "train", 0), (1, "train", 0), (1, "test", 0)], ids=str)
 def test_a_stop_holds_over_an_interruption(tmp_path, model, stop_at, interrupt_at):
@@ -196,6 +199,7 @@ def test_a_stop_holds_over_an_interruption(tmp_path, model, stop_at, interrupt_a
 
 
 @pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize(("steps", "epoch"), [(2, 0), (3, 0), (4, 1), (6, 1)])
 def test_a_run_that_ended_at_its_steps_is_there_already_and_goes_on_with_more(
         tmp_path, model, undisturbed, steps, epoch):

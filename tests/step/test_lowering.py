@@ -173,6 +173,7 @@ def test_what_may_look_at_other_rows_is_partitioned_and_the_report_says_why(case
 
 
 @pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize(("options", "reason"), [
     ({"loss": losses.CategoricalCrossentropy(from_logits=True, axis=0)},
      "the loss 'categorical_crossentropy' may be of the batch as a whole"),
@@ -194,6 +195,7 @@ def weights(model):
 
 
 @pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize("options", [{}, {"module": Plain(normalizes=True)}, {"microbatches": 2}], ids=str)
 def test_both_lowerings_have_the_same_numbers(options, monkeypatch):
     def trained(count):
@@ -283,6 +285,7 @@ def test_what_gathers_nothing_is_not_logged(caplog):
 
 
 @pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize("rows", [1, 2, 3, 5])
 def test_batches_smaller_than_the_number_of_devices_are_cut_to_their_rows(rows):
     shapes = []

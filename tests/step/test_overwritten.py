@@ -118,6 +118,7 @@ def assert_equals(model, losses, expected, rtol=1e-6):
 
 
 @pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize(("model_class", "parts"), [(trainer.Model, 1), (trainer.Model, 2), (Custom, 1)])
 def test_twenty_steps_equal_flaxs_train_state(flax_loop, model_class, parts):
     model = compiled(model_class, **({} if parts == 1 else {"microbatches": parts}))
@@ -128,6 +129,7 @@ def test_twenty_steps_equal_flaxs_train_state(flax_loop, model_class, parts):
 
 
 @pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["whole", "microbatches"])
 @pytest.mark.parametrize("make_strategy", [
     lambda: mirrored(2), lambda: FullyShardedStrategy(["cpu:0", "cpu:1"], min_shard_bytes=0),
