@@ -28,7 +28,6 @@ MEANINGS = {
     ("axis", "None"): "all axes", ("profile_batch", "3"): "the third batch", ("shape", "3"): "(3,)",
     ("default_value", "nan"): "NaN for rows that lack the feature", ("order", "None"): "2",
     ("freeze", "'typo_typo'"): "a pattern for a model that is not built, which is checked once it is",
-    **dict.fromkeys([("validation_data", "3"), ("validation_data", "Unusable()")], "of a callback: refused by `fit`"),
     ("axis", "3"): "of arrays of more axes", ("name", "[]"): "layers of none", ("name", "None"): "no name",
 }
 TRACED = "a tracer"  # a number that JAX traces is one of an enclosing step, for losses, metrics and optimizers
