@@ -51,7 +51,7 @@ def shapes(*arrays_or_shapes):
      r"\{None, 'micro', 'macro', 'weighted'\}. Received: average=mini"),
     (lambda: metrics.FBetaScore(beta="1.0"), "Invalid `beta` argument value. It should be a Python float. .*str"),
     (lambda: metrics.FBetaScore(beta=None), "Invalid `beta` argument value. It should be a Python float. .*NoneType"),
-    (lambda: metrics.F1Score(threshold="0.5"), "Invalid `threshold` argument value. It should be a Python float. .*str"),
+    (lambda: metrics.F1Score(threshold="0.5"), "Invalid `threshold` argument value. .*float. .*str"),
     (lambda: metrics.FBetaScore(beta=-0.5), "Invalid `beta` argument value. It should be > 0. Received: beta=-0.5"),
     (lambda: metrics.F1Score(threshold=1.5), "Invalid `threshold` argument value. It should verify 0 < thresh"),
     (lambda: metrics.R2Score(class_aggregation="mean"), "Invalid value for argument `class_aggregation`"),
