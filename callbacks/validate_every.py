@@ -14,6 +14,7 @@ from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.progress.progress_text import log_texts
 from trainer.core import arguments
 from trainer.core.ambient.interactive_logging import print_message
+from trainer.core.errors import wrong_type
 from trainer.core.types import Data, Phase, Verbose
 
 
@@ -79,6 +80,8 @@ class ValidateEvery(TrainBatchCallback):
             raise ValueError("`validation_data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
                              f"Received: a {type(validation_data).__name__} of {len(validation_data)}.")
         for data in validation_data.values() if isinstance(validation_data, Mapping) else [validation_data]:
+            if data is not None and not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+                raise wrong_type("validation_data", data, "`(x, y)`, `(x, y, sample_weight)` or batches")
             if isinstance(data, Iterator):
                 raise ValueError("`validation_data` must be data that can be iterated again for each validation. "
                                  f"Received: a {type(data).__name__}, which yields its batches once.")

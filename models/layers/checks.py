@@ -20,6 +20,10 @@ def _is_token(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def _is_number_of_layers(value: Any) -> bool:
+    return _is_token(value) and int(value) >= 0
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
 
@@ -58,7 +62,7 @@ _POSITIVE, _FLAG = (_is_positive, "a number above 0"), (_is_flag, "True or False
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_classes": _COUNT, "dropout_rate": _RATE, "drop_connect_rate": _RATE, "drop_path_rate": _RATE,
     "alpha": _POSITIVE, "width_coefficient": _POSITIVE, "depth_coefficient": _POSITIVE,
-    "num_layers": (lambda value: value == 0 or _is_count(value), "a whole number of at least 0"),
+    "num_layers": (_is_number_of_layers, "a whole number of at least 0"),
     **dict.fromkeys(("vocab_size", "d_model", "num_heads", "max_len", "num_types", "width", "depth",
                      "mlp_width", "patch_size", "smallest_side", "hidden", "depths", "widths", "convolutions"),
                     _COUNT),

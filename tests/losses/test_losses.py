@@ -267,11 +267,10 @@ def test_a_subclass_without_call_says_what_is_missing():
         losses.Loss()([1.0], [1.0])
 
 
-def test_unknown_reductions_are_refused():
-    with pytest.raises(ValueError, match=r"Invalid value for argument `reduction`.*mean.*Received: .*average"):
-        losses.MeanSquaredError(reduction="average")
-    with pytest.raises(TypeError, match=r"`reduction` must be text or None. Received: a value of type bool"):
-        losses.MeanSquaredError(reduction=True)
+@pytest.mark.parametrize("reduction", ["average", True])
+def test_unknown_reductions_are_refused(reduction):
+    with pytest.raises(ValueError, match=rf"Invalid value for argument `reduction`.*mean.*Received: .*{reduction}"):
+        losses.MeanSquaredError(reduction=reduction)
 
 
 def test_a_dtype_that_is_no_float_is_refused():

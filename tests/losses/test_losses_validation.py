@@ -84,13 +84,13 @@ DENSE = [losses.BinaryCrossentropy, losses.CategoricalCrossentropy]
     *[(cls, {"label_smoothing": number}, ValueError,
        rf"`label_smoothing` must be a number in \[0, 1\]. Received: label_smoothing={number}")
       for cls in DENSE for number in (-0.1, 1.5)],
-    *[(cls, {"label_smoothing": "0.1"}, TypeError, "`label_smoothing` must be a number. Received: .* type str")
+    *[(cls, {"label_smoothing": "0.1"}, TypeError, "`label_smoothing` must be a number .* Received: str")
       for cls in DENSE],
     *[(cls, {"from_logits": value}, TypeError, "`from_logits` must be True or False. Received: a value of type")
       for cls in [*DENSE, SPARSE] for value in ("no", 0.1, None)],
     (losses.Huber, {"delta": 0.0}, ValueError, "`delta` must be a number above 0. Received: delta=0"),
     (losses.Huber, {"delta": -1}, ValueError, "`delta` must be a number above 0. Received: delta=-1"),
-    (losses.Huber, {"delta": None}, TypeError, "`delta` must be a number. Received: .* type NoneType"),
+    (losses.Huber, {"delta": None}, TypeError, "`delta` must be a number above 0. Received: NoneType"),
 ])
 def test_arguments_that_make_no_loss_are_refused(cls, arguments, error, message):
     with pytest.raises(error, match=message):
@@ -129,7 +129,7 @@ def crossentropy(y_true, y_pred):
 def test_labels_do_not_wrap_around_in_a_function(dtype):
     expected = FunctionLoss(crossentropy)(LABELS.astype("float32"), PROBABILITIES)
     np.testing.assert_allclose(FunctionLoss(crossentropy)(LABELS.astype(dtype), PROBABILITIES), expected, rtol=1e-6)
-    assert float(FunctionLoss(lambda y_true, y_pred: 1.0 * (y_true * 100))(LABELS.astype(dtype), PROBABILITIES)) == 100
+    assert float(FunctionLoss(lambda y_true, y_pred: y_true * 100)(LABELS.astype(dtype), PROBABILITIES)) == 100
 
 
 def test_labels_of_64_bits_keep_them_in_a_function():

@@ -4,10 +4,13 @@
 """
 
 import collections
+import random
 
+import numpy as np
 import pytest
 
 from tests.support import wrong_calls
+from trainer import utils
 
 STRIDE = 8  # of the calls, the quick part makes one of so many
 MEANINGS = {
@@ -28,10 +31,18 @@ MEANINGS = {
     ("axis", "None"): "all axes", ("profile_batch", "3"): "the third batch", ("shape", "3"): "(3,)",
     ("default_value", "nan"): "NaN for rows that lack the feature", ("order", "None"): "2",
     ("freeze", "'typo_typo'"): "a pattern for a model that is not built, which is checked once it is",
-    **dict.fromkeys([("validation_data", "3"), ("validation_data", "Unusable()")], "of a callback: refused by `fit`"),
     ("axis", "3"): "of arrays of more axes", ("name", "[]"): "layers of none", ("name", "None"): "no name",
 }
 TRACED = "a tracer"  # a number that JAX traces is one of an enclosing step, for losses, metrics and optimizers
+
+
+@pytest.fixture(autouse=True)
+def _seeds_stay():
+    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    yield
+    utils.set_random_seed(0)
+    random.setstate(state)
+    np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 @pytest.fixture(scope="module")

@@ -270,8 +270,7 @@ def good_calls() -> list[Good]:
         *_classes(callbacks, {
             "BackupAndRestore": {"backup_dir": _folder()}, "CSVLogger": {"filename": f"{_folder()}/a"},
             "LearningRateScheduler": {"schedule": lambda epoch: 0.1},
-            "ValidateEvery": {"steps": 1},
-           "ModelCheckpoint": {"filepath": f"{_folder()}/a"},
+            "ValidateEvery": {"steps": 1}, "ModelCheckpoint": {"filepath": f"{_folder()}/a"},
             "OrbaxCheckpoint": {"directory": _folder()}, "Profile": {"log_dir": _folder(), "steps": (1, 2)},
             "RunRecord": {"folder": _folder()}, "TensorBoard": {"log_dir": _folder()}}),
         Good("callbacks.LogTo", functools.partial(callbacks.LogTo, callbacks.loggers.JSONLines(f"{_folder()}/a"))),

@@ -61,14 +61,31 @@ def checked(function: Function, signature: inspect.Signature | None = None) -> F
             given = {}
         for name, value in given.items():
             if name in kinds and not (value is None and kinds[name][2]):
-                is_of_type, expected = _TYPES[kinds[name][1]]
-                if not is_of_type(value):
-                    raise wrong_type(name, value, f"{expected}{' or None' if kinds[name][2] else ''}")
-                if kinds[name][1] == "float" and isinstance(value, numbers.Real):
-                    require_number(**{name: value})
+                try:
+                    _check_kind(name, value, kinds[name][1], " or None" if kinds[name][2] else "")
+                except (TypeError, ValueError) as error:
+                    raise _error_that_says_more(error, name, lambda: function(*args, **kwargs)) from None
         return function(*args, **kwargs)
 
     return cast(Function, call)
+
+
+def _check_kind(name: str, value: Any, kind: str, or_none: str) -> None:
+    is_of_type, expected = _TYPES[kind]
+    if not is_of_type(value):
+        raise wrong_type(name, value, f"{expected}{or_none}")
+    if kind == "float" and isinstance(value, numbers.Real):
+        require_number(**{name: value})
+
+
+def _error_that_says_more(error: Exception, name: str, call: Callable[[], Any]) -> Exception:
+    """Returns the error of a function about an argument, such as of its range, if it has one; else the given error."""
+    try:
+        call()
+    except Exception as own:  # of any type, as the argument is wrong
+        if isinstance(own, (TypeError, ValueError)) and f"`{name}`" in str(own):
+            return own
+    return error
 
 
 def _is_number(value: Any) -> bool:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments, replica_context
@@ -387,7 +386,8 @@ class FunctionLoss(Loss):
 
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         values = self.function(*as_arguments(y_true, y_pred))
-        if isinstance(values, (jax.Array, np.ndarray)) and not jnp.issubdtype(values.dtype, jnp.inexact):
+        is_in_step = get_replica_context().rows is not None
+        if is_in_step and hasattr(values, "dtype") and not jnp.issubdtype(values.dtype, jnp.inexact):
             raise TypeError(f"A loss must have floats: nothing is learned from numbers without a gradient. Received: "
                             f"{describe(values)} of the loss {self.name!r}. Compare floats, or use it as a metric.")
         return values
