@@ -97,10 +97,10 @@ def test_evaluate_takes_sets_and_returns_their_logs_one_after_another():
 
 @pytest.mark.slow
 def test_callbacks_monitor_the_logs_of_a_set(tmp_path):
-    def accuracy(y_true, y_pred):
-        return 0.0 * y_pred[:, 0]
+    class Accuracy(trainer.metrics.MeanMetricWrapper):
+        direction = "max"
 
-    model = compiled(metrics=[accuracy])
+    model = compiled(metrics=[Accuracy(lambda y_true, y_pred: 0.0 * y_pred, name="accuracy")])
     stopping = EarlyStopping("val_noisy_accuracy", patience=0)  # whose direction is that of "accuracy"
     checkpoint = ModelCheckpoint(tmp_path / "{epoch}-{val_clean_loss:.2f}.safetensors", "val_clean_loss",
                                  save_weights_only=True)
