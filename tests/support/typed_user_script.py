@@ -92,7 +92,7 @@ class Untyped(trainer.Model):
         logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
         return logs, state.apply_gradients(grads, model_state=model_state)
 
-    def compute_loss(self, x, y, y_pred, sample_weight):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return super().compute_loss(x, x, y_pred, sample_weight) + 1.0
 
 
@@ -108,7 +108,8 @@ class Typed(trainer.Model):
     def test_step(self, state: TrainState, batch: Any) -> dict[str, jax.Array]:
         return {"loss": jnp.zeros(())}
 
-    def compute_loss(self, x: jax.Array, y: jax.Array, y_pred: jax.Array, sample_weight: Any) -> jax.Array:
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+                     training: bool = True) -> jax.Array:
         return jnp.mean((y - y_pred) ** 2)
 
     def predict_step(self, state: int, batch: Any) -> Any:  # wrong

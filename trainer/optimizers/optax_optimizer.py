@@ -15,7 +15,6 @@ from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState
 from trainer.optimizers.evaluation_params import with_slow_params
 from trainer.optimizers.extra_arguments import update_with
-from trainer.optimizers.nnx_states import taking_dicts
 from trainer.optimizers.optax_learning_rate import find_learning_rate, stage_names
 
 
@@ -44,6 +43,8 @@ def from_optax(transformation: optax.GradientTransformation, variables: Mapping[
     else:
         made = _FixedOptimizer(transformation, None if found is None else found.value)
     if variables:
+        from trainer.optimizers.nnx_states import taking_dicts  # imports NNX, which is slow
+
         made.transformation = taking_dicts(made.transformation, variables)
     return made
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from trainer import regularizers
 from trainer.core import arguments, errors, precision, tree_paths
@@ -181,6 +180,8 @@ def _paths_of(nnx_filter: Any, variables: Mapping[tuple[Any, ...], Any]) -> list
     if not variables:
         raise TypeError(f"`freeze` has the filter {_shown(nnx_filter)}, which selects parameters of NNX modules, and "
                         "this model has none. Give path patterns, such as ['encoder'].")
+    from flax import nnx  # slow to import, and a module of Linen needs none
+
     selects = nnx.filterlib.to_predicate(nnx_filter)
     paths = [tree_paths.SEPARATOR.join(map(str, path)) for path, value in variables.items() if selects(path, value)]
     if not paths:
