@@ -98,9 +98,8 @@ def is_replicated(program):
             and not {"deviation", "peak"}.intersection(program.metrics))
 
 
-@pytest.mark.parametrize("seed", [seed if seed in QUICK else pytest.param(seed, marks=pytest.mark.slow)
-                                  for seed in ALL if is_replicated(generate(seed))])
-@pytest.mark.sampled
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [seed for seed in ALL if is_replicated(generate(seed))])
 def test_a_replicated_program_that_is_partitioned_gives_one_devices_numbers(seed, monkeypatch):
     reasons = []
     monkeypatch.setattr(model_core, "why_partitioned", lambda *args: reasons.append(

@@ -114,7 +114,8 @@ def test_a_ring_is_two_loops_of_as_many_copies_as_there_are_other_replicas(algor
     assert total_bytes(found, "collective-permute") == 2 * (number - 1) * padded_bytes // number
 
 
-@pytest.mark.sampled
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("number", [2, 8, 32])
 def test_a_reduction_to_one_device_is_two_trees_of_whole_copies(algorithms, number):
     rounds = 2 * int(math.log2(number))

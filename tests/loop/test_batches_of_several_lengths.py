@@ -42,7 +42,9 @@ def step_by_step():
     return model.get_weights(), [model.test_on_batch(*batch) for batch in BATCHES]
 
 
-@pytest.mark.parametrize(("replicas", "steps"), [(1, 1), (1, 3), (2, 2)])
+@pytest.mark.sampled
+@pytest.mark.every_case
+@pytest.mark.parametrize(("replicas", "steps"), [(2, 2), (1, 1), (1, 3)])
 def test_fit_and_evaluate_give_the_numbers_of_single_batches(step_by_step, replicas, steps):
     model = made(replicas, steps_per_execution=steps)
     model.fit(unlike(BATCHES), verbose=0)

@@ -138,6 +138,7 @@ def test_the_output_layer_is_the_table_of_tokens():
 # --- who sees what ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_later_tokens_do_not_change_earlier_logits():
     changed = TOKENS.copy()
     changed[:, 5:] = TOKENS[:, 5:] % 10 + 1

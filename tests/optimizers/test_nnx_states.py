@@ -57,6 +57,8 @@ def trained(tx, **options):
     return weights(net)
 
 
+@pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize(("tx", "wrt", "options"), [
     (optax.partition(RATES, nnx.map_state(last, nnx.state(NET, nnx.Param))), nnx.Param, {}),
     (optax.partition(RATES, lambda state: nnx.map_state(last, state)), nnx.Param, {}),
@@ -123,6 +125,7 @@ def test_filters_and_patterns_select_together_also_among_named_modules():
         True, False, True, False]
 
 
+@pytest.mark.slow
 def test_a_state_is_resumed_with_its_moments(tmp_path):
     labels = nnx.map_state(last, nnx.state(NET, nnx.Param))
     models = []
