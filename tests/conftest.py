@@ -6,6 +6,7 @@ import atexit
 import collections
 import gc
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -32,6 +33,9 @@ os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTEN
 
 # Here and not in a test, because it sets environment variables of its own.
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+import trainer  # noqa: E402
 
 THREAD_GRACE_SECS = 2.0
 CASES_FOR_ONE = 5  # no usual length of an axis of cases
@@ -93,6 +97,16 @@ def no_leaked_threads():
     yield
     leaked = leaked_threads(before)
     assert not leaked, f"threads left running: {leaked}"
+
+
+@pytest.fixture
+def seeds_stay():
+    """Restores the states of random numbers after a test that sets the seeds of the process."""
+    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    yield
+    trainer.utils.set_random_seed(0)
+    random.setstate(state)
+    np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 @pytest.fixture(autouse=True)

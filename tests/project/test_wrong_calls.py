@@ -4,13 +4,12 @@
 """
 
 import collections
-import random
 
-import numpy as np
 import pytest
 
 from tests.support import wrong_calls
-from trainer import utils
+
+pytestmark = pytest.mark.usefixtures("seeds_stay")
 
 STRIDE = 8  # of the calls, the quick part makes one of so many
 MEANINGS = {
@@ -34,15 +33,6 @@ MEANINGS = {
     ("axis", "3"): "of arrays of more axes", ("name", "[]"): "layers of none", ("name", "None"): "no name",
 }
 TRACED = "a tracer"  # a number that JAX traces is one of an enclosing step, for losses, metrics and optimizers
-
-
-@pytest.fixture(autouse=True)
-def _seeds_stay():
-    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    yield
-    utils.set_random_seed(0)
-    random.setstate(state)
-    np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,7 @@ with pytest.MonkeyPatch.context() as patch:
     patch.setenv("KERAS_BACKEND", "jax")
     keras_utils = pytest.importorskip("keras").utils
 
-
-@pytest.fixture(autouse=True)
-def _seeds_stay():
-    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    yield
-    utils.set_random_seed(0)
-    random.setstate(state)
-    np.random.set_state(numpy_state)  # noqa: NPY002
+pytestmark = pytest.mark.usefixtures("seeds_stay")
 
 
 def weights(seed=None, kind=trainer.Model):

@@ -21,10 +21,9 @@ import numpy as np
 
 from trainer.core.errors import describe, near_names, see, wrong_type
 
-# `pathlib.Path` leaves one slash of two. A single letter is a drive of Windows.
 _CHECKED = re.compile(r"(bool|int|float|str)( \| None)?")
+# `pathlib.Path` leaves one slash of two. A single letter is a drive of Windows.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
