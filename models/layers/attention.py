@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.models.layers.dot_product_attention import AttentionImplementation, dot_product_attention
+
 
 class MultiHeadAttention(nn.Module):
     """Multi-head self-attention, with queries, keys and values from one dense layer, "qkv".
@@ -18,6 +20,7 @@ class MultiHeadAttention(nn.Module):
       num_heads: number of heads. The channels are divided among the heads.
       causal: whether each position attends only to itself and earlier positions.
       kernel_init: kernel initializer of both dense layers.
+      implementation: kernel of the attention, as in `dot_product_attention`.
       dtype: dtype of the computation; inferred from inputs and parameters by default.
       param_dtype: dtype of the parameters.
 
@@ -35,6 +38,7 @@ class MultiHeadAttention(nn.Module):
     num_heads: int
     causal: bool = False
     kernel_init: nn.initializers.Initializer = nn.initializers.glorot_uniform()
+    implementation: AttentionImplementation = "auto"
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -47,7 +51,7 @@ class MultiHeadAttention(nn.Module):
                              f"num_heads={self.num_heads}.")
         query_key_value = self._dense(3 * channels, "qkv")(x).reshape(*leading, 3, self.num_heads, -1)
         query, key, value = jnp.moveaxis(query_key_value, -3, 0)
-        x = jax.nn.dot_product_attention(query, key, value, is_causal=self.causal)
+        x = dot_product_attention(query, key, value, is_causal=self.causal, implementation=self.implementation)
         return self._dense(channels, "proj")(x.reshape(*leading, channels))
 
     def _dense(self, features: int, name: str) -> nn.Dense:

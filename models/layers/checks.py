@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from flax import linen as nn
 
+from trainer.models.layers.dot_product_attention import AttentionImplementation
 from trainer.models.layers.head import ACTIVATIONS
 
 
@@ -52,6 +53,10 @@ def _or_none(rule: tuple[Callable[[Any], bool], str]) -> tuple[Callable[[Any], b
     return (lambda value: value is None or rule[0](value)), f"{rule[1]}, or None"
 
 
+def _is_attention(value: object) -> bool:
+    return isinstance(value, str) and value in get_args(AttentionImplementation)
+
+
 def _are_counts(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and all(map(_is_count, value))
 
@@ -66,8 +71,9 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("vocab_size", "d_model", "num_heads", "max_len", "num_types", "width", "depth",
                      "mlp_width", "patch_size", "smallest_side", "hidden", "depths", "widths", "convolutions"),
                     _COUNT),
-    "mlp_dim": _COUNT, "mask_token": _or_none((_is_token, "a whole number")),
+    "mlp_dim": _COUNT, "logits_chunk_size": _or_none(_COUNT), "mask_token": _or_none((_is_token, "a whole number")),
     "layer_prefix": (lambda value: isinstance(value, str), "text"),
+    "attention": (_is_attention, f"one of {', '.join(map(repr, get_args(AttentionImplementation)))}"),
     "activation": (callable, "a function"),
     "norm_momentum": (_is_share, "a number in [0, 1]"), "norm_epsilon": _POSITIVE,
     "layer_scale_init_value": _or_none(_POSITIVE), "bottleneck": _FLAG, "divides_by_sqrt_stddev": _FLAG,

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from trainer.models.layers.dot_product_attention import AttentionImplementation, dot_product_attention
+
 Cache = tuple[jax.Array, jax.Array]
 """Keys and values of one block, of shape `(rows, length, num_heads, d_model / num_heads)`."""
 
@@ -26,6 +28,7 @@ class SelfAttention(nn.Module):
       num_heads: number of heads. The features are divided among the heads.
       is_causal: whether each position attends only to itself and earlier positions.
       out_stddev: standard deviation of the output layer's initial kernel.
+      implementation: kernel of the attention, as in `dot_product_attention`. With a cache, it is XLA's.
       dtype: dtype of the computation; inferred from inputs and parameters by default.
       param_dtype: dtype of the parameters.
     """
@@ -33,6 +36,7 @@ class SelfAttention(nn.Module):
     num_heads: int
     is_causal: bool = False
     out_stddev: float = KERNEL_STDDEV
+    implementation: AttentionImplementation = "auto"
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -60,9 +64,9 @@ class SelfAttention(nn.Module):
             # The cache is zero after `x`; positions of `x` must not attend to it.
             seen = jnp.arange(key.shape[1]) <= start + jnp.arange(x.shape[1])[:, None]
             allowed = seen[None, None]
-        outputs = jax.nn.dot_product_attention(
-            query, key.astype(query.dtype), value.astype(query.dtype), mask=allowed,
-            is_causal=self.is_causal and cache is None)
+        outputs = dot_product_attention(
+            query, key.astype(query.dtype), value.astype(query.dtype), allowed, self.is_causal and cache is None,
+            self.implementation if cache is None else "xla")
         return self._dense(features, "out", self.out_stddev)(outputs.reshape(x.shape)), cache
 
     def _dense(self, features: int, name: str, stddev: float = KERNEL_STDDEV) -> nn.Dense:
@@ -82,6 +86,7 @@ class TransformerBlock(nn.Module):
       is_causal: whether each position attends only to itself and earlier positions.
       out_stddev: standard deviation of the initial kernels of both output layers.
       dropout_rate: dropout rate of the outputs of both parts.
+      implementation: kernel of the attention, as in `dot_product_attention`.
       dtype: dtype of the computation; inferred from inputs and parameters by default.
       param_dtype: dtype of the parameters.
     """
@@ -94,6 +99,7 @@ class TransformerBlock(nn.Module):
     is_causal: bool = False
     out_stddev: float = KERNEL_STDDEV
     dropout_rate: float = 0.0
+    implementation: AttentionImplementation = "auto"
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -106,7 +112,8 @@ class TransformerBlock(nn.Module):
         def attend(x: jax.Array) -> jax.Array:
             nonlocal cache
             outputs, cache = SelfAttention(
-                self.num_heads, self.is_causal, self.out_stddev, **options, name="attention")(x, mask, cache, start)
+                self.num_heads, self.is_causal, self.out_stddev, self.implementation, **options,
+                name="attention")(x, mask, cache, start)
             return outputs
 
         def perceive(x: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.models.layers.checks import check
+from trainer.models.layers.dot_product_attention import AttentionImplementation
 from trainer.models.layers.head import ClassifierActivation, classify
 from trainer.models.text.transformer_blocks import (
     KERNEL_STDDEV,
@@ -47,6 +48,8 @@ class TransformerEncoder(nn.Module):
       classifier_activation: activation of the classifier: "softmax", "sigmoid" or a function; None and "linear" return
         logits.
       dropout_rate: dropout rate in training.
+      attention: kernel of the attention: "auto", which on NVIDIA's GPUs in 16 bits is cuDNN's and stores no scores; or
+        "xla".
       dtype: dtype of the computation; the dtype of the parameters by default.
       param_dtype: dtype of the parameters.
 
@@ -77,6 +80,7 @@ class TransformerEncoder(nn.Module):
     pooling: str | None = None
     classifier_activation: ClassifierActivation = nn.softmax
     dropout_rate: float = 0.0
+    attention: AttentionImplementation = "auto"
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -104,8 +108,8 @@ class TransformerEncoder(nn.Module):
             x, _ = TransformerBlock(
                 num_heads=self.num_heads, mlp_dim=self.mlp_dim or 4 * self.d_model, norm_first=False,
                 norm_epsilon=1e-12, activation=functools.partial(nn.gelu, approximate=False),
-                dropout_rate=self.dropout_rate, dtype=self.dtype, param_dtype=self.param_dtype,
-                name=f"block_{number}")(x, real, training=training)
+                dropout_rate=self.dropout_rate, implementation=self.attention, dtype=self.dtype,
+                param_dtype=self.param_dtype, name=f"block_{number}")(x, real, training=training)
         if not self.include_top:
             return self._pooled(x, real, self.pooling)
         x = nn.Dropout(self.dropout_rate, deterministic=not training)(self._pooled(x, real, "first"))

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from trainer.losses.linear_logits import LinearLogits, linear_logits
 from trainer.models.layers.checks import check
+from trainer.models.layers.dot_product_attention import AttentionImplementation
 from trainer.models.text.transformer_blocks import (
     KERNEL_STDDEV,
     Cache,
@@ -37,6 +39,10 @@ class TransformerLM(nn.Module):
       max_len: maximum number of tokens per row.
       mlp_dim: width of each block's hidden layer; `4 * d_model` by default.
       dropout_rate: dropout rate in training.
+      attention: kernel of the attention: "auto", which on NVIDIA's GPUs in 16 bits is cuDNN's and stores no scores; or
+        "xla".
+      logits_chunk_size: returns `trainer.losses.LinearLogits` in training, of which the loss computes this many
+        positions at a time; None returns all logits.
       dtype: dtype of the computation; the dtype of the parameters by default.
       param_dtype: dtype of the parameters.
 
@@ -61,6 +67,8 @@ class TransformerLM(nn.Module):
     max_len: int = 1024
     mlp_dim: int | None = None
     dropout_rate: float = 0.0
+    attention: AttentionImplementation = "auto"
+    logits_chunk_size: int | None = None
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -79,11 +87,11 @@ class TransformerLM(nn.Module):
             num_heads=self.num_heads, mlp_dim=self.mlp_dim or 4 * self.d_model, norm_first=True, norm_epsilon=1e-5,
             activation=functools.partial(nn.gelu, approximate=True), is_causal=True,
             out_stddev=KERNEL_STDDEV / (2 * max(1, self.num_layers)) ** 0.5, dropout_rate=self.dropout_rate,
-            dtype=self.dtype, param_dtype=self.param_dtype, name=f"block_{number}")
+            implementation=self.attention, dtype=self.dtype, param_dtype=self.param_dtype, name=f"block_{number}")
             for number in range(self.num_layers)]
         self.final_norm = layer_norm(1e-5, self.dtype, self.param_dtype)
 
-    def __call__(self, tokens: jax.Array, training: bool = False) -> jax.Array:
+    def __call__(self, tokens: jax.Array, training: bool = False) -> jax.Array | LinearLogits:
         """Returns the logits of the token after each position, float32 of shape `(rows, length, vocab_size)`.
 
         Args:
@@ -93,6 +101,8 @@ class TransformerLM(nn.Module):
         x = self._embedded(tokens, 0, training)
         for block in self.blocks:
             x, _ = block(x, training=training)
+        if training and self.logits_chunk_size is not None:
+            return LinearLogits(self.final_norm(x), self.token_embedding.embedding.T, self.logits_chunk_size)
         return self._logits(x)
 
     def next_logits(
@@ -129,7 +139,4 @@ class TransformerLM(nn.Module):
         return self.dropout(x, deterministic=not training)
 
     def _logits(self, x: jax.Array) -> jax.Array:
-        x = self.final_norm(x)
-        # Sums in at least float32: a loss exponentiates the rounding errors of a narrower sum.
-        table = self.token_embedding.embedding.astype(x.dtype)
-        return jnp.dot(x, table.T, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+        return linear_logits(self.final_norm(x), self.token_embedding.embedding.T)

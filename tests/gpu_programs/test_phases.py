@@ -84,8 +84,7 @@ def test_one_gpu_communicates_nothing():
 
 @pytest.mark.parametrize(("model", "precision", "dtypes"), [
     ("mlp", None, {"f32"}), ("mlp", "mixed_bfloat16", {"bf16"}), ("cnn", "mixed_bfloat16", {"bf16"}),
-    pytest.param("lm", "mixed_bfloat16", {"bf16"}, marks=pytest.mark.xfail(
-        strict=True, reason="products that add up in float32, of attention and of the logits, have float32 gradients")),
+    ("lm", "mixed_bfloat16", {"bf16"}),
 ])
 def test_products_are_computed_in_the_dtype_that_was_asked_for(model, precision, dtypes):
     case = Case(model=model, options=(("precision", precision),))

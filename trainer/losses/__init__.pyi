@@ -15,6 +15,7 @@ from trainer.losses.hinges import (
     hinge as hinge,
     squared_hinge as squared_hinge,
 )
+from trainer.losses.linear_logits import LinearLogits as LinearLogits
 from trainer.losses.probabilistic import (
     BinaryCrossentropy as BinaryCrossentropy,
     CategoricalCrossentropy as CategoricalCrossentropy,

@@ -19,6 +19,7 @@ from trainer.core import arguments, replica_context
 from trainer.core.errors import describe
 from trainer.core.replica_context import ReplicaContext, divide_sum, get_replica_context
 from trainer.core.types import ArrayLike
+from trainer.losses.linear_logits import LinearLogits
 from trainer.losses.shapes import (
     as_arguments,
     as_arrays,
@@ -224,6 +225,11 @@ class Loss:
         return False
 
     @property
+    def takes_linear_logits(self) -> bool:
+        """Whether `call` takes `LinearLogits`; otherwise it receives all logits."""
+        return False
+
+    @property
     def is_of_batch(self) -> bool:
         """Whether the loss is computed over the whole batch, and is not a mean over rows."""
         return False
@@ -268,9 +274,13 @@ class Loss:
         y_true = jax.tree.map(
             lambda leaf: in_dtype("`y_true`", leaf, compute_dtype)
             if any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds) else as_signed(leaf), as_arrays(y_true))
-        y_pred = as_arrays(y_pred, compute_dtype, "`y_pred`")
+        y_pred = self._predictions(y_pred, compute_dtype)
         self.validate(y_true, y_pred)
         return in_dtype(f"The values of the loss {self.name!r}", self.call(y_true, y_pred), self.dtype)
+
+    def _predictions(self, y_pred: Any, dtype: DTypeLike | None = None) -> Any:
+        takes_as_it_is = isinstance(y_pred, LinearLogits) and self.takes_linear_logits
+        return y_pred if takes_as_it_is else as_arrays(y_pred, dtype, "`y_pred`")
 
     def __call__(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> jax.Array:
         """Returns the reduced loss: a scalar, or one value per sample for the reduction "none".
@@ -287,7 +297,7 @@ class Loss:
         Raises:
           ValueError: if the shapes do not match.
         """
-        labels, predictions = as_arrays(y_true), as_arrays(y_pred)
+        labels, predictions = as_arrays(y_true), self._predictions(y_pred)
         if self.is_of_batch:
             return loss_of_batch(self, labels, predictions, sample_weight)
         values, mask = self.values(labels, predictions), self.mask(labels, predictions)

@@ -16,6 +16,7 @@ from numpy.lib.array_utils import normalize_axis_index
 from trainer.core import arguments
 from trainer.core.types import ArrayLike
 from trainer.losses.base import EPSILON, BuiltinLoss
+from trainer.losses.linear_logits import LinearLogits
 from trainer.losses.shapes import (
     as_float,
     as_float_pair,
@@ -294,7 +295,14 @@ class SparseCategoricalCrossentropy(Crossentropy):
             return None
         return class_indices(y_true, y_pred, self.axis) != self.ignore_class
 
+    @property
+    def takes_linear_logits(self) -> bool:
+        return self.from_logits and self.axis == -1
+
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        if isinstance(y_pred, LinearLogits):
+            labels = class_indices(y_true, y_pred, self.axis)
+            return y_pred.map_chunks(lambda part, logits: self.function(part, logits, **self.arguments), labels)
         return self.function(y_true, y_pred, **self.arguments)
 
 

@@ -16,6 +16,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from trainer.core.errors import describe, wrong_type
 from trainer.core.types import ArrayLike, PyTree
+from trainer.losses.linear_logits import LinearLogits
 
 Shape = tuple[int, ...]
 
@@ -65,6 +66,8 @@ def as_arrays(values: PyTree, dtype: DTypeLike | None = None, what: str = "Value
     Raises:
       TypeError: see `in_dtype`.
     """
+    if isinstance(values, LinearLogits):
+        values = values.array()
     if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(values)):
         return jax.tree.map(lambda leaf: in_dtype(what, leaf, dtype), values)
     return values if values is None else in_dtype(what, values, dtype)

@@ -21,7 +21,10 @@ _MOVES = frozenset((
     "copy", "copy_p", "device_put", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "iota", "name",
     "optimization_barrier", "pad", "pcast", "ppermute", "pvary", "random_fold_in", "random_seed", "random_unwrap",
     "random_wrap", "reshape", "rev", "sharding_constraint", "slice", "split", "squeeze", "stop_gradient", "transpose"))
-_PRODUCTS = ("dot_general", "conv_general_dilated")
+# cuDNN's attention, and the number of its products: of queries and keys, and of weights and values; backwards the first
+# again, and two for the gradient of each.
+_ATTENTION = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
+_PRODUCTS = ("dot_general", "conv_general_dilated", *_ATTENTION)
 
 
 class Cost(NamedTuple):
@@ -142,6 +145,8 @@ def _operations(equation: JaxprEqn) -> float:
     """Returns the number of operations of an equation without inner programs."""
     if equation.primitive.name in _MOVES:
         return 0.0
+    if equation.primitive.name in _ATTENTION:
+        return _operations_of_attention(equation)
     return _operations_per_output(equation) * sum(
         math.prod(getattr(output.aval, "shape", ())) for output in equation.outvars)
 
@@ -156,6 +161,16 @@ def _operations_per_output(equation: Any) -> float:
         taps = math.prod(kernel) / kernel[equation.params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * taps / math.prod(equation.params["lhs_dilation"])  # dilation inserts zeros
     return 1.0
+
+
+def _operations_of_attention(equation: Any) -> float:
+    query, key = (each.aval.shape for each in equation.invars[:2])
+    rows, *sizes, features = query
+    is_heads_first = bool(equation.params["layout"])
+    length, heads = reversed(sizes) if is_heads_first else sizes
+    positions = key[2 if is_heads_first else 1]
+    products = _ATTENTION[equation.primitive.name] * 2.0 * rows * heads * length * positions * features
+    return products / 2 if "CAUSAL" in str(equation.params["mask_type"]) else products  # it skips the other half
 
 
 def _inner(equation: JaxprEqn) -> Iterator[ClosedJaxpr | Jaxpr]:

@@ -111,6 +111,11 @@ def is_described(device: jax.Device) -> bool:
     return getattr(getattr(device, "client", None), "runtime_type", None) == "compile_only_runtime"
 
 
+def kind_of(device: jax.Device) -> str | None:
+    """Returns the key in `GPU_KINDS` of a device's kind; None for other devices."""
+    return next((kind for kind, gpu in GPU_KINDS.items() if gpu.name == device.device_kind), None)
+
+
 def are_described(sharding: Sharding) -> bool:
     """Returns whether the devices of a sharding are only described."""
     return is_described(next(iter(sharding.device_set)))

@@ -5,7 +5,7 @@ Owns these figures and their sources. A new kind needs its target configuration 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class GpuKind(NamedTuple):
@@ -18,6 +18,7 @@ class GpuKind(NamedTuple):
       peak_flops: peak operations per second of dense products by operand dtype; "tensorfloat32" is float32 at JAX's
         default precision.
       link_bandwidth: bytes per second to the other GPUs of its host, in each direction (NVLink).
+      compute_capability: major and minor version of its instructions.
       target_config: XLA's `GpuTargetConfigProto`, in text form.
     """
 
@@ -26,6 +27,7 @@ class GpuKind(NamedTuple):
     memory_bandwidth: float
     peak_flops: dict[str, float]
     link_bandwidth: float
+    compute_capability: tuple[int, int]
     target_config: str
 
 
@@ -59,12 +61,12 @@ device_description_str: "{name}"
 
 
 def _kind(name: str, memory: int, bandwidth: int, peak_flops: dict[str, float], link_bandwidth: float,
-          **target: float) -> GpuKind:
-    config = _TARGET.format(name=name, memory=memory, bandwidth=bandwidth, **target)
-    return GpuKind(name, memory, float(bandwidth), peak_flops, link_bandwidth, config)
+          major: int, **target: float) -> GpuKind:
+    config = _TARGET.format(name=name, memory=memory, bandwidth=bandwidth, major=major, **target)
+    return GpuKind(name, memory, float(bandwidth), peak_flops, link_bandwidth, (major, 0), config)
 
 
-_HOPPER = {"shared_per_core": 233472, "cores": 132, "fpus": 128, "l2": 52428800, "ghz": 1.98,
+_HOPPER: dict[str, Any] = {"shared_per_core": 233472, "cores": 132, "fpus": 128, "l2": 52428800, "ghz": 1.98,
            "shared_per_block": 232448, "major": 9}
 # NVIDIA's data sheets, without sparsity.
 _HOPPER_PEAKS = {"float64": 67e12, "float32": 67e12, "tensorfloat32": 494.7e12, "bfloat16": 989.4e12,
@@ -78,4 +80,5 @@ GPU_KINDS = {
     "h100": _kind("NVIDIA H100 80GB HBM3", 84_942_979_072, 3_352_320_000_000, _HOPPER_PEAKS, 450e9, **_HOPPER),
     "h200": _kind("NVIDIA H200 141GB HBM3e", 151_397_597_184, 4_800_000_000_000, _HOPPER_PEAKS, 450e9, **_HOPPER),
 }
+CUDNN_VERSION = 90700  # of the target configurations, as `cudnnGetVersion` numbers it
 NETWORK_BANDWIDTH = 50e9  # bytes per second of a GPU to other hosts: a 400 Gb/s adapter for each, as in a DGX

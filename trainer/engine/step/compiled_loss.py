@@ -18,6 +18,7 @@ from trainer.core.types import PyTree
 from trainer.engine.step.loss_terms import WeightedLossTerm, record
 from trainer.engine.step.output_matching import match_arrays, match_choices, output_names, without_rows
 from trainer.losses.base import BuiltinLoss, loss_of_batch, sum_of_real_rows, values_per_row
+from trainer.losses.linear_logits import leaves_of, with_shapes
 from trainer.metrics.registry import highest_label
 
 
@@ -98,7 +99,7 @@ class CompiledLoss:
 
     def is_of(self, outputs: PyTree) -> bool:
         """Returns whether the losses were matched to such outputs; an overridden `compute_loss` may select some."""
-        structure: Any = jax.tree.structure(outputs)
+        structure: Any = jax.tree.structure(with_shapes(outputs))
         return bool(self.per_output) and structure == jax.tree.structure(self.outputs)
 
     @property
@@ -120,10 +121,11 @@ class CompiledLoss:
 
     def custom_values(self, y: PyTree, outputs: PyTree) -> list[jax.Array]:
         """Returns the values of the user's own losses for the outputs, before any reduction."""
+        arrays, outputs = leaves_of(outputs), with_shapes(outputs)
         chosen = match_choices("loss", self._choices, outputs, lambda choices, number: True)
         targets = match_arrays("y", y, outputs, wanted=[loss is not None for loss in chosen])
         found = []
-        for loss, target, output in zip(chosen, targets, jax.tree.leaves(outputs), strict=True):
+        for loss, target, output in zip(chosen, targets, arrays, strict=True):
             if loss is not None and not _is_builtin(loss):
                 found.append(loss.values(target, output))
                 if (kept := loss.mask(target, output)) is not None:
@@ -144,8 +146,8 @@ class CompiledLoss:
             raise ValueError("No loss to compute. Give one to `compile(loss=...)`, or override `compute_loss`.")
         if y is None:
             raise MissingTargetsError("The loss needs targets, but `y` was not given.")
-        outputs_list, rows = jax.tree.leaves(outputs), get_replica_context().rows
-        if not outputs_list:
+        arrays, outputs, rows = leaves_of(outputs), with_shapes(outputs), get_replica_context().rows
+        if not arrays:
             raise ValueError("The model has no outputs for the loss. Received: "
                              f"{errors.describe(outputs)}. End the call of its module with `return`.")
         if not self.per_output:
@@ -154,7 +156,7 @@ class CompiledLoss:
         targets = match_arrays("y", y, outputs, wanted=self.wanted)
         weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True, wanted=self.wanted)
         values = {}
-        for entry, target, output, weight in zip(self.per_output, targets, outputs_list, weights, strict=True):
+        for entry, target, output, weight in zip(self.per_output, targets, arrays, weights, strict=True):
             if entry.loss is None:
                 continue
             if target is None:

@@ -14,6 +14,7 @@ from trainer.core.types import PyTree
 from trainer.engine.step.compiled_loss import CompiledLoss, is_within_rows
 from trainer.engine.step.output_matching import match_arrays, match_choices, output_names
 from trainer.engine.step.step_metrics import computed, updated
+from trainer.losses.linear_logits import LinearLogits, leaves_of, with_shapes
 from trainer.metrics import Metric, Variable
 from trainer.metrics.adapted import parts
 from trainer.metrics.arrays import full_weights
@@ -123,10 +124,11 @@ class CompiledMetrics:
         """Returns each metric with the arguments of its update; see `values`."""
         if not self._plain and not self._weighted:
             return []
+        predictions = [each.array() if isinstance(each, LinearLogits) else each for each in leaves_of(outputs)]
+        outputs = with_shapes(outputs)
         wanted = self.wanted(outputs)
         targets = match_arrays("y", y, outputs, wanted=wanted)
         weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True, wanted=wanted)
-        predictions = jax.tree.leaves(outputs)
         if self.outputs is None:
             # Metrics create their accumulators when they are built: concrete arrays, even while a step is being traced.
             with jax.ensure_compile_time_eval():

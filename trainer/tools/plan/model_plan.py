@@ -15,15 +15,15 @@ from trainer.core.compile.hlo_text import Program
 from trainer.core.types import PyTree
 from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy
-from trainer.distribute.placement.described import Topology
-from trainer.distribute.placement.gpu_kinds import GPU_KINDS, NETWORK_BANDWIDTH
+from trainer.distribute.placement.described import Topology, kind_of
+from trainer.distribute.placement.gpu_kinds import NETWORK_BANDWIDTH
 from trainer.engine.model.core.model_core import core_of
 from trainer.engine.model.model import Model
 from trainer.tools.plan.changes import changes_to_try
 from trainer.tools.plan.planned_phase import PlannedPhase, host_batch, planned_phase, strategy_over, train_phase
 from trainer.tools.plan.program_contents import collectives_of, host_transfers, kernels, traffic_bytes, unknown_loops
 from trainer.tools.plan.report import Alternative, DeviceMemory, Plan
-from trainer.tools.plan.roofline import KERNEL_SECS, roofline, sent_rows
+from trainer.tools.plan.roofline import COLLECTIVE_SECS, KERNEL_SECS, roofline, sent_rows
 from trainer.tools.plan.state_report import StateReport, state_report
 
 GROUPS_AHEAD = 2  # maximum number that `fit` places ahead, in addition to the group in use
@@ -165,7 +165,8 @@ def _assumptions(topology: Topology, devices: int, strategy: Strategy) -> tuple[
     if devices > 1:
         lines.insert(3, f"Rings over NVLink at {gpu.link_bandwidth / 1e9:g} GB/s in each direction" + (
             f", and between hosts over a network adapter of {NETWORK_BANDWIDTH / 1e9:g} GB/s for each GPU."
-            if topology.hosts > 1 else ".") + " Collectives with kernels beside them are hidden by these.")
+            if topology.hosts > 1 else ".") + " Collectives with kernels beside them are hidden by these."
+            f" Each takes {COLLECTIVE_SECS * 1e6:g} us at least.")
     if devices > strategy.num_replicas_in_sync:
         lines.append("The devices of a replica share its operations evenly.")
     return tuple(lines)
@@ -190,9 +191,9 @@ def _alternatives(model: Model, strategy: Strategy, batch: Batch, topology: Topo
 def _topology_of(strategy: Strategy) -> Topology:
     """Returns the topology of a strategy over described devices."""
     devices = list(strategy.mesh.devices.flat)
-    kinds = {gpu.name: kind for kind, gpu in GPU_KINDS.items()}
-    if not strategy.is_described or devices[0].device_kind not in kinds:
+    kind = kind_of(devices[0])
+    if not strategy.is_described or kind is None:
         raise ValueError(f"`plan` needs `topology`, such as '8xh100': the devices of {strategy!r} are there, or of an "
                          "unknown kind.")
     per_host = [len(list(group)) for _, group in itertools.groupby(devices, lambda device: device.process_index)]
-    return Topology(len(per_host), per_host[0], kinds[devices[0].device_kind])
+    return Topology(len(per_host), per_host[0], kind)

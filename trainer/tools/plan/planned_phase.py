@@ -6,6 +6,7 @@ are known.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -22,7 +23,9 @@ from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy
-from trainer.distribute.placement.described import EXTRA, described_devices
+from trainer.distribute.placement.described import EXTRA, described_devices, kind_of
+from trainer.distribute.placement.described_cudnn import traced_for
+from trainer.distribute.placement.gpu_kinds import GPU_KINDS
 from trainer.engine.model import inputs
 from trainer.engine.model.core.model_core import copied, core_of
 from trainer.engine.model.core.state_holder import first_rows
@@ -83,16 +86,18 @@ def planned_phase(model: Model, strategy: Strategy, kind: str, batch: Batch, **c
     """
     planned = copy_under(model, strategy, changes)
     core = core_of(planned)
-    state = core.state.shapes(planned.sample_inputs(first_rows(batch)))
     step = {"train": planned.train_step, "test": planned.test_step, "predict": planned.predict_step}[kind]
     options = core.configuration.options
     phase = CompiledPhase(kind, step, strategy, options.steps_per_execution, eager=False,
                           deterministic=options.deterministic,
                           why_partitioned=functools.partial(core.why_partitioned, kind))
-    phase.prepare(state, batch)
-    compiler_options = strategy.compiler_options(options.deterministic)
-    compiled = _compiled(phase.lowered(batch, phase.steps_per_execution),
-                         {**compiler_options, **COMPILER_OPTIONS} if strategy.is_described else compiler_options)
+    gpu = kind_of(strategy.mesh.devices.flat[0]) if strategy.is_described else None
+    with contextlib.nullcontext() if gpu is None else traced_for(GPU_KINDS[gpu]):
+        state = core.state.shapes(planned.sample_inputs(first_rows(batch)))
+        phase.prepare(state, batch)
+        lowered = phase.lowered(batch, phase.steps_per_execution)
+    without_gpus = COMPILER_OPTIONS if strategy.is_described else {}
+    compiled = _compiled(lowered, {**strategy.compiler_options(options.deterministic), **without_gpus})
     return PlannedPhase(phase, state, compiled, Program(compiled.as_text()))
 
 

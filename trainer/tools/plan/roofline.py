@@ -16,6 +16,7 @@ from trainer.distribute.placement.gpu_kinds import NETWORK_BANDWIDTH
 from trainer.tools.plan.program_contents import Collective
 
 KERNEL_SECS = 1e-6  # time of an empty kernel
+COLLECTIVE_SECS = 12e-6  # time of a collective of few bytes, measured on 8 H100s of a host; longer between hosts
 
 
 class Roofline(NamedTuple):
@@ -102,7 +103,7 @@ def sent_rows(collectives: Iterable[Collective], topology: Topology, steps: int)
         overlapped = count if each.is_asynchronous and each.kernels_between else 0.0
         sent = each.sent_bytes * count
         row = SentRow(each.kind, len(each.group), hosts, count, overlapped, each.nbytes * count, sent,
-                      sent / bandwidth(each.group, topology))
+                      count * _secs(each, topology))
         before = rows.get(row[:3])
         rows[row[:3]] = row if before is None else SentRow(*row[:3], *(
             one + other for one, other in zip(before[3:], row[3:], strict=True)))
@@ -126,13 +127,18 @@ def roofline(
     memory, launches = traffic_bytes / gpu.memory_bandwidth, kernels * KERNEL_SECS
     alone, beside = 0.0, 0.0
     for each in collectives:
-        secs = each.sent_bytes * each.times / steps / bandwidth(each.group, topology)
+        secs = each.times / steps * _secs(each, topology)
         if each.is_asynchronous and each.kernels_between:
             beside += secs
         else:
             alone += secs
     return Roofline(compute, memory, launches, alone + beside,
                     alone + max(0.0, beside - max(compute, memory, launches)))
+
+
+def _secs(collective: Collective, topology: Topology) -> float:
+    """Returns the minimum time of a collective: its latency, and the time to send its bytes."""
+    return COLLECTIVE_SECS + collective.sent_bytes / bandwidth(collective.group, topology)
 
 
 def _family(dtype: str) -> str:
