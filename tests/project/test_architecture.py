@@ -42,7 +42,7 @@ ROOMS = ("core/ambient", "core", "core/compile", "core/compile/traces", "core/mo
 FACADE = "trainer"  # re-exports from every room, each name when it is first used
 # What a room may import of the trainer, where that is less than all rooms before it.
 NARROW = {"callbacks": ("core", "core/ambient", "callbacks*"), "models/weights": ("core", "models*"),
-          "models": ("models*",), "launch": ("launch",),
+          "models": ("core/ambient", "losses", "models*"), "launch": ("launch",),
           "estimator/feature_columns": ("core", "core/ambient", "estimator/feature_columns*")}
 MODELS_MAY_IMPORT = {"flax", "jax", "numpy", "h5py", "safetensors"}
 # Rooms that others use through what their package exports, and not by its modules.
