@@ -4,6 +4,9 @@ The Transformer reads scikit-learn's digits row by row. It learns them as they a
 of mirrored ones. Hu et al., "LoRA: Low-rank adaptation of large language models", https://arxiv.org/abs/2106.09685.
 """
 
+import pathlib
+import tempfile
+
 import jax
 import numpy as np
 from flax import nnx
@@ -51,25 +54,10 @@ class Transformer(nnx.Module):
         return self.head(self.norm(x).mean(1))
 
 
-def add_lora(module: Transformer, rngs: nnx.Rngs) -> None:
-    """Puts LoRA's matrices beside the linear layers of each block."""
-    for block in module.blocks:
-        for name in ("query", "key", "value", "out", "up", "down"):
-            layer = getattr(block, name)
-            setattr(block, name, nnx.LoRA(layer.in_features, RANK, layer.out_features, base_module=layer, rngs=rngs))
-
-
-def weights(module: nnx.Module, of: nnx.filterlib.Filter) -> list[np.ndarray]:
-    """Returns copies of some of a module's weights."""
-    return [np.array(leaf) for leaf in jax.tree.leaves(nnx.state(module, of))]
-
-
-def compiled(module: nnx.Module, freeze: list[str] | None = None) -> trainer.Model:
-    """Returns a model of logits, compiled."""
-    model = trainer.Model(module)
+def compile_model(model: trainer.Model) -> None:
+    """Compiles a model of logits."""
     model.compile(trainer.optimizers.Adam(2e-3), trainer.losses.SparseCategoricalCrossentropy(from_logits=True),
-                  metrics=["accuracy"], freeze=freeze)
-    return model
+                  metrics=["accuracy"])
 
 
 def main() -> None:
@@ -78,23 +66,30 @@ def main() -> None:
         images, labels, test_size=0.2, stratify=labels, random_state=0)
     others, other_test = 1 - images[..., ::-1], (1 - test_images[..., ::-1], test_labels)
 
-    transformer = Transformer(8, nnx.Rngs(0))
-    compiled(transformer).fit(images, labels, batch_size=64, epochs=10, verbose=2)
+    base = trainer.Model(Transformer(8, nnx.Rngs(0)))
+    compile_model(base)
+    base.fit(images, labels, batch_size=64, epochs=10, verbose=2)
+    before = base.get_weights()
 
-    add_lora(transformer, nnx.Rngs(1))
-    base = nnx.Not(nnx.LoRAParam)
-    before = weights(transformer, base)
-    model = compiled(transformer, freeze=["^(?!.*/lora_).*$"])  # all paths without "/lora_"
+    model = trainer.lora(base, RANK, ["blocks"])  # all linear layers of the blocks
+    compile_model(model)
     first = model.evaluate(*other_test, verbose=0)
     model.fit(others, labels, batch_size=64, epochs=15, verbose=2)
     model.summary()
     last = model.evaluate(*other_test, verbose=0)
 
-    same = all(np.array_equal(one, other) for one, other in zip(before, weights(transformer, base), strict=True))
-    count = sum(array.size for array in weights(transformer, nnx.LoRAParam))
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "adapters.safetensors"
+        model.save_adapters(path)  # a small file, for `load_adapters` of another model of the same base
+        size = path.stat().st_size
+    merged = model.merge()  # a model without adapters, with equal outputs
+    difference = np.abs(merged.predict(other_test[0], verbose=0) - model.predict(other_test[0], verbose=0)).max()
+    frozen = [weight.numpy() for weight in model.weights if not weight.trainable]
+    same = all(any(np.array_equal(one, other) for other in frozen) for one in before)
     print({"loss_before": first["loss"], "loss_after": last["loss"], "accuracy_before": first["accuracy"],
-           "accuracy_after": last["accuracy"], "base_is_unchanged": same, "trained_parameters": count,
-           "parameters": model.count_params()})
+           "accuracy_after": last["accuracy"], "base_is_unchanged": same, "merged_differs_by": float(difference),
+           "trained_parameters": sum(weight.numpy().size for weight in model.trainable_weights),
+           "parameters": model.count_params(), "bytes_of_adapters": size})
 
 
 if __name__ == "__main__":

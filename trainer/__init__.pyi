@@ -20,6 +20,7 @@ from trainer.data import (
     unpack_x_y_sample_weight as unpack_x_y_sample_weight,
 )
 from trainer.engine.model.load import load as load, load_model as load_model
+from trainer.engine.model.lora import LoraModel as LoraModel, lora as lora
 from trainer.engine.model.model import Model as Model, Sequential as Sequential
 from trainer.engine.model.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
 from trainer.engine.saving.export import load_exported as load_exported

@@ -163,6 +163,8 @@ def test_an_actor_learns_to_balance_a_pole(tmp_path):
 def test_lora_adapts_a_transformer_whose_weights_stay_as_they_are(tmp_path):
     metrics = metrics_of("lora.py", tmp_path)
     assert metrics["base_is_unchanged"] is True
+    assert metrics["merged_differs_by"] < 1e-4
+    assert metrics["bytes_of_adapters"] < 4 * metrics["trained_parameters"] + 5000
     assert metrics["trained_parameters"] < 0.1 * metrics["parameters"]
     assert metrics["loss_after"] < 0.2 * metrics["loss_before"]
     assert metrics["accuracy_before"] < 0.3 and metrics["accuracy_after"] > 0.85

@@ -139,6 +139,15 @@ def matches_any(patterns: Sequence[str], path: str) -> bool:
     return any(matches(pattern, path) for pattern in patterns)
 
 
+def is_left_out(excluded: Sequence[str], only: Sequence[str], path: str) -> bool:
+    """Returns whether any excluded pattern matches a path, or there are other patterns and none of them matches it.
+
+    >>> is_left_out(["bias"], [], "up/kernel"), is_left_out([], ["down"], "up/kernel")
+    (False, True)
+    """
+    return matches_any(excluded, path) or (bool(only) and not matches_any(only, path))
+
+
 def check_pattern(argument: str, pattern: object) -> None:
     """Checks that a pattern is a regular expression.
 

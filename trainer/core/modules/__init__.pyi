@@ -1,6 +1,12 @@
 from trainer.core.modules.base import FunctionalModule as FunctionalModule
 from trainer.core.modules.calling.call_arguments import CallKwargs as CallKwargs, MakeKey as MakeKey
-from trainer.core.modules.conversion import as_functional as as_functional
+from trainer.core.modules.conversion import (
+    adapted as adapted,
+    as_functional as as_functional,
+    with_adapters as with_adapters,
+    without_adapters as without_adapters,
+)
+from trainer.core.modules.lora import A as A, B as B, Adapters as Adapters, BaseValues as BaseValues
 from trainer.core.modules.named import NamedFunctional as NamedFunctional
 from trainer.core.modules.sequential import EmptyStack as EmptyStack
 from trainer.core.modules.summary import (

@@ -105,6 +105,15 @@ class FunctionalModule(abc.ABC):
         return {}
 
     @property
+    def trained_only(self) -> tuple[str, ...]:
+        """Patterns of the parameters that are trained, while all others are frozen; empty if all are trained."""
+        return ()
+
+    def check_params(self, params: PyTree) -> None:
+        """Raises ValueError if the parameters, or their shapes, have not all that arguments of the user name."""
+        return
+
+    @property
     def sows_losses(self) -> bool:
         """Whether the module has sown into "losses" since its initialization."""
         return False

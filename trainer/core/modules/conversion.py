@@ -18,6 +18,7 @@ from trainer.core.modules.calling.nnx_types import is_nnx_module
 from trainer.core.modules.calling.plain_callables import check_holds_no_weights
 from trainer.core.modules.eval_module import TwoPhaseFunctional
 from trainer.core.modules.linen import LinenFunctional
+from trainer.core.modules.lora import AdaptedFunctional, Adapters
 from trainer.core.modules.named import NamedFunctional
 from trainer.core.modules.sequential import linen_stack
 
@@ -77,6 +78,48 @@ def as_functional(module: Any, call_kwargs: CallKwargs = _NO_KWARGS, eval_module
                         f"{module.__name__}. Call it: {module.__name__}(...).")
     raise wrong_type("module", module, "an instance of a Flax module (Linen or NNX), a list of layers, a function, "
                                        "or a dict of names to these")
+
+
+def with_adapters(functional: FunctionalModule, adapters: Adapters) -> FunctionalModule:
+    """Returns the functional form of a module with LoRA's adapters.
+
+    Raises:
+      TypeError: for a dict of modules, or a module with adapters.
+      ValueError: for an NNX module, if a pattern matches nothing; a Linen module raises it when it is initialized.
+    """
+    if isinstance(functional, TwoPhaseFunctional):
+        return TwoPhaseFunctional(with_adapters(functional.trained, adapters),
+                                  with_adapters(functional.evaluated, adapters))
+    if isinstance(functional, AdaptedFunctional):
+        raise TypeError("The model has adapters of LoRA already. Merge them first: `trainer.lora(model.merge(), ...)`.")
+    if isinstance(functional, LinenFunctional):
+        from trainer.core.modules.linen_lora import AdaptedLinen
+
+        return AdaptedLinen(functional, adapters)
+    if isinstance(functional, NamedFunctional):
+        raise TypeError("`trainer.lora` adapts a single module. Received: a dict of modules. Adapt a model of one of "
+                        "them, and merge it before it becomes part of others.")
+    # Not at the top: it imports `flax.nnx`.
+    from trainer.core.modules.nnx import NNXFunctional
+    from trainer.core.modules.nnx_lora import AdaptedNNX
+
+    if isinstance(functional, NNXFunctional):
+        return AdaptedNNX(functional, adapters)
+    raise TypeError("`trainer.lora` adapts Flax modules with layers, and this model has none yet.")
+
+
+def adapted(functional: FunctionalModule) -> AdaptedFunctional:
+    """Returns the module with adapters that owns the parameters of a result of `with_adapters`."""
+    owner = functional.trained if isinstance(functional, TwoPhaseFunctional) else functional
+    assert isinstance(owner, AdaptedFunctional)
+    return owner
+
+
+def without_adapters(functional: FunctionalModule) -> FunctionalModule:
+    """Returns the argument of `with_adapters` from its result."""
+    if isinstance(functional, TwoPhaseFunctional):
+        return TwoPhaseFunctional(without_adapters(functional.trained), without_adapters(functional.evaluated))
+    return adapted(functional).plain
 
 
 def _by_name(argument: str, value: object, modules: Mapping[str, Any]) -> Mapping[str, Any]:

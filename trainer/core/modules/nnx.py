@@ -80,13 +80,14 @@ class NNXFunctional(FunctionalModule):
 
     Attributes:
       module: the user's module.
+      call_kwargs: the argument.
     """
 
     def __init__(self, module: nnx.Module, call_kwargs: CallKwargs = _NO_KWARGS):
         call_kwargs.check(module)
         self.name = type(module).__name__
         self.module = module
-        self._call_kwargs = call_kwargs
+        self.call_kwargs = call_kwargs
         self._template = _abstract_clone(module)
         variables = dict(nnx.to_flat_state(nnx.state(self._template)))
         self._random = {path: value for path, value in variables.items() if isinstance(value, nnx.RngState)}
@@ -149,7 +150,7 @@ class NNXFunctional(FunctionalModule):
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """See the base class. The name of a random stream is its path, such as "dropout/rngs"."""
         variant = _Variant(training, batch_norm, compute_dtype, self._frozen(is_frozen) if training else frozenset())
-        check = ModeCheck(training) if self._call_kwargs.of(training) is None else None
+        check = ModeCheck(training) if self.call_kwargs.of(training) is None else None
         linen_calls = LinenCalls(training, batch_norm, compute_dtype, self._is_frozen_in_linen(is_frozen), check)
         returned, pending = self._apply(
             params, model_state, inputs, variant, make_key, linen_calls, remat and training)
@@ -225,7 +226,7 @@ class NNXFunctional(FunctionalModule):
 
     def _arguments(self, module: Any, inputs: PyTree, training: bool,
                    make_key: MakeKey) -> tuple[tuple, dict[str, Any]]:
-        args, kwargs = call_arguments(module, inputs, training, make_key, self._call_kwargs.of(training))
+        args, kwargs = call_arguments(module, inputs, training, make_key, self.call_kwargs.of(training))
         if isinstance(module, nnx.bridge.ToNNX):  # which changes no variables by default
             kwargs = {"mutable": DenyList(("params", INTERMEDIATES)), **kwargs}
         return args, kwargs

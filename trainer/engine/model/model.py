@@ -164,7 +164,7 @@ class Model(StatefulModel):
         options = CompileOptions.checked(
             steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
-            ema_decay=ema_decay, freeze=freeze, variables=core.module.param_variables,
+            ema_decay=ema_decay, freeze=freeze, module=core.module,
             data_on_device=data_on_device, guard_mode=compile_guard, skip_non_finite=skip_non_finite,
             penalties=regularizers, deterministic=deterministic, matmul_precision=matmul_precision)
         if options.microbatches > 1 and core.overrides("train_step"):

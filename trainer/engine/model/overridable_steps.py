@@ -120,14 +120,20 @@ class OverridableSteps:
 
         def compute(state: TrainState, batch: Batch) -> tuple[Any, Any, dict[str, Any]]:
             x, y, sample_weight = unpack_x_y_sample_weight(batch)
-            gradient = jax.value_and_grad(loss_and_outputs, has_aux=True)
-            (loss, (y_pred, model_state, added)), grads = gradient(state.differentiable, state, batch)
+            values = state.differentiable
+
+            def of_trained(trained: Any) -> tuple[jax.Array, tuple[Any, Any, list[Any]]]:
+                return loss_and_outputs(updated(values, trained), state, batch)
+
+            # Without frozen parameters: their gradients would take memory in loops, where XLA keeps them.
+            gradient = jax.value_and_grad(of_trained, has_aux=True)
+            (loss, (y_pred, model_state, added)), grads = gradient(state.trainable(values))
             step_metrics.add(added)
             # A microbatch overwrites the collection for the next, as it passes model state on.
             grads, by_gradients = overwritten.split(grads)
             model_state = updated(model_state, by_gradients)
             logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
-            return (state.trainable(grads), loss), model_state, logs  # averaged over microbatches
+            return (grads, loss), model_state, logs  # averaged over microbatches
 
         microbatches = self._core.configuration.options.microbatches
         (grads, loss), model_state, logs = (

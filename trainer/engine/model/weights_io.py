@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -101,22 +102,29 @@ def _set_some(holder: StateHolder, numbers: Sequence[int], weights: Any, owner: 
         number, weight, leaf) in enumerate(zip(numbers, weights, leaves, strict=True))))
 
 
-def save_weights(holder: StateHolder, filepath: str | os.PathLike[str], overwrite: bool) -> None:
-    """Writes all weights to one safetensors file; see `Model.save_weights`."""
+def save_weights(
+    holder: StateHolder, filepath: str | os.PathLike[str], overwrite: bool,
+    selects: Callable[[str], bool] = lambda path: True, metadata: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Writes all weights, or those that are selected by path, to one safetensors file; see `Model.save_weights`."""
     path = checked_path("filepath", filepath)
     check_suffix("filepath", path, ".safetensors")
     weights = {name: to_host(leaf) if is_split_over_processes(leaf) else leaf
-               for name, leaf in _named_weights(holder.shown).items()}
+               for name, leaf in _named_weights(holder.shown).items() if selects(name)}
     if jax.process_index() != 0:
         return
     check_may_write(path, overwrite)
-    save_arrays(path, weights, {"package": export.PACKAGE, _VERSION_KEY: str(FORMAT_VERSION)}, checksums=True)
+    save_arrays(path, weights, {"package": export.PACKAGE, _VERSION_KEY: str(FORMAT_VERSION), **metadata},
+                checksums=True)
 
 
 def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns: Sequence[str] | None,
-                 partial: bool) -> MatchReport:
-    """Replaces weights by weights from a file; see `Model.load_weights`."""
+                 partial: bool, selects: Callable[[str], bool] = lambda path: True,
+                 metadata: Mapping[str, str] = MappingProxyType({})) -> MatchReport:
+    """Replaces weights by weights from a file, which must have the given metadata; see `Model.load_weights`."""
     weights = _named_weights(holder.current)
+    numbers = {name: index for index, name in enumerate(weights)}
+    weights = {name: leaf for name, leaf in weights.items() if selects(name)}
     path = checked_path("filepath", filepath)
     if path.endswith((".h5", ".hdf5", ".keras")) and os.path.isfile(path):
         raise ValueError(f"{path!r} is a file of Keras. `trainer.models.load_keras_weights(model, path)` loads weights "
@@ -124,13 +132,16 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
     expected = "a safetensors file, as `save_weights` writes it"
     with open_arrays(path, expected, "A checkpoint folder is loaded with `trainer.load`.") as file:
         _check_holds_weights(path, file.metadata)
+        for key, value in metadata.items():
+            if file.metadata.get(key) != value:
+                raise ValueError(f"{path!r} was saved with {key}={errors.brief(file.metadata.get(key))}, and the model "
+                                 f"has {key}={value}. Load it into a model that is made with the same arguments.")
         report = match_arrays(file.shapes, {name: (leaf.shape, leaf.dtype) for name, leaf in weights.items()},
                               patterns)
         try:
             report.raise_unless_complete(partial)
         except ValueError as error:
             raise ValueError(f"{error}\nThe file: {path!r}.") from None
-        numbers = {name: index for index, name in enumerate(weights)}
         _replace(holder, ((numbers[name], cast_to(name, file[name], weights[name].dtype)) for name in report.matched))
     return report
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from trainer import regularizers
 from trainer.core import arguments, errors, precision, tree_paths
 from trainer.core.compile import recompilation_guard
+from trainer.core.modules import FunctionalModule
 from trainer.core.types import PyTree
 
 BATCH_NORM_POLICIES = ("global", "per_replica")
@@ -25,6 +26,7 @@ class CompileOptions:
     Attributes:
       eager: whether steps run uncompiled.
       policy: the dtype policy of `precision`, if any.
+      trained_only: as in `FunctionalModule`.
     """
 
     steps_per_execution: int | str = "auto"
@@ -35,6 +37,7 @@ class CompileOptions:
     remat: bool = False
     ema_decay: float | None = None
     freeze: tuple[str, ...] = ()
+    trained_only: tuple[str, ...] = ()
     data_on_device: bool | str = "auto"
     compile_guard: str = "warn"
     skip_non_finite: bool = False
@@ -46,13 +49,13 @@ class CompileOptions:
     def checked(
         cls, *, steps_per_execution: Any, run_eagerly: Any, jit_compile: Any, microbatches: Any, precision_name: Any,
         batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any,
-        variables: Mapping[tuple[Any, ...], Any], data_on_device: Any, guard_mode: Any, skip_non_finite: Any,
+        module: FunctionalModule, data_on_device: Any, guard_mode: Any, skip_non_finite: Any,
         penalties: Any, deterministic: Any, matmul_precision: Any,
     ) -> CompileOptions:
         """Returns the options for the arguments of `compile`.
 
-        In `freeze`, filters of NNX become the paths of the parameters that they select among `variables`, the
-        `param_variables` of the module.
+        In `freeze`, filters of NNX become the paths of the parameters that they select among the `param_variables` of
+        the module.
 
         Raises:
           ValueError: for invalid values.
@@ -78,7 +81,8 @@ class CompileOptions:
             batch_norm=batch_norm,
             remat=remat,
             ema_decay=_checked_decay(ema_decay),
-            freeze=_frozen_patterns(freeze, variables),
+            freeze=_frozen_patterns(freeze, module.param_variables),
+            trained_only=module.trained_only,
             data_on_device=data_on_device,
             compile_guard=recompilation_guard.check_mode(guard_mode),
             skip_non_finite=skip_non_finite,
@@ -110,11 +114,11 @@ class CompileOptions:
 
     def is_frozen(self, path: str) -> bool:
         """Returns whether the parameter of a path is frozen."""
-        return tree_paths.matches_any(self.freeze, path)
+        return tree_paths.is_left_out(self.freeze, self.trained_only, path)
 
     def freezes_all(self, paths: Iterable[str]) -> bool:
         """Returns whether `freeze` covers all given paths of parameters."""
-        return bool(self.freeze) and all(self.is_frozen(path) for path in paths)
+        return bool(self.freeze or self.trained_only) and all(self.is_frozen(path) for path in paths)
 
     @property
     def scales_gradients(self) -> bool:

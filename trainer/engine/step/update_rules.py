@@ -28,7 +28,8 @@ def make_update_rules(
       TypeError: for an object that is not an optimizer.
     """
     # Depends on the patterns only, so that rules of equal options are equal.
-    is_frozen = functools.partial(tree_paths.matches_any, options.freeze) if options.freeze else None
+    is_frozen = (functools.partial(tree_paths.is_left_out, options.freeze, options.trained_only)
+                 if options.freeze or options.trained_only else None)
 
     def rule(part: Any, prefix: str) -> UpdateRule:
         below = tuple(prefix.split(tree_paths.SEPARATOR)[:-1])

@@ -88,14 +88,19 @@ class StateHolder:
 
     # --- making ----------------------------------------------------------------------------------------------------
 
-    def build(self, inputs: PyTree) -> None:
-        """Makes the weights from inputs in the form of `Model.sample_inputs`."""
-        with self.building(inputs):
+    def build(self, inputs: PyTree, initial_values: PyTree = None) -> None:
+        """Makes the weights from inputs in the form of `Model.sample_inputs`.
+
+        Args:
+          inputs: the inputs, or their shapes.
+          initial_values: as for `FunctionalModule.init`; None for those that the module holds.
+        """
+        with self.building(inputs, initial_values):
             pass
         _ = self.current  # waits for the weights
 
     @contextlib.contextmanager
-    def building(self, inputs: PyTree) -> Iterator[TrainState]:
+    def building(self, inputs: PyTree, initial_values: PyTree = None) -> Iterator[TrainState]:
         """Makes the weights while the block runs. Yields their shapes; the first access after the block waits."""
         if self._strategy.is_described:
             raise ValueError(f"The devices of {self._strategy!r} are described only: no weights can be placed there. "
@@ -105,8 +110,9 @@ class StateHolder:
         drawn_by: list[Any] = [np.uint32(self.seed)]
         if not self._strategy.is_on_cpu:  # XLA compiles draws from a constant key for GPUs in half the time
             make, drawn_by = functools.partial(make, *drawn_by), []
-        making = init_placed(make, self._strategy.state_shardings, *drawn_by, inputs,
-                             free_to_move(self._module.initial_values))
+        if initial_values is None:
+            initial_values = free_to_move(self._module.initial_values)
+        making = init_placed(make, self._strategy.state_shardings, *drawn_by, inputs, initial_values)
         if spec != self.inputs:
             self._configuration.forget_phases()  # they are for weights of other shapes
         self.inputs = spec
@@ -174,6 +180,7 @@ class StateHolder:
         except Exception as error:
             raise explain_inputs(inputs, error) from error
         configuration = self._configuration
+        self._module.check_params(params)
         params = configuration.options.stored(params)
         configuration.check_weights(params, model_state)
         return initial_state(params, model_state, configuration.rules, seed, self._module.layouts)
