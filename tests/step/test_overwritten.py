@@ -276,3 +276,52 @@ def test_nnx_modules_with_the_collection_are_refused():
     module = nnx.bridge.ToNNX(dense, rngs=nnx.Rngs(0)).lazy_init(np.zeros((1, 16), np.float32))
     with pytest.raises(TypeError, match="ToNNX wraps a Linen module with the collection '_overwrite_with_gradient'"):
         trainer.Model(module)
+
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _=None):
+        x = nn.LayerNorm(name="norm")(x)
+        return x + nn.Dense(16, dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp, name="dense")(x), None
+
+
+class Scanned(nn.Module):
+    """A scan over layers, with a stack of scales."""
+
+    @nn.compact
+    def __call__(self, x):
+        axes = {"params": 0, OVERWRITTEN: 0}
+        x, _ = nn.scan(Layer, variable_axes=axes, split_rngs={"params": True}, length=2)(name="layers")(x, None)
+        return nn.Dense(2, dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp, name="last")(x)
+
+
+@pytest.mark.slow
+def test_scanned_layers_and_accumulated_updates_equal_flaxs_train_state_and_are_saved_whole(tmp_path):
+    def tx():
+        return optax.MultiSteps(optimizer(), every_k_schedule=2)
+
+    model = compiled(module=Scanned(), optimizer_=tx())
+    begin = {"params": model.state.params, OVERWRITTEN: model.state.model_state[OVERWRITTEN]}
+    # The weights are updated in each second step, the scales in each.
+    state = train_state.TrainState.create(apply_fn=Scanned().apply, params=jax.tree.map(jnp.copy, begin), tx=tx())
+
+    @jax.jit
+    def step(state, x, y):
+        loss, grads = jax.value_and_grad(lambda values: ((state.apply_fn(values, x) - y) ** 2).mean())(state.params)
+        return state.apply_gradients(grads=grads), loss
+
+    losses, (x, y) = [], data(5)
+    for start in range(0, len(x), ROWS):
+        state, loss = step(state, x[start:start + ROWS], y[start:start + ROWS])
+        losses.append(loss)
+    assert_equals(model, fitted(model, steps=5), (losses, state.params))
+    history = model.state.model_state[OVERWRITTEN]["layers"]["dense"]["Fp8DirectDotGeneralOp_0"]["input_amax_history"]
+    assert history.shape[0] == 2 and np.count_nonzero(history) == 2 * 5
+
+    model.save(tmp_path / "state.safetensors")
+    model.save_weights(tmp_path / "weights.safetensors")
+    loaded = compiled(module=Scanned(), optimizer_=tx())
+    loaded.load_weights(tmp_path / "weights.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, loaded.state.model_state, model.state.model_state)
+    resumed = trainer.load(tmp_path / "state.safetensors", compiled(module=Scanned(), optimizer_=tx()))
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(resumed.state), jax.tree.leaves(model.state))
