@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from trainer.core.modules.calling.call_arguments import MakeKey
 from trainer.core.modules.summary import CallObserver, CallRecorder, LayerRow, ModuleLayer
+from trainer.core.remat_policies import Remat
 from trainer.core.types import Layout, PyTree
 
 IsFrozen = Callable[[str], bool]
@@ -61,7 +62,7 @@ class FunctionalModule(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
+              batch_norm: str = "global", remat: Remat = False, compute_dtype: DTypeLike | None = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """Returns the outputs and the new state.
 
@@ -74,8 +75,8 @@ class FunctionalModule(abc.ABC):
             holds (NNX).
           batch_norm: "global" for statistics over the whole batch, "per_replica" for statistics over the rows of each
             replica.
-          remat: whether gradients in training use less memory and a second forward pass; `remat.py` says for which
-            layers. Outputs, state and gradients are the same.
+          remat: whether gradients in training use less memory and a second forward pass, by a policy; `remat.py` says
+            for which layers. Outputs, state and gradients are the same.
           compute_dtype: dtype of layers without a dtype of their own; None to infer it from the values.
           is_frozen: whether a parameter is frozen. BatchNorm layers with only frozen parameters normalize by their
             running averages in training too, and do not update them. None if all parameters are trained.

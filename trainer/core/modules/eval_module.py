@@ -14,6 +14,7 @@ from trainer.core import errors
 from trainer.core.modules.base import FunctionalModule, IsFrozen
 from trainer.core.modules.calling.call_arguments import MakeKey
 from trainer.core.modules.delegating import DelegatingFunctional
+from trainer.core.remat_policies import Remat
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
 
@@ -51,7 +52,7 @@ class TwoPhaseFunctional(DelegatingFunctional):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
+              batch_norm: str = "global", remat: Remat = False, compute_dtype: DTypeLike | None = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         module = self.trained if training else self.evaluated
         return module.apply(params, model_state, inputs, training=training, make_key=make_key, batch_norm=batch_norm,

@@ -6,9 +6,10 @@ differences to a plain `module.apply`; see `linen_calls.py`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import starmap
 from typing import Any
 
@@ -28,6 +29,7 @@ from trainer.core.modules.linen_calls import LinenCalls, StreamWanted, holds_con
 from trainer.core.modules.remat import Rematerialisation
 from trainer.core.modules.sequential import LinenStack
 from trainer.core.modules.summary import CallObserver, ModuleLayer
+from trainer.core.remat_policies import Remat
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import Layout, PyTree
 
@@ -47,13 +49,20 @@ class LinenFunctional(FunctionalModule):
     Args:
       module: an unbound Linen module.
       call_kwargs: keyword arguments that the user sets for each call.
+      intercept: returns an interceptor for the calls of layers, in training or not, which sees each call as Flax's own
+        code does, within rematerialization; None for no other interceptor.
+
+    Attributes:
+      module, call_kwargs: the arguments.
     """
 
-    def __init__(self, module: nn.Module, call_kwargs: CallKwargs = _NO_KWARGS):
+    def __init__(self, module: nn.Module, call_kwargs: CallKwargs = _NO_KWARGS,
+                 intercept: Callable[[bool], Callable[..., Any]] | None = None):
         call_kwargs.check(module)
+        self._intercept = intercept
         self.name = module.name or type(module).__name__
-        self._module = module
-        self._call_kwargs = call_kwargs
+        self.module = module
+        self.call_kwargs = call_kwargs
         self._is_checked = {True: call_kwargs.train is None and not holds_configured_batch_norm(module),
                             False: call_kwargs.eval is None}
         # The random streams that the module has asked for: by `training`, and in `init`.
@@ -97,7 +106,7 @@ class LinenFunctional(FunctionalModule):
 
     @on_mesh_of_strategy()
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
+              batch_norm: str = "global", remat: Remat = False, compute_dtype: DTypeLike | None = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         state = {name: values for name, values in model_state.items() if name not in self._sown}
         check = ModeCheck(training) if self._is_checked[training] else None
@@ -105,14 +114,14 @@ class LinenFunctional(FunctionalModule):
             params, state, inputs, [*state, *self._sown], training=training, make_key=make_key, batch_norm=batch_norm,
             remat=remat, compute_dtype=compute_dtype, is_frozen=is_frozen, check=check)
         if check is not None:
-            check.raise_found(self._module, () if training else self._streams[False])
+            check.raise_found(self.module, () if training else self._streams[False])
         if not training:
             updates = {name: values for name, values in updates.items() if name in self._sown}
         return outputs, {**state, **updates} if updates or len(state) < len(model_state) else model_state
 
     def _apply(
         self, params: dict, state: dict, inputs: PyTree, mutable: Any, *, training: bool, make_key: MakeKey,
-        batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
+        batch_norm: str = "global", remat: Remat = False, compute_dtype: DTypeLike | None = None,
         is_frozen: IsFrozen | None = None, check: ModeCheck | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Returns the outputs and all mutable collections."""
@@ -120,12 +129,12 @@ class LinenFunctional(FunctionalModule):
         calls = LinenCalls(training, batch_norm, compute_dtype, is_frozen, check, self._streams[training])
 
         def outputs_and_updates(make_key: MakeKey) -> tuple[Any, Any]:
-            call = nn.apply(self._call(inputs, training, make_key), self._module, mutable=mutable)
-            with nn.intercept_methods(calls.intercept):
+            call = nn.apply(self._call(inputs, training, make_key), self.module, mutable=mutable)
+            with self._intercepted(calls):
                 return _with_streams(self._streams[training],
                                      lambda streams: call(variables, rngs=_keys(streams, make_key)))
 
-        outputs, updates = (self._rematerialisation.run(outputs_and_updates, make_key, inputs)
+        outputs, updates = (self._rematerialisation.run(outputs_and_updates, make_key, inputs, remat)
                             if remat and training else outputs_and_updates(make_key))
         return outputs, {name: _in_dtypes_of(state.get(name), values) for name, values in _plain(updates).items()}
 
@@ -154,7 +163,7 @@ class LinenFunctional(FunctionalModule):
     @on_mesh_of_strategy()
     def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
         """See the base class. Layers without weights and the functions of a stack are included."""
-        module, found = self._module, {"": self._module}
+        module, found = self.module, {"": self.module}
         if isinstance(module, LinenStack):
             # Flax's names of the layers; a layer that occurs twice has a single name.
             owners = {id(layer): name for name, layer in reversed(list(zip(module.names, module.layers, strict=True)))}
@@ -181,7 +190,7 @@ class LinenFunctional(FunctionalModule):
 
     def _create(self, key: jax.Array, inputs: PyTree) -> tuple[dict, dict, Any]:
         make_key = functools.partial(key_for, key)
-        create = nn.init_with_output(self._call(inputs, False, make_key), self._module, mutable=DenyList(INTERMEDIATES))
+        create = nn.init_with_output(self._call(inputs, False, make_key), self.module, mutable=DenyList(INTERMEDIATES))
 
         def note_embedding(next_call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
             if isinstance(context.module, nn.Embed) and context.module.scope is not None:
@@ -189,15 +198,24 @@ class LinenFunctional(FunctionalModule):
             return next_call(*args, **kwargs)
 
         calls = LinenCalls(training=False, streams=self._streams_of_init)
-        with nn.intercept_methods(note_embedding), nn.intercept_methods(calls.intercept):
+        with nn.intercept_methods(note_embedding), self._intercepted(calls):
             outputs, variables = _with_streams(
                 self._streams_of_init, lambda streams: create({"params": key, **_keys(streams, make_key)}))
         self._layouts = layouts_of_boxes(variables.get("params", {}))
         collections = _plain(variables)
         return collections.pop("params", {}), collections, outputs
 
+    @contextlib.contextmanager
+    def _intercepted(self, calls: LinenCalls) -> Iterator[None]:
+        with nn.intercept_methods(calls.intercept):
+            if self._intercept is None:
+                yield
+            else:
+                with nn.intercept_methods(self._intercept(calls.training)):
+                    yield
+
     def _call(self, inputs: PyTree, training: bool, make_key: MakeKey) -> Callable[[nn.Module], Any]:
-        args, kwargs = call_arguments(self._module, inputs, training, make_key, self._call_kwargs.of(training))
+        args, kwargs = call_arguments(self.module, inputs, training, make_key, self.call_kwargs.of(training))
         return lambda module: module(*args, **kwargs)
 
 

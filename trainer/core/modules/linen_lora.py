@@ -9,13 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import DTypeLike
 
 from trainer.core.modules import lora
-from trainer.core.modules.base import FunctionalModule, IsFrozen
-from trainer.core.modules.calling.call_arguments import MakeKey
+from trainer.core.modules.linen import LinenFunctional
 from trainer.core.modules.lora import AdaptedFunctional, AdaptedLayer, Adapters, BaseValues
-from trainer.core.modules.summary import CallObserver, ModuleLayer
 from trainer.core.tree_paths import SEPARATOR, updated
 from trainer.core.types import PyTree
 
@@ -25,18 +22,17 @@ _DROPOUT = "dropout"  # the stream that a scan over layers usually splits
 class AdaptedLinen(AdaptedFunctional):
     """A Linen module with adapters."""
 
-    def __init__(self, plain: FunctionalModule, adapters: Adapters):
-        super().__init__(plain, plain, adapters)
-        self._adaptable: dict[str, str] = {}  # layers by the paths of their weights
+    def __init__(self, plain: LinenFunctional, adapters: Adapters):
+        self._known: dict[str, AdaptedLayer] = {}  # all layers that can have adapters
+        owner = LinenFunctional(plain.module, plain.call_kwargs,
+                                lambda training: _Calls(adapters, training, self._known).intercept)
+        super().__init__(owner, plain, adapters)
 
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
         """See the base class. With `BaseValues`, parameters and state but for the adapters are copies of these."""
-        known: dict[str, AdaptedLayer] = {}
-        with self._calls(False, known):
-            params, model_state, outputs = self._owner.init(key, inputs)
-        self._adaptable = {SEPARATOR.join(filter(None, (path, layer.weight))): path for path, layer in known.items()}
-        self.layers_by_path = {
-            path: known[path] for weight, path in self._adaptable.items() if self.adapters.selects(weight)}
+        params, model_state, outputs = self._owner.init(key, inputs)
+        self.layers_by_path = {path: layer for weight, (path, layer) in self._weights().items()
+                               if self.adapters.selects(weight)}
         if isinstance(initial_values, BaseValues):
             params, model_state = (updated(made, jax.tree.map(jnp.copy, given))
                                    for made, given in zip((params, model_state), initial_values, strict=True))
@@ -44,27 +40,12 @@ class AdaptedLinen(AdaptedFunctional):
 
     def check_params(self, params: PyTree) -> None:
         """Raises ValueError if a pattern matches nothing, or a weight whose layer can have no adapter."""
-        lora.check_targets(self.adapters, self._adaptable, params)
+        lora.check_targets(self.adapters, self._weights(), params)
         super().check_params(params)
 
-    def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
-              is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
-        with self._calls(training):
-            return self._owner.apply(
-                params, model_state, inputs, training=training, make_key=make_key, batch_norm=batch_norm, remat=remat,
-                compute_dtype=compute_dtype, is_frozen=is_frozen)
-
-    def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
-        with self._calls(False):
-            return self._owner.observe_calls(inputs, observer)
-
-    def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
-        with self._calls(False):
-            return self._owner.find_layers(inputs)
-
-    def _calls(self, training: bool, known: dict[str, AdaptedLayer] | None = None) -> Any:
-        return nn.intercept_methods(_Calls(self.adapters, training, known).intercept)
+    def _weights(self) -> dict[str, tuple[str, AdaptedLayer]]:
+        return {SEPARATOR.join(filter(None, (path, layer.weight))): (path, layer)
+                for path, layer in self._known.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +55,12 @@ class _Calls:
     Attributes:
       adapters: the adapters.
       training: whether dropout is active.
-      known: receives all layers that can have adapters, by path; None outside of an initialization.
+      known: receives all layers that can have adapters, by path.
     """
 
     adapters: Adapters
     training: bool
-    known: dict[str, AdaptedLayer] | None
+    known: dict[str, AdaptedLayer]
 
     def intercept(self, next_call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
         """The interceptor for `nn.intercept_methods`."""
@@ -108,8 +89,7 @@ class _Calls:
         if layer is None or scope is None or not scope.has_variable("params", layer.weight):
             return
         path = SEPARATOR.join(module.path)
-        if self.known is not None:
-            self.known[path] = layer
+        self.known[path] = layer
         if (self.adapters.selects(SEPARATOR.join((*module.path, layer.weight)))
                 and not scope.has_variable("params", lora.A)):
             dtype = lora.adapter_dtype(nn.meta.unbox(scope.get_variable("params", layer.weight)))

@@ -10,7 +10,6 @@ Owns the sum and its matrices; `linen_lora.py` and `nnx_lora.py` put them into l
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,10 +18,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from trainer.core import tree_paths
-from trainer.core.modules.base import FunctionalModule
+from trainer.core.modules.base import FunctionalModule, IsFrozen
+from trainer.core.modules.calling.call_arguments import MakeKey
 from trainer.core.modules.delegating import DelegatingFunctional
+from trainer.core.remat_policies import Remat
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import PyTree
 
@@ -146,7 +148,7 @@ class BaseValues(NamedTuple):
     model_state: Any
 
 
-class AdaptedFunctional(DelegatingFunctional, abc.ABC):
+class AdaptedFunctional(DelegatingFunctional):
     """A module with adapters.
 
     Args:
@@ -168,6 +170,13 @@ class AdaptedFunctional(DelegatingFunctional, abc.ABC):
     @property
     def trained_only(self) -> tuple[str, ...]:
         return self.adapters.trained_only
+
+    def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
+              batch_norm: str = "global", remat: Remat = False, compute_dtype: DTypeLike | None = None,
+              is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
+        return self._owner.apply(
+            params, model_state, inputs, training=training, make_key=make_key, batch_norm=batch_norm, remat=remat,
+            compute_dtype=compute_dtype, is_frozen=is_frozen)
 
     def check_params(self, params: PyTree) -> None:
         """Raises ValueError for a stack of layers whose axis is not the first, which `merged` would not understand."""

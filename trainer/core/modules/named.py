@@ -15,6 +15,7 @@ from trainer.core.errors import describe, unknown_name, wrong_type
 from trainer.core.modules.base import FunctionalModule, IsFrozen, key_for
 from trainer.core.modules.calling.call_arguments import MakeKey
 from trainer.core.modules.summary import CallObserver, LayerRow, ModuleLayer, Path
+from trainer.core.remat_policies import Remat
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import Layout, PyTree
 
@@ -75,7 +76,7 @@ class NamedFunctional(FunctionalModule):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
+              batch_norm: str = "global", remat: Remat = False, compute_dtype: DTypeLike | None = None,
               is_frozen: IsFrozen | None = None, module: str | None = None) -> tuple[Any, dict]:
         """Returns the outputs of a single module, and the state of all modules.
 

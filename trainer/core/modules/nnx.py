@@ -39,6 +39,7 @@ from trainer.core.modules.nnx_sequential import NNXStack
 from trainer.core.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.core.modules.summary import CallObserver, CallRecorder, ModuleLayer
 from trainer.core.overwritten import OVERWRITTEN
+from trainer.core.remat_policies import Remat
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import Layout, PyTree
 
@@ -146,14 +147,15 @@ class NNXFunctional(FunctionalModule):
 
     @on_mesh_of_strategy()
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
+              batch_norm: str = "global", remat: Remat = False, compute_dtype: DTypeLike | None = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """See the base class. The name of a random stream is its path, such as "dropout/rngs"."""
         variant = _Variant(training, batch_norm, compute_dtype, self._frozen(is_frozen) if training else frozenset())
         check = ModeCheck(training) if self.call_kwargs.of(training) is None else None
         linen_calls = LinenCalls(training, batch_norm, compute_dtype, self._is_frozen_in_linen(is_frozen), check)
         returned, pending = self._apply(
-            params, model_state, inputs, variant, make_key, linen_calls, remat and training)
+            params, model_state, inputs, variant, make_key, linen_calls,
+            remat if training else False)
         if training and pending.writes_params:
             self._refuse_writes(params, model_state, inputs, variant, make_key)
         if check is not None:
@@ -173,9 +175,9 @@ class NNXFunctional(FunctionalModule):
                 "are constants, pass a function that calls the module: `lambda x: module(x)`.")
 
     def _apply(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant, make_key: MakeKey,
-               linen_calls: LinenCalls | None = None, remat: bool = False) -> tuple[tuple[Any, dict], _PendingChecks]:
+               linen_calls: LinenCalls | None = None, remat: Remat = False) -> tuple[tuple[Any, dict], _PendingChecks]:
         """Returns the result of `apply`, and possible faults of the call."""
-        linen_calls, is_suspect, writes = linen_calls or LinenCalls(variant.training), remat, False
+        linen_calls, is_suspect, writes = linen_calls or LinenCalls(variant.training), bool(remat), False
 
         def outputs_and_state(make_key: MakeKey) -> tuple[Any, dict]:
             nonlocal is_suspect, writes
@@ -197,7 +199,7 @@ class NNXFunctional(FunctionalModule):
             state, sown = self._values(module)[1] if variant.training else model_state, self._sown(module)
             return outputs, {**state, **sown} if sown else state
 
-        returned = (self._rematerialisation.run(outputs_and_state, make_key, inputs) if remat
+        returned = (self._rematerialisation.run(outputs_and_state, make_key, inputs, remat) if remat
                     else outputs_and_state(make_key))
         return returned, _PendingChecks(is_suspect, writes)
 

@@ -9,11 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from trainer.core.modules import lora
-from trainer.core.modules.base import IsFrozen, key_for
-from trainer.core.modules.calling.call_arguments import MakeKey
+from trainer.core.modules.base import key_for
 from trainer.core.modules.lora import AdaptedFunctional, AdaptedLayer, Adapters, BaseValues, unflattened
 from trainer.core.modules.nnx import NNXFunctional
 from trainer.core.tree_paths import SEPARATOR, named_leaves, updated
@@ -70,13 +68,6 @@ class AdaptedNNX(AdaptedFunctional):
                 where = SEPARATOR.join(filter(None, (path, name)))
                 drawn[where] = draw(key_for(key, where), self._shapes[where].shape, self._shapes[where].dtype)
         return updated(params, unflattened(drawn)), model_state, outputs
-
-    def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: DTypeLike | None = None,
-              is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
-        return self._owner.apply(
-            params, model_state, inputs, training=training, make_key=make_key, batch_norm=batch_norm, remat=remat,
-            compute_dtype=compute_dtype, is_frozen=is_frozen)
 
 
 def _joined(tree: PyTree, other: PyTree) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Rematerialization: the backward pass recomputes the inner activations of chosen layers instead of keeping them.
 
 Owns the choice of these layers, and their calls. It must not know Linen or NNX: adapters report the layer calls. Only
-the inputs and outputs of a rematerialized layer are kept. Its inner activations exist again while its own gradient is
+the inputs and outputs of a rematerialized layer are kept, and what a policy says (`remat_policies.py`). Its inner
+activations exist again while its own gradient is
 computed, at the cost of a second forward pass. See Chen et al., https://arxiv.org/abs/1604.06174, and `jax.checkpoint`.
 
 The choice starts with the layers that the module itself calls; a layer that holds too much is replaced by the layers
@@ -35,10 +36,12 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from trainer.core import remat_policies
 from trainer.core.ambient import state
 from trainer.core.modules.base import key_for
 from trainer.core.modules.batch_norm import STATISTICS_NAME
 from trainer.core.modules.calling.call_arguments import MakeKey
+from trainer.core.remat_policies import Remat, RematPolicy
 from trainer.core.types import PyTree
 
 Call = Callable[[], Any]
@@ -47,16 +50,13 @@ Plan = dict[Hashable, "Plan | None"]
 
 _NUMBERS = itertools.count()
 
-_POLICY = jax.checkpoint_policies.save_only_these_names(STATISTICS_NAME)
-
-
 class Rematerialisation:
     """Runs a module with rematerialization, and remembers the choice of its layers."""
 
     def __init__(self) -> None:
         self._plans: dict[Any, Plan] = {}
 
-    def run(self, apply: Callable[[MakeKey], Any], make_key: MakeKey, inputs: PyTree) -> Any:
+    def run(self, apply: Callable[[MakeKey], Any], make_key: MakeKey, inputs: PyTree, remat: Remat) -> Any:
         """Returns `apply(make_key)`, with the chosen layers rematerialized.
 
         An abstract run chooses the layers, once for each structure and shapes of the inputs.
@@ -65,12 +65,15 @@ class Rematerialisation:
           apply: applies the module; each layer is called by `call_layer`.
           make_key: returns the key of a random stream.
           inputs: the batch.
+          remat: the policy, or True.
         """
+        policy = remat_policies.get(remat)
+        assert policy is not None
         leaves, structure = jax.tree.flatten(inputs)
         spec = structure, tuple((jnp.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
         if spec not in self._plans:
             self._plans[spec] = _choose(apply)
-        with _observed_by(_Rematerialiser(self._plans[spec])):
+        with _observed_by(_Rematerialiser(self._plans[spec], policy)):
             return apply(make_key)
 
 
@@ -113,7 +116,9 @@ def rematerialise(transform: Callable[..., Any], call: Callable[..., Any], *obje
 
     # Both passes of a step are in one program, also in a loop over steps. Unless prevented, XLA would merge their equal
     # computations and keep the results.
-    arrays = iter(transform(arrays_of_call, prevent_cse=True, policy=_POLICY)(*objects))
+    observer: _Observer | None = state.current().layer_observer
+    policy = remat_policies.NOTHING if observer is None else observer.policy
+    arrays = iter(transform(arrays_of_call, prevent_cse=True, policy=policy.keeping(STATISTICS_NAME))(*objects))
     return jax.tree.unflatten(structure, [constants[index] if index in constants else next(arrays)
                                           for index in range(structure.num_leaves)])
 
@@ -147,6 +152,8 @@ def _choose(apply: Callable[[MakeKey], Any]) -> Plan:
 
 
 class _Observer(Protocol):
+    policy: RematPolicy
+
     def call_layer(self, path: Hashable, call: Call, rematerialised: Call) -> Any: ...
 
 
@@ -157,8 +164,9 @@ def _observed_by(observer: _Observer) -> contextlib.AbstractContextManager[None]
 class _Rematerialiser:
     """Follows a plan from layer to layer."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, policy: RematPolicy):
         self._plan = plan
+        self.policy = policy
 
     def call_layer(self, path: Hashable, call: Call, rematerialised: Call) -> Any:
         outer, inner = self._plan, self._plan.get(path, {})
@@ -196,6 +204,8 @@ class _Layer:
 
 class _Recorder:
     """Records the calls of layers, and makes the plan."""
+
+    policy = remat_policies.NOTHING
 
     def __init__(self) -> None:
         self._module_path: Hashable = None

@@ -87,9 +87,9 @@ def lora(
     plain = model if isinstance(model, Model) else Model(model)
     core = plain._core
     core.check_is_outside_of_steps()
+    functional = with_adapters(core.module, adapters)
     plain_class: Any = type(plain)
     made: LoraModel = object.__new__(_class_with_adapters(plain_class))
-    functional = with_adapters(core.module, adapters)
     vars(made).update(vars(plain))
     made.history = None
     configuration = Configuration()

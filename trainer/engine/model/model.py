@@ -16,6 +16,7 @@ from trainer.callbacks import History
 from trainer.core import arguments, errors
 from trainer.core.compile.entry_points import with_entry_points
 from trainer.core.modules import EmptyStack, as_functional
+from trainer.core.remat_policies import RematPolicy
 from trainer.core.timing import Timing
 from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
 from trainer.engine.loop import loop
@@ -85,7 +86,7 @@ class Model(StatefulModel):
         batch_norm: Literal["global", "per_replica"] = "global",
         microbatches: int = 1,
         precision: Precision | None = None,
-        remat: bool = False,
+        remat: bool | str | Callable[..., Any] = False,
         ema_decay: float | None = None,
         freeze: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
         data_on_device: bool | Auto = "auto",
@@ -124,7 +125,10 @@ class Model(StatefulModel):
             own dtypes.
           remat: whether to use activation checkpointing: activations inside of layers are recomputed for the
             gradients, which saves memory for a second forward pass. The layers are usually the layers or blocks that
-            the module calls.
+            the module calls. A policy of `jax.checkpoint_policies`, by name or as a function, says which values inside
+            of them are kept: "dots_with_no_batch_dims_saveable" keeps products with weights, "dots_saveable" all
+            products, "offload_dot_with_no_batch_dims" moves the former to the memory of the host. True keeps nothing,
+            as "nothing_saveable" does. The results are the same.
           ema_decay: decay, such as 0.999, of a moving average of the weights, which `evaluate` and `predict` then use.
             As in Keras, the first update initializes the average.
           freeze: a path pattern, or several, of parameters that are not trained, such as "encoder" or "dense.*/bias":
@@ -167,6 +171,8 @@ class Model(StatefulModel):
             ema_decay=ema_decay, freeze=freeze, module=core.module,
             data_on_device=data_on_device, guard_mode=compile_guard, skip_non_finite=skip_non_finite,
             penalties=regularizers, deterministic=deterministic, matmul_precision=matmul_precision)
+        if isinstance(options.remat, RematPolicy) and not core.strategy.is_described:
+            options.remat.check_memories(core.strategy.mesh.local_devices)
         if options.microbatches > 1 and core.overrides("train_step"):
             raise ValueError("`microbatches` divides the batches of the default `train_step`, but this model overrides "
                              "it. Override `compute_loss` instead, or divide the batch in the overridden step.")

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from trainer import regularizers
-from trainer.core import arguments, errors, precision, tree_paths
+from trainer.core import arguments, errors, precision, remat_policies, tree_paths
 from trainer.core.compile import recompilation_guard
 from trainer.core.modules import FunctionalModule
+from trainer.core.remat_policies import Remat
 from trainer.core.types import PyTree
 
 BATCH_NORM_POLICIES = ("global", "per_replica")
@@ -34,7 +35,7 @@ class CompileOptions:
     microbatches: int = 1
     policy: precision.Policy | None = None
     batch_norm: str = "global"
-    remat: bool = False
+    remat: Remat = False
     ema_decay: float | None = None
     freeze: tuple[str, ...] = ()
     trained_only: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ class CompileOptions:
         if jit_compile not in (True, False, "auto"):
             raise ValueError(f"`jit_compile` must be True, False or 'auto'. Received: {jit_compile!r}.")
         arguments.check_count("microbatches", microbatches, 1)
-        arguments.require_bool(run_eagerly=run_eagerly, remat=remat, skip_non_finite=skip_non_finite,
+        arguments.require_bool(run_eagerly=run_eagerly, skip_non_finite=skip_non_finite,
                                deterministic=deterministic)
         is_eager = bool(run_eagerly) or jit_compile is False
         check_eager(is_eager, deterministic)
@@ -79,7 +80,7 @@ class CompileOptions:
             microbatches=microbatches,
             policy=precision.get(precision_name),
             batch_norm=batch_norm,
-            remat=remat,
+            remat=remat_policies.get(remat) or False,
             ema_decay=_checked_decay(ema_decay),
             freeze=_frozen_patterns(freeze, module.param_variables),
             trained_only=module.trained_only,
