@@ -50,6 +50,29 @@ def test_the_only_loop_is_that_over_fused_steps(case):
         case.compiled().program, case.compiled().phase.steps_per_execution)
 
 
+class Block(nn.Module):
+    """A block with inner activations that are four times as large as its outputs."""
+
+    @nn.compact
+    def __call__(self, x):
+        h = x
+        for _ in range(3):
+            h = nn.gelu(nn.Dense(1024)(h))
+        return x + nn.Dense(256)(h)
+
+
+def test_a_policy_that_keeps_products_plans_less_memory_than_all_and_more_than_nothing():
+    def temporary_bytes(remat):
+        model = trainer.Model(trainer.Sequential([Block() for _ in range(6)]).module)
+        model.compile("sgd", "mse", remat=remat)
+        x = jax.ShapeDtypeStruct((8192, 256), jnp.float32)
+        plan = trainer.plan(model, (x, x), "1xh100", alternatives=False, verbose=False)
+        return plan.memory.temporary
+
+    nothing, dots, everything = (temporary_bytes(remat) for remat in (True, "dots_saveable", False))
+    assert nothing < 0.5 * dots and dots < 0.7 * everything
+
+
 @pytest.mark.parametrize("case", [Case(), Case(kind="test")], ids=name)
 def test_fused_steps_are_a_loop_of_known_length(case):
     assert case.compiled().phase.steps_per_execution > 1

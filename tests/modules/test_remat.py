@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
+import trainer
 from tests.support.module_cases import key_maker, no_keys
+from tests.support.networks import mirrored
 from tests.support.simulated_replicas import run_replicas
-from trainer.core import replica_context
+from trainer.core import remat_policies, replica_context
 from trainer.core.modules import as_functional
 from trainer.core.modules.remat import take_out
 from trainer.core.replica_context import get_replica_context
+from trainer.distribute import FullyShardedStrategy
+from trainer.testing import assert_strategies_equal
 
 WIDTH = 4
 X = np.random.default_rng(0).normal(size=(16, WIDTH)).astype(np.float32)
@@ -446,3 +451,113 @@ def test_a_step_needs_less_memory(make, in_loop):
         return lowered.compile(KEEP_BARRIERS).memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes(remat=True) < 0.35 * temporary_bytes(remat=False)
+
+
+# Policies.
+
+POLICIES = [True, "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "everything_saveable",
+            "offload_dot_with_no_batch_dims", jax.checkpoint_policies.save_only_these_names("hidden")]
+
+
+class LinenNamed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(2):
+            x = LinenNamedBlock()(x)
+        return x
+
+
+class LinenNamedBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        h = checkpoint_name(nn.Dense(3 * WIDTH)(x), "hidden")
+        return x + nn.Dense(WIDTH)(jnp.tanh(h))
+
+
+class NNXNamed(nnx.Module):
+    def __init__(self):
+        self.blocks = nnx.List([NNXNamedBlock(seed) for seed in range(2)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class NNXNamedBlock(nnx.Module):
+    def __init__(self, seed):
+        rngs = nnx.Rngs(seed)
+        self.first, self.last = nnx.Linear(WIDTH, 3 * WIDTH, rngs=rngs), nnx.Linear(3 * WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.last(jnp.tanh(checkpoint_name(self.first(x), "hidden")))
+
+
+@pytest.mark.parametrize("make", [LinenNamed, NNXNamed], ids=["linen", "nnx"])
+def test_a_policy_says_what_is_kept_and_gradients_are_those_of_a_plain_call(make):
+    functional = as_functional(make())
+    params, model_state = initial(functional)
+
+    def gradients(params, remat):
+        return jax.grad(lambda params: jnp.square(functional.apply(
+            params, model_state, X, training=True, make_key=no_keys, remat=remat_policies.get(remat) or False)[0]
+            ).mean())(params)
+
+    plain = jax.jit(gradients, static_argnums=1)(params, False)
+    counts = {}
+    for policy in POLICIES:
+        program = jax.make_jaxpr(gradients, static_argnums=1)(params, policy)
+        text = str(program)
+        counts[str(policy)] = (text.count(" dot_general["), text.count(" tanh "), text.count(" device_put["))
+        if policy in (True, "offload_dot_with_no_batch_dims"):
+            assert_same(jax.jit(gradients, static_argnums=1)(params, policy), plain)
+    recomputed = counts["True"]
+    assert counts["nothing_saveable"] == recomputed
+    assert counts["dots_saveable"] == counts["dots_with_no_batch_dims_saveable"]
+    assert counts["dots_saveable"][0] < recomputed[0] and counts["dots_saveable"][1] == recomputed[1]
+    assert counts["everything_saveable"][:2] == (counts["dots_saveable"][0], recomputed[1] // 2)
+    assert counts[str(POLICIES[-1])] == counts["dots_saveable"]
+    # Each product with weights goes to the host, and comes back.
+    assert recomputed[2] == 0 and counts["offload_dot_with_no_batch_dims"][2] > 0
+
+
+def test_a_memory_that_devices_lack_is_refused_by_name():
+    class Device:
+        def addressable_memories(self):
+            return [type("Memory", (), {"kind": "device"})()]
+
+        def __str__(self):
+            return "gpu:0"
+
+    with pytest.raises(ValueError, match=r"`remat='offload_dot_with_no_batch_dims'` keeps values in the memory "
+                                         r"'pinned_host', which the device gpu:0 lacks. It has: device"):
+        remat_policies.get("offload_dot_with_no_batch_dims").check_memories([Device()])
+    remat_policies.get("dots_saveable").check_memories([Device()])
+
+
+@pytest.mark.parametrize(("remat", "error", "says"), [
+    ("dots_savable", ValueError, "Unknown remat 'dots_savable'. Did you mean 'dots_saveable'.*JAX's policies: check"),
+    ("save_only_these_names", ValueError, r"Call it: `remat=jax.checkpoint_policies.save_only_these_names\(...\)`"),
+    (3, TypeError, "`remat` must be True, False, a name in")])
+def test_other_policies_are_refused(remat, error, says):
+    with pytest.raises(error, match=says):
+        trainer.Model(nn.Dense(1)).compile("sgd", "mse", remat=remat)
+
+
+@pytest.mark.slow
+def test_policies_give_the_same_training_on_two_devices_and_a_text_that_processes_agree_on():
+    def build(remat):
+        model = trainer.Model(LinenNamed(), seed=0)
+        model.compile("sgd", "mse", remat=remat, microbatches=2)
+        return model
+
+    x = np.tile(X, (2, 1))[:27]
+    for policy in ("dots_saveable", POLICIES[-1]):
+        assert_strategies_equal(lambda policy=policy: build(policy), (x, x), [mirrored(2), FullyShardedStrategy(
+            ["cpu:0", "cpu:1"], min_shard_bytes=0)], batch_size=8)
+        assert " at 0x" not in str(remat_policies.get(policy))
+    kept, plain = build("dots_saveable"), build(False)
+    for model in (kept, plain):
+        model.fit(x, x, batch_size=8, verbose=0)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7),
+                 kept.state.params, plain.state.params)
