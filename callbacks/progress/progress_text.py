@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer.core.norms import is_of_module
+
 
 def step_duration_text(secs: float, unit: str = "step") -> str:
     """Returns the text of the duration of a step, or of another unit.
@@ -49,10 +51,13 @@ def timing_text(timing: Mapping[str, float]) -> str:
 def log_texts(logs: Mapping[str, Any]) -> list[str]:
     """Returns each log as a name and a value: numbers with four decimals, tiny numbers in scientific notation.
 
+    Norms of single modules are left out: there may be many.
+
     >>> log_texts({"loss": 0.51234, "error": 1e-5, "note": "warm"})
     ['loss: 0.5123', 'error: 1.0000e-05', 'note: warm']
     """
-    return [f"{name}: {_value_text(value)}" for name, value in logs.items()]
+    return [f"{name}: {_value_text(value)}" for name, value in logs.items()
+            if not is_of_module(name)]
 
 
 def _value_text(value: Any) -> str:

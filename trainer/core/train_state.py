@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from trainer.core import errors, overwritten
+from trainer.core import errors, norms, overwritten
 from trainer.core.replica_context import MEAN_BY_DEFAULT, ReduceOp, ReplicaContext, get_replica_context
 from trainer.core.tree_paths import named_leaves, restricted, updated
 from trainer.core.types import Layout, PyTree
@@ -92,6 +92,12 @@ class TrainState:
             return None
         return skipped[0]._replace(total=functools.reduce(jnp.add, [counts.total for counts in skipped]),
                                    in_a_row=functools.reduce(jnp.maximum, [counts.in_a_row for counts in skipped]))
+
+    @property
+    def norm_logs(self) -> dict[str, jax.Array]:
+        """The logs of the norms of the last updates; empty if they are not kept."""
+        kept = [part.norms for part in self._opt_states() if part.norms is not None]
+        return norms.as_logs(kept) if kept else {}
 
     @property
     def skips_non_finite(self) -> bool:

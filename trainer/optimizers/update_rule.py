@@ -14,7 +14,7 @@ import jax.extend
 import jax.numpy as jnp
 import optax
 
-from trainer.core import arguments, configs, precision, tree_paths
+from trainer.core import arguments, configs, norms, precision, tree_paths
 from trainer.core.errors import wrong_type
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
@@ -86,6 +86,7 @@ class UpdateRule(ComparesByConfiguration):
       scales_gradients: whether to keep a dynamic loss scale in the optimizer's state. Updates with non-finite gradients
         are then skipped.
       skips_non_finite: whether to skip such updates also without a loss scale.
+      keeps_norms: whether to keep the norms of each update in the optimizer's state.
 
     Attributes:
       optimizer: the optimizer, without `LossScaleOptimizer`.
@@ -110,6 +111,7 @@ class UpdateRule(ComparesByConfiguration):
         ema_decay: float | None = None,
         scales_gradients: bool = False,
         skips_non_finite: bool = False,
+        keeps_norms: bool = False,
     ):
         self._initial_scale, self._growth_steps = precision.INITIAL_SCALE, precision.GROWTH_STEPS
         self.given = optimizer
@@ -126,6 +128,7 @@ class UpdateRule(ComparesByConfiguration):
         self._ema_decay = ema_decay
         self._scales_gradients = scales_gradients
         self.skips_non_finite = skips_non_finite
+        self._keeps_norms = keeps_norms
 
     def trainable(self, tree: PyTree) -> Any:
         """Returns the trained part of a tree of parameters or gradients."""
@@ -150,6 +153,10 @@ class UpdateRule(ComparesByConfiguration):
             state = state._replace(average=jax.tree.map(_as_average, trainable))
         if self._scales_gradients:
             state = state._replace(loss_scale=precision.initial_loss_scale(self._initial_scale))
+        if self._keeps_norms:
+            zeros = dict.fromkeys(norms.squares(trainable, self._prefix), jnp.zeros((), jnp.float32))
+            state = state._replace(norms=norms.Norms(*({name: jnp.zeros((), jnp.float32) for name in zeros}
+                                                       for _ in norms.LOGS)))
         return self.with_counts(state)
 
     def check_weights(self, paths: Iterable[str]) -> None:
@@ -192,7 +199,8 @@ class UpdateRule(ComparesByConfiguration):
             # As in Keras, the first update sets the average.
             decay = jnp.where(state.count == 0, 0.0, self._ema_decay)
             average = jax.tree.map(lambda mean, leaf: decay * mean + (1 - decay) * _as_average(leaf), average, new)
-        new_state = new_state._replace(average=average, loss_scale=state.loss_scale, skipped=state.skipped)
+        new_state = new_state._replace(average=average, loss_scale=state.loss_scale, skipped=state.skipped,
+                                       norms=state.norms)
         if self._skips:
             is_finite = precision.all_finite(grads)
             new, new_state = precision.where_finite(is_finite, (new, new_state), (trainable, state))
@@ -200,6 +208,11 @@ class UpdateRule(ComparesByConfiguration):
             if self._scales_gradients:
                 new_state = new_state._replace(loss_scale=precision.next_loss_scale(
                     state.loss_scale, is_finite, self._growth_steps))
+        if self._keeps_norms:
+            if self._skips:
+                updates = precision.where_finite(is_finite, updates, jax.tree.map(jnp.zeros_like, updates))
+            new_state = new_state._replace(norms=norms.Norms(
+                *(norms.squares(tree, self._prefix) for tree in (grads, updates, new))))
         return self.with_trained(params, new), new_state
 
     def keeps_averages(self, state: OptimizerState) -> bool:

@@ -92,6 +92,7 @@ class Model(StatefulModel):
         data_on_device: bool | Auto = "auto",
         compile_guard: Literal["warn", "error", "off"] = "warn",
         skip_non_finite: bool = False,
+        log_norms: bool = False,
         regularizers: Mapping[str, str | Penalty] | None = None,
         deterministic: bool = False,
         matmul_precision: Literal["default", "high", "highest"] | None = None,
@@ -145,6 +146,10 @@ class Model(StatefulModel):
           skip_non_finite: whether to skip updates with non-finite gradients: parameters, optimizer state and model
             state stay unchanged. The log "skipped_steps" counts skipped updates, and "skipped_in_a_row" is the largest
             number in a row. The loss scale of float16 does this in any case.
+          log_norms: whether to log L2 norms of each update: "grad_norm" of the gradients, before the optimizer clips
+            them, "update_norm" of what it adds to the parameters, and "param_norm" of the trained parameters after it;
+            and the same by top-level module, such as "grad_norm/encoder", which the progress bar leaves out. As other
+            logs, they are means over the steps of an epoch, and wait for nothing.
           regularizers: penalties of weights, by path patterns like the patterns of `freeze`: `{"**/kernel":
             trainer.regularizers.L2(1e-4)}`. As in Keras, they are part of the loss, of its gradient and of the loss
             that `evaluate` returns. A custom `train_step` adds `self.compute_penalties(params, model_state)` to its
@@ -170,7 +175,7 @@ class Model(StatefulModel):
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
             ema_decay=ema_decay, freeze=freeze, module=core.module,
             data_on_device=data_on_device, guard_mode=compile_guard, skip_non_finite=skip_non_finite,
-            penalties=regularizers, deterministic=deterministic, matmul_precision=matmul_precision)
+            log_norms=log_norms, penalties=regularizers, deterministic=deterministic, matmul_precision=matmul_precision)
         if isinstance(options.remat, RematPolicy) and not core.strategy.is_described:
             options.remat.check_memories(core.strategy.mesh.local_devices)
         if options.microbatches > 1 and core.overrides("train_step"):

@@ -125,7 +125,7 @@ class OverridableSteps:
             def of_trained(trained: Any) -> tuple[jax.Array, tuple[Any, Any, list[Any]]]:
                 return loss_and_outputs(updated(values, trained), state, batch)
 
-            # Without frozen parameters: their gradients would take memory in loops, where XLA keeps them.
+            # Not by frozen parameters, so that no gradient of them depends on what XLA removes.
             gradient = jax.value_and_grad(of_trained, has_aux=True)
             (loss, (y_pred, model_state, added)), grads = gradient(state.trainable(values))
             step_metrics.add(added)

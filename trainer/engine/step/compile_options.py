@@ -42,6 +42,7 @@ class CompileOptions:
     data_on_device: bool | str = "auto"
     compile_guard: str = "warn"
     skip_non_finite: bool = False
+    log_norms: bool = False
     regularizers: tuple[tuple[str, regularizers.Penalty], ...] = ()
     deterministic: bool = False
     matmul_precision: str | None = None
@@ -51,7 +52,7 @@ class CompileOptions:
         cls, *, steps_per_execution: Any, run_eagerly: Any, jit_compile: Any, microbatches: Any, precision_name: Any,
         batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any,
         module: FunctionalModule, data_on_device: Any, guard_mode: Any, skip_non_finite: Any,
-        penalties: Any, deterministic: Any, matmul_precision: Any,
+        log_norms: Any, penalties: Any, deterministic: Any, matmul_precision: Any,
     ) -> CompileOptions:
         """Returns the options for the arguments of `compile`.
 
@@ -69,7 +70,7 @@ class CompileOptions:
             raise ValueError(f"`jit_compile` must be True, False or 'auto'. Received: {jit_compile!r}.")
         arguments.check_count("microbatches", microbatches, 1)
         arguments.require_bool(run_eagerly=run_eagerly, skip_non_finite=skip_non_finite,
-                               deterministic=deterministic)
+                               log_norms=log_norms, deterministic=deterministic)
         is_eager = bool(run_eagerly) or jit_compile is False
         check_eager(is_eager, deterministic)
         if not isinstance(data_on_device, bool) and data_on_device != "auto":
@@ -87,6 +88,7 @@ class CompileOptions:
             data_on_device=data_on_device,
             compile_guard=recompilation_guard.check_mode(guard_mode),
             skip_non_finite=skip_non_finite,
+            log_norms=log_norms,
             regularizers=tuple((pattern, penalty) for pattern, identifier in _by_pattern(
                 "regularizers", penalties, "penalties, such as {'**/kernel': trainer.regularizers.L2(1e-4)}")
                 if (penalty := regularizers.get(identifier)) is not None),
@@ -132,6 +134,7 @@ class CompileOptions:
             "run_eagerly=True": (self.eager, "debug under `OneDeviceStrategy`"),
             "deterministic=True": (self.deterministic, "train under a synchronous strategy, as workers' gradients come "
                                    "in an order that changes"),
+            "log_norms=True": (self.log_norms, "train under a synchronous strategy"),
             "skip_non_finite=True": (self.skip_non_finite, "use `TerminateOnNaN`"),
             'precision="mixed_float16"': (self.scales_gradients, 'use "mixed_bfloat16", which needs no loss scale'),
         }

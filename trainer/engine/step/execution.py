@@ -208,4 +208,4 @@ class Execution:
 
 
 def _finished(before: Any, after: Any, step_logs: Any, rows: Any) -> Any:
-    return after, steps.count_skipped_updates(before, after, step_logs), rows
+    return after, steps.with_logs_of_updates(before, after, step_logs), rows

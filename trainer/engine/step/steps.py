@@ -92,14 +92,20 @@ def _tracing(step: Step) -> Iterator[TracedMetrics]:
         yield metrics
 
 
-def count_skipped_updates(
+def with_logs_of_updates(
     before: TrainState, after: TrainState, logs: Mapping[str, Any]
 ) -> OrderedDict[str, Any]:
-    """Returns the logs of a step together with logs of skipped updates, if updates may be skipped.
+    """Returns the logs of a step with norms, if they are kept, and of skipped updates, if updates may be skipped.
 
     "skipped_steps" counts them. With `skip_non_finite`, and not only a loss scale, "skipped_in_a_row" is the largest
     number in a row.
     """
+    norms = after.norm_logs
+    for name in logs:
+        if name in norms:
+            raise ValueError(f"`train_step` returns the log {name!r}, and so does `compile(log_norms=True)`. Give one "
+                             "of them another name, or leave `log_norms` out.")
+    logs = {**logs, **norms}
     skipped_before, skipped_after = before.skipped_updates, after.skipped_updates
     if skipped_before is None or skipped_after is None:
         return OrderedDict(logs)

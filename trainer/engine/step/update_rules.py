@@ -38,7 +38,7 @@ def make_update_rules(
                    and not options.is_frozen(tree_paths.SEPARATOR.join(map(str, path)))}
         return UpdateRule(as_optimizer(part, trained), prefix=prefix, is_frozen=is_frozen,
                           ema_decay=options.ema_decay, scales_gradients=options.scales_gradients,
-                          skips_non_finite=options.skip_non_finite)
+                          skips_non_finite=options.skip_non_finite, keeps_norms=options.log_norms)
 
     if optimizer is None:
         return None
