@@ -19,6 +19,7 @@ from trainer.callbacks.record.run_record import RunRecord as RunRecord
 from trainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau as ReduceLROnPlateau
 from trainer.callbacks.remote_monitor import RemoteMonitor as RemoteMonitor
 from trainer.callbacks.skip_non_finite import SkipNonFinite as SkipNonFinite
+from trainer.callbacks.spike_guard import SpikeGuard as SpikeGuard
 from trainer.callbacks.swap_ema_weights import SwapEMAWeights as SwapEMAWeights
 from trainer.callbacks.tensorboard.tensorboard import TensorBoard as TensorBoard
 from trainer.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN

@@ -12,6 +12,7 @@ from typing import Any, Protocol, SupportsFloat
 
 import numpy as np
 
+from trainer.core.spikes import SpikeRule
 from trainer.core.types import ArrayTree, Data, Verbose
 
 
@@ -102,6 +103,18 @@ class SavePoint(Protocol):
         """Starts the run with the training state and the batch count of the newest complete checkpoint in `folder`.
 
         The data, the history and the callbacks start afresh.
+
+        Raises:
+          ValueError: if no checkpoint is complete, or it is from another model.
+        """
+
+    def roll_back(self, folder: str) -> str | None:
+        """Gives the run the weights and the optimizer state of the newest complete checkpoint in `folder`.
+
+        The data, the history, the callbacks and the number of the step go on.
+
+        Returns:
+          The path of the checkpoint; None if there is none.
 
         Raises:
           ValueError: if no checkpoint is complete, or it is from another model.
@@ -198,6 +211,7 @@ class Run(Protocol):
     >>> class Model:
     ...     name = "model"
     ...     stop_training = skip_non_finite = False
+    ...     spike_rule = None
     ...     optimizer = history = None
     ...     current_run = None
     ...     def get_weights(self):
@@ -231,6 +245,9 @@ class Run(Protocol):
 
     skip_non_finite: bool
     """Whether updates with gradients that are not finite are left out."""
+
+    spike_rule: SpikeRule | None
+    """Which updates are left out because their loss or gradient norm is a spike. A run may lack it."""
 
     def get_weights(self) -> list[np.ndarray]:
         """Returns copies of all weights: first the leaves of the parameters, then the leaves of the model state."""

@@ -106,6 +106,13 @@ class TrainState:
         return any(rule is not None and rule.skips_non_finite for rule in rules)
 
     @property
+    def spike_streak(self) -> int | None:
+        """The `streak` of the `SpikeRule` of the optimizers; None if spikes are not skipped."""
+        rules = self.optimizer.values() if isinstance(self.optimizer, Mapping) else [self.optimizer]
+        streaks = [rule.spike_rule.streak for rule in rules if rule is not None and rule.spike_rule is not None]
+        return streaks[0] if streaks else None
+
+    @property
     def keeps_averages(self) -> bool:
         """Whether `averaged` has other parameters, because moving averages are kept or the optimizer averages."""
         if isinstance(self.optimizer, Mapping):

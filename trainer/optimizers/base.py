@@ -38,6 +38,7 @@ class OptimizerState(NamedTuple):
       average: moving average of the trained parameters, a float32 tree of the same structure; None if not kept.
       loss_scale: a `precision.LossScale`; None if gradients are not scaled.
       skipped: a `precision.SkippedUpdates`; None if updates with non-finite gradients are not skipped.
+      spikes: the `Spikes` of the last updates; None if spikes are not skipped.
       norms: the `Norms` of the last update; None if they are not logged.
     """
 
@@ -48,6 +49,7 @@ class OptimizerState(NamedTuple):
     loss_scale: Any = None
     skipped: Any = None
     norms: Any = None
+    spikes: Any = None
 
 
 class Optimizer(ComparesByConfiguration):

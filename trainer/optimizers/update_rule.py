@@ -14,7 +14,7 @@ import jax.extend
 import jax.numpy as jnp
 import optax
 
-from trainer.core import arguments, configs, norms, precision, tree_paths
+from trainer.core import arguments, configs, norms, precision, spikes, tree_paths
 from trainer.core.errors import wrong_type
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
@@ -86,12 +86,14 @@ class UpdateRule(ComparesByConfiguration):
       scales_gradients: whether to keep a dynamic loss scale in the optimizer's state. Updates with non-finite gradients
         are then skipped.
       skips_non_finite: whether to skip such updates also without a loss scale.
+      spike_rule: which updates to skip by their loss and gradient norm; None for no such updates.
       keeps_norms: whether to keep the norms of each update in the optimizer's state.
 
     Attributes:
       optimizer: the optimizer, without `LossScaleOptimizer`.
       given: the `optimizer` argument, which may be a `LossScaleOptimizer`.
-      skips_non_finite: the argument of the same name.
+      spike_rule: the argument of the same name.
+      skips_non_finite: whether updates with non-finite gradients are skipped also without a loss scale.
 
     Example:
       >>> from trainer import optimizers
@@ -111,6 +113,7 @@ class UpdateRule(ComparesByConfiguration):
         ema_decay: float | None = None,
         scales_gradients: bool = False,
         skips_non_finite: bool = False,
+        spike_rule: spikes.SpikeRule | None = None,
         keeps_norms: bool = False,
     ):
         self._initial_scale, self._growth_steps = precision.INITIAL_SCALE, precision.GROWTH_STEPS
@@ -127,7 +130,8 @@ class UpdateRule(ComparesByConfiguration):
         self._prefix = prefix
         self._ema_decay = ema_decay
         self._scales_gradients = scales_gradients
-        self.skips_non_finite = skips_non_finite
+        self.skips_non_finite = skips_non_finite or spike_rule is not None
+        self.spike_rule = spike_rule
         self._keeps_norms = keeps_norms
 
     def trainable(self, tree: PyTree) -> Any:
@@ -164,10 +168,14 @@ class UpdateRule(ComparesByConfiguration):
         self.optimizer.check_weights(path.removeprefix(self._prefix) for path in paths if path.startswith(self._prefix))
 
     def with_counts(self, state: OptimizerState) -> OptimizerState:
-        """Returns the state of a rule with another `skips_non_finite`, converted for this rule.
+        """Returns the state of a rule with another `skips_non_finite` or `spike_rule`, converted for this rule.
 
-        Adds or drops the counts of skipped updates.
+        Adds or drops the counts of skipped updates, and the last losses and norms.
         """
+        if self.spike_rule is None:
+            state = state._replace(spikes=None)
+        elif state.spikes is None or len(state.spikes.losses) != self.spike_rule.window:
+            state = state._replace(spikes=spikes.first(self.spike_rule))
         if not self._skips:
             return state._replace(skipped=None)
         return state if state.skipped is not None else state._replace(skipped=precision.no_skipped_updates())
@@ -200,17 +208,24 @@ class UpdateRule(ComparesByConfiguration):
             decay = jnp.where(state.count == 0, 0.0, self._ema_decay)
             average = jax.tree.map(lambda mean, leaf: decay * mean + (1 - decay) * _as_average(leaf), average, new)
         new_state = new_state._replace(average=average, loss_scale=state.loss_scale, skipped=state.skipped,
-                                       norms=state.norms)
+                                       norms=state.norms, spikes=state.spikes)
         if self._skips:
-            is_finite = precision.all_finite(grads)
-            new, new_state = precision.where_finite(is_finite, (new, new_state), (trainable, state))
-            new_state = new_state._replace(skipped=precision.next_skipped_updates(state.skipped, is_finite))
+            is_finite = is_made = precision.all_finite(grads)
+            kept = state.spikes
+            if self.spike_rule is not None:
+                norm = jnp.sqrt(sum(norms.squares(grads).values(), jnp.float32(0)))
+                # Without a loss, its ring holds zeros, of which none is a spike.
+                loss = jnp.asarray((extra or {}).get("value", 0), jnp.float32)
+                is_made &= jnp.isfinite(loss) & ~spikes.is_spike(self.spike_rule, state.spikes, loss, norm)
+                kept = spikes.after(state.spikes, loss, norm, is_made)
+            new, new_state = precision.where_finite(is_made, (new, new_state), (trainable, state))
+            new_state = new_state._replace(skipped=precision.next_skipped_updates(state.skipped, is_made), spikes=kept)
             if self._scales_gradients:
                 new_state = new_state._replace(loss_scale=precision.next_loss_scale(
                     state.loss_scale, is_finite, self._growth_steps))
         if self._keeps_norms:
             if self._skips:
-                updates = precision.where_finite(is_finite, updates, jax.tree.map(jnp.zeros_like, updates))
+                updates = precision.where_finite(is_made, updates, jax.tree.map(jnp.zeros_like, updates))
             new_state = new_state._replace(norms=norms.Norms(
                 *(norms.squares(tree, self._prefix) for tree in (grads, updates, new))))
         return self.with_trained(params, new), new_state

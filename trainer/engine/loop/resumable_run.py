@@ -296,6 +296,19 @@ class TrainingRun:
             self._core.state.set(restored_state(checkpoint, self._core.state.current))
         self.batches = checkpoint.document["batches"]
 
+    def roll_back(self, folder: str) -> str | None:
+        self.wait()
+        with self._timing.checkpoint:
+            path = self._prepared(folder).newest_whole()
+            if path is None:
+                return None
+            checkpoint = open_checkpoint(path, verify=False)
+            check_is_of_run(path, checkpoint.document)
+            present = self._core.state.current
+            # With the number of the step, by which random streams go on.
+            self._core.state.set(restored_state(checkpoint, present).replace(step=present.step))
+        return path
+
     def wait(self) -> None:
         if self._writer is not None:
             with self._timing.checkpoint:

@@ -20,6 +20,7 @@ from trainer.core.compile.entry_points import with_entry_points
 from trainer.core.files import check_suffix
 from trainer.core.modules import CallKwargs, as_functional, print_summary, render_summary
 from trainer.core.rng import default_seed
+from trainer.core.spikes import SpikeRule
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
@@ -234,6 +235,21 @@ class StatefulModel(OverridableSteps):
         if value != self.skip_non_finite:
             self._core.run.check_is_idle("Set `skip_non_finite`")
             self._core.configuration.set_skip_non_finite(bool(value))
+            self._core.state.take_over_rules()
+
+    @property
+    def spike_rule(self) -> SpikeRule | None:
+        """The rule by which updates are skipped, as `callbacks.SpikeGuard` sets it.
+
+        Assignment recompiles the train step. The optimizer state is kept. The next `compile` resets the value.
+        """
+        return self._core.configuration.options.spike_rule
+
+    @spike_rule.setter
+    def spike_rule(self, value: SpikeRule | None) -> None:
+        if value != self.spike_rule:
+            self._core.run.check_is_idle("Set `spike_rule`")
+            self._core.configuration.set_spike_rule(value)
             self._core.state.take_over_rules()
 
     # --- the state -------------------------------------------------------------------------------------------------

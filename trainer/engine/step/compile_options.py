@@ -15,6 +15,7 @@ from trainer.core import arguments, errors, precision, remat_policies, tree_path
 from trainer.core.compile import recompilation_guard
 from trainer.core.modules import FunctionalModule
 from trainer.core.remat_policies import Remat
+from trainer.core.spikes import SpikeRule
 from trainer.core.types import PyTree
 
 BATCH_NORM_POLICIES = ("global", "per_replica")
@@ -27,6 +28,7 @@ class CompileOptions:
     Attributes:
       eager: whether steps run uncompiled.
       policy: the dtype policy of `precision`, if any.
+      spike_rule: the rule of `SpikeGuard`, which `compile` does not set.
       trained_only: as in `FunctionalModule`.
     """
 
@@ -43,6 +45,7 @@ class CompileOptions:
     compile_guard: str = "warn"
     skip_non_finite: bool = False
     log_norms: bool = False
+    spike_rule: SpikeRule | None = None
     regularizers: tuple[tuple[str, regularizers.Penalty], ...] = ()
     deterministic: bool = False
     matmul_precision: str | None = None
@@ -135,6 +138,7 @@ class CompileOptions:
             "deterministic=True": (self.deterministic, "train under a synchronous strategy, as workers' gradients come "
                                    "in an order that changes"),
             "log_norms=True": (self.log_norms, "train under a synchronous strategy"),
+            "callbacks.SpikeGuard": (self.spike_rule is not None, "use `TerminateOnNaN`"),
             "skip_non_finite=True": (self.skip_non_finite, "use `TerminateOnNaN`"),
             'precision="mixed_float16"': (self.scales_gradients, 'use "mixed_bfloat16", which needs no loss scale'),
         }

@@ -98,7 +98,7 @@ def with_logs_of_updates(
     """Returns the logs of a step with norms, if they are kept, and of skipped updates, if updates may be skipped.
 
     "skipped_steps" counts them. With `skip_non_finite`, and not only a loss scale, "skipped_in_a_row" is the largest
-    number in a row.
+    number in a row. With a `SpikeRule`, "spike_streaks" counts its streaks.
     """
     norms = after.norm_logs
     for name in logs:
@@ -112,6 +112,9 @@ def with_logs_of_updates(
     counts: list[tuple[Metric, Any]] = [(_skipped_steps(), skipped_after.total - skipped_before.total)]
     if after.skips_non_finite:
         counts.append((_skipped_in_a_row(), skipped_after.in_a_row))
+    if (streak := after.spike_streak) is not None:
+        is_streak = (skipped_after.in_a_row > 0) & (skipped_after.in_a_row % streak == 0)
+        counts.append((_spike_streaks(), is_streak))
     values = {metric.name: MetricValue([count.astype(jnp.float32)], metric) for metric, count in counts}
     return OrderedDict({**logs, **values})
 
@@ -122,6 +125,11 @@ def with_logs_of_updates(
 @functools.cache
 def _skipped_steps() -> Sum:
     return Sum(name="skipped_steps")
+
+
+@functools.cache
+def _spike_streaks() -> Sum:
+    return Sum(name="spike_streaks")
 
 
 @functools.cache

@@ -38,7 +38,8 @@ def make_update_rules(
                    and not options.is_frozen(tree_paths.SEPARATOR.join(map(str, path)))}
         return UpdateRule(as_optimizer(part, trained), prefix=prefix, is_frozen=is_frozen,
                           ema_decay=options.ema_decay, scales_gradients=options.scales_gradients,
-                          skips_non_finite=options.skip_non_finite, keeps_norms=options.log_norms)
+                          skips_non_finite=options.skip_non_finite, keeps_norms=options.log_norms,
+                          spike_rule=options.spike_rule)
 
     if optimizer is None:
         return None

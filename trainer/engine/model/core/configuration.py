@@ -15,6 +15,7 @@ from trainer.core import tree_paths
 from trainer.core.errors import see
 from trainer.core.modules.base import FunctionalModule
 from trainer.core.replica_context import in_replica_context
+from trainer.core.spikes import SpikeRule
 from trainer.core.types import PyTree
 from trainer.engine.step.compile_options import CompileOptions, check_eager
 from trainer.engine.step.compiled_loss import CompiledLoss
@@ -114,6 +115,12 @@ class Configuration:
         """Sets `skip_non_finite` for steps traced from now on."""
         self.options = dataclasses.replace(self.options, skip_non_finite=value)
         self._note_given(skip_non_finite=value)
+        self.rules = with_options(self.rules, self.options)
+        self.forget_phases()
+
+    def set_spike_rule(self, value: SpikeRule | None) -> None:
+        """Sets `spike_rule` for steps traced from now on."""
+        self.options = dataclasses.replace(self.options, spike_rule=value)
         self.rules = with_options(self.rules, self.options)
         self.forget_phases()
 
