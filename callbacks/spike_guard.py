@@ -12,7 +12,7 @@ from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.run_protocol import Run, SavePoint
 from trainer.core import arguments
 from trainer.core.ambient.interactive_logging import print_message
-from trainer.core.spikes import SpikeRule
+from trainer.core.updates.spikes import SpikeRule
 
 LOGGER = logging.getLogger(__name__)
 

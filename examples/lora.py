@@ -1,4 +1,4 @@
-"""Adapts a Transformer in NNX to other data by LoRA: small matrices beside its layers are trained, and nothing else.
+"""Adapts a Transformer in NNX to other data by `trainer.lora`: small matrices beside its layers are trained alone.
 
 The Transformer reads scikit-learn's digits row by row. It learns them as they are, and is then adapted to negatives
 of mirrored ones. Hu et al., "LoRA: Low-rank adaptation of large language models", https://arxiv.org/abs/2106.09685.

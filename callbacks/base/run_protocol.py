@@ -12,8 +12,8 @@ from typing import Any, Protocol, SupportsFloat
 
 import numpy as np
 
-from trainer.core.spikes import SpikeRule
 from trainer.core.types import ArrayTree, Data, Verbose
+from trainer.core.updates.spikes import SpikeRule
 
 
 class RunOptimizer(Protocol):

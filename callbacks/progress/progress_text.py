@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.core.norms import is_of_module
+from trainer.core.updates.norms import is_of_module
 
 
 def step_duration_text(secs: float, unit: str = "step") -> str:

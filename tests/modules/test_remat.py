@@ -14,8 +14,8 @@ import trainer
 from tests.support.module_cases import key_maker, no_keys
 from tests.support.networks import mirrored
 from tests.support.simulated_replicas import run_replicas
-from trainer.core import remat_policies, replica_context
-from trainer.core.modules import as_functional
+from trainer.core import replica_context
+from trainer.core.modules import as_functional, remat_policies
 from trainer.core.modules.remat import take_out
 from trainer.core.replica_context import get_replica_context
 from trainer.distribute import FullyShardedStrategy

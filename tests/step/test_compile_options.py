@@ -355,9 +355,9 @@ def test_rematerialisation_is_in_the_compiled_step():
     assert barriers[1] > 1
 
 
-@pytest.mark.parametrize("remat", [1, "blocks", None])
-def test_remat_is_a_boolean(remat):
-    with pytest.raises(TypeError, match="remat"):
+@pytest.mark.parametrize(("remat", "error"), [(1, TypeError), ("blocks", ValueError), (None, TypeError)])
+def test_remat_is_a_boolean_or_a_policy(remat, error):
+    with pytest.raises(error, match="remat"):
         trainer.Model(Wide()).compile("sgd", "mse", remat=remat)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
-from trainer.core.norms import LOGS
+from trainer.core.updates.norms import LOGS
 from trainer.distribute import FullyShardedStrategy
 
 X, Y, _ = classification(24)

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from trainer.core import errors, norms, overwritten
+from trainer.core import errors, overwritten
 from trainer.core.replica_context import MEAN_BY_DEFAULT, ReduceOp, ReplicaContext, get_replica_context
 from trainer.core.tree_paths import named_leaves, restricted, updated
 from trainer.core.types import Layout, PyTree
+from trainer.core.updates import norms
 
 
 @jax.tree_util.register_dataclass

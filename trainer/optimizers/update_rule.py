@@ -14,10 +14,11 @@ import jax.extend
 import jax.numpy as jnp
 import optax
 
-from trainer.core import arguments, configs, norms, precision, spikes, tree_paths
+from trainer.core import arguments, configs, precision, tree_paths
 from trainer.core.errors import wrong_type
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
+from trainer.core.updates import norms, spikes
 from trainer.optimizers.base import Optimizer, OptimizerState
 from trainer.optimizers.evaluation_params import evaluation_params, keeps_averages, map_averages
 

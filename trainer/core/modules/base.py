@@ -14,8 +14,8 @@ import jax
 from jax.typing import DTypeLike
 
 from trainer.core.modules.calling.call_arguments import MakeKey
+from trainer.core.modules.remat_policies import Remat
 from trainer.core.modules.summary import CallObserver, CallRecorder, LayerRow, ModuleLayer
-from trainer.core.remat_policies import Remat
 from trainer.core.types import Layout, PyTree
 
 IsFrozen = Callable[[str], bool]

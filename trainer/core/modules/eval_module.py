@@ -14,7 +14,7 @@ from trainer.core import errors
 from trainer.core.modules.base import FunctionalModule, IsFrozen
 from trainer.core.modules.calling.call_arguments import MakeKey
 from trainer.core.modules.delegating import DelegatingFunctional
-from trainer.core.remat_policies import Remat
+from trainer.core.modules.remat_policies import Remat
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
 

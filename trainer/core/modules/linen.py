@@ -27,9 +27,9 @@ from trainer.core.modules.calling.call_arguments import CallKwargs, MakeKey, cal
 from trainer.core.modules.calling.mode_check import ModeCheck
 from trainer.core.modules.linen_calls import LinenCalls, StreamWanted, holds_configured_batch_norm
 from trainer.core.modules.remat import Rematerialisation
+from trainer.core.modules.remat_policies import Remat
 from trainer.core.modules.sequential import LinenStack
 from trainer.core.modules.summary import CallObserver, ModuleLayer
-from trainer.core.remat_policies import Remat
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import Layout, PyTree
 

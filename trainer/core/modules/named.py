@@ -14,8 +14,8 @@ from jax.typing import DTypeLike
 from trainer.core.errors import describe, unknown_name, wrong_type
 from trainer.core.modules.base import FunctionalModule, IsFrozen, key_for
 from trainer.core.modules.calling.call_arguments import MakeKey
+from trainer.core.modules.remat_policies import Remat
 from trainer.core.modules.summary import CallObserver, LayerRow, ModuleLayer, Path
-from trainer.core.remat_policies import Remat
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import Layout, PyTree
 

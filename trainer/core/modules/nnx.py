@@ -37,9 +37,9 @@ from trainer.core.modules.nnx_batch_norm import params_of_nnx_batch_norms, repla
 from trainer.core.modules.nnx_compute_dtype import set_nnx_compute_dtype
 from trainer.core.modules.nnx_sequential import NNXStack
 from trainer.core.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
+from trainer.core.modules.remat_policies import Remat
 from trainer.core.modules.summary import CallObserver, CallRecorder, ModuleLayer
 from trainer.core.overwritten import OVERWRITTEN
-from trainer.core.remat_policies import Remat
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import Layout, PyTree
 

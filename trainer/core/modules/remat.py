@@ -36,12 +36,12 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from trainer.core import remat_policies
 from trainer.core.ambient import state
+from trainer.core.modules import remat_policies
 from trainer.core.modules.base import key_for
 from trainer.core.modules.batch_norm import STATISTICS_NAME
 from trainer.core.modules.calling.call_arguments import MakeKey
-from trainer.core.remat_policies import Remat, RematPolicy
+from trainer.core.modules.remat_policies import Remat, RematPolicy
 from trainer.core.types import PyTree
 
 Call = Callable[[], Any]

@@ -16,7 +16,7 @@ from trainer.callbacks import History
 from trainer.core import arguments, errors
 from trainer.core.compile.entry_points import with_entry_points
 from trainer.core.modules import EmptyStack, as_functional
-from trainer.core.remat_policies import RematPolicy
+from trainer.core.modules.remat_policies import RematPolicy
 from trainer.core.timing import Timing
 from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
 from trainer.engine.loop import loop

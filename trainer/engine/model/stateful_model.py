@@ -20,9 +20,9 @@ from trainer.core.compile.entry_points import with_entry_points
 from trainer.core.files import check_suffix
 from trainer.core.modules import CallKwargs, as_functional, print_summary, render_summary
 from trainer.core.rng import default_seed
-from trainer.core.spikes import SpikeRule
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
+from trainer.core.updates.spikes import SpikeRule
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch, as_batch
 from trainer.distribute import Strategy, get_strategy

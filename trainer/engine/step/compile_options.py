@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from trainer import regularizers
-from trainer.core import arguments, errors, precision, remat_policies, tree_paths
+from trainer.core import arguments, errors, precision, tree_paths
 from trainer.core.compile import recompilation_guard
-from trainer.core.modules import FunctionalModule
-from trainer.core.remat_policies import Remat
-from trainer.core.spikes import SpikeRule
+from trainer.core.modules import FunctionalModule, remat_policies
+from trainer.core.modules.remat_policies import Remat
 from trainer.core.types import PyTree
+from trainer.core.updates.spikes import SpikeRule
 
 BATCH_NORM_POLICIES = ("global", "per_replica")
 

@@ -15,8 +15,8 @@ from trainer.core import tree_paths
 from trainer.core.errors import see
 from trainer.core.modules.base import FunctionalModule
 from trainer.core.replica_context import in_replica_context
-from trainer.core.spikes import SpikeRule
 from trainer.core.types import PyTree
+from trainer.core.updates.spikes import SpikeRule
 from trainer.engine.step.compile_options import CompileOptions, check_eager
 from trainer.engine.step.compiled_loss import CompiledLoss
 from trainer.engine.step.compiled_metrics import CompiledMetrics, CompileMetrics

@@ -82,7 +82,9 @@ def get(remat: object) -> RematPolicy | None:
             raise ValueError(f"`remat={remat!r}` is the name of a function that makes a policy. Call it: "
                              f"`remat=jax.checkpoint_policies.{remat}(...)`, with the names that layers give by "
                              "`jax.ad_checkpoint.checkpoint_name`.")
-        raise ValueError(f"{errors.unknown_name('remat', remat, known)} JAX's policies: {', '.join(sorted(known))}.")
+        near = errors.near_names(remat, known)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ValueError(f"Unknown remat {remat!r}.{hint} JAX's policies: {', '.join(sorted(known))}.")
     if callable(remat):
         policy: Any = remat
         name = getattr(policy, "__qualname__", None) or repr(policy)  # JAX's are dataclasses without addresses

@@ -27,7 +27,7 @@ class Spikes(NamedTuple):
 
     losses: jax.Array
     norms: jax.Array
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as in optax's states
 
 
 _LEAST_SHARE = 0.01  # of the median: deviations of values that hardly change would make spikes of rounding

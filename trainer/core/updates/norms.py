@@ -8,9 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from trainer.core.tree_paths import SEPARATOR, named_leaves
-from trainer.core.types import PyTree
-
 LOGS = ("grad_norm", "update_norm", "param_norm")
 """The names of the logs; those of a module go on with its name, as in "grad_norm/encoder"."""
 
@@ -29,7 +26,7 @@ class Norms(NamedTuple):
     parameters: dict[str, jax.Array]
 
 
-def squares(tree: PyTree, prefix: str = "") -> dict[str, jax.Array]:
+def squares(tree: Any, prefix: str = "") -> dict[str, jax.Array]:
     """Returns the sums of squares of a tree of arrays by the first part of their paths, float32 scalars.
 
     Args:
@@ -40,10 +37,10 @@ def squares(tree: PyTree, prefix: str = "") -> dict[str, jax.Array]:
     {'up': 25.0}
     """
     sums: dict[str, list[jax.Array]] = {}
-    for path, leaf in named_leaves(tree).items():
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = prefix.partition("/")[0] or jax.tree_util.keystr(path[:1], simple=True)
         wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-        sums.setdefault(f"{prefix}{path}".partition(SEPARATOR)[0], []).append(
-            jnp.sum(jnp.real(wide * jnp.conj(wide))).astype(jnp.float32))
+        sums.setdefault(name, []).append(jnp.sum(jnp.real(wide * jnp.conj(wide))).astype(jnp.float32))
     return {name: sum(values[1:], values[0]) for name, values in sums.items()}
 
 
