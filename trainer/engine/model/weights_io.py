@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from trainer.core import errors, replica_context, tree_paths
-from trainer.core.files import check_suffix
+from trainer.core.files import check_suffix, storage
 from trainer.core.modules import FunctionalModule
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
@@ -137,7 +137,7 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
 
 def check_may_write(path: str, overwrite: bool) -> None:
     """Raises FileExistsError if the path exists and `overwrite` is False."""
-    if not overwrite and os.path.exists(path):
+    if not overwrite and storage.exists(path):
         raise FileExistsError(f"{path!r} exists already. Pass `overwrite=True` to replace it, or another path.")
 
 

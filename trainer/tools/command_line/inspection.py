@@ -264,20 +264,23 @@ def _of_checkpoint(path: str) -> Inspection:
     try:
         checkpoint = checkpoints.open_checkpoint(path, verify=False)
     except (ValueError, OSError) as error:
-        if layout.DOCUMENT_ARRAYS not in damages or layout.DOCUMENT in damages:
+        files = checkpoints.data_folder(path)
+        is_document, are_arrays = (os.path.join(files, name) in {os.path.join(path, each) for each in damages}
+                                   for name in (layout.DOCUMENT, layout.DOCUMENT_ARRAYS))
+        if is_document or not are_arrays:
             return Inspection(path, "checkpoint", problems=[*problems, *([] if problems else [str(error)])])
         with naming_file(path):
-            content = read_json(os.path.join(path, layout.DOCUMENT), path)
+            content = read_json(os.path.join(files, layout.DOCUMENT), path)
             checkpoint = checkpoints.Checkpoint(  # its state's files may be whole
-                path, None, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
+                path, None, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES], files)
     index: Mapping[str, list[Any]] = {}
-    state_folder = os.path.join(path, layout.STATE)
+    state_folder = os.path.join(checkpoint.folder, layout.STATE)
     try:
         index = array_shards.read_index(state_folder, checkpoint.processes)
     except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError) as error:
         problems += [] if problems else [f"The index of {state_folder!r} cannot be read: {brief(error)}."]
     broken = {os.path.join(path, name) for name in damages}
-    in_state = any(name.startswith(f"{layout.STATE}/") for name in damages)
+    in_state = any(f"{layout.STATE}/" in name for name in damages)
 
     def state_of(name: str) -> str:
         files = {part.path for part in index.get(name, ())}

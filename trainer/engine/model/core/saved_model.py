@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.core import tree_paths
 from trainer.core.errors import brief, naming_file, see
-from trainer.core.files import parse_json
+from trainer.core.files import parse_json, storage
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import to_host
@@ -71,7 +71,7 @@ def _contents(state: TrainState, inputs: PyTree) -> tuple[dict[str, jax.Array], 
 
 def restore(path: str, holder: StateHolder) -> None:
     """Restores the training state that `save` wrote, and builds the model if needed. See `trainer.load`."""
-    document, read = _open_folder(path) if os.path.isdir(path) else _open_file(path)
+    document, read = _open_folder(path) if storage.is_folder(path) else _open_file(path)
     if not isinstance(document, dict) or document.get("kind") != _KIND:
         raise ValueError(f"{path!r} is a checkpoint of a run of `fit`. Give the folder that it is in to "
                          "`BackupAndRestore`; what `Model.save` writes is loaded here.")
@@ -103,7 +103,7 @@ def _open_folder(path: str) -> tuple[Any, Restore]:
         raise ValueError(f"{path!r} has the checkpoints of a run of `fit`. Give it to `BackupAndRestore`; what "
                          "`Model.save` writes is loaded here.")
     if not is_checkpoint(path):
-        names = [name for name in os.listdir(path) if name.isdecimal() and is_checkpoint(os.path.join(path, name))]
+        names = [name for name in storage.names(path) if name.isdecimal() and is_checkpoint(os.path.join(path, name))]
         if not names:
             raise ValueError(f"{path!r} is a folder, but no checkpoint as `Model.save` writes it.")
         path = os.path.join(path, max(names, key=int))

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.core.files import open_file, read_json
+from trainer.core.files import new_file, open_file, read_json
 
 _BLOCK_BYTES = 2**18  # is hashed and written while it is in the processor's cache
 _READ_BYTES = 2**26  # that are in memory beside an array of which not all columns are read
@@ -64,7 +64,8 @@ def write_shards(folder: str, process: int, arrays: MutableMapping[str, jax.Arra
     """
     index: dict[str, list[dict[str, Any]]] = {}
     kept = 0
-    with _HashedFile(os.path.join(folder, f"{process}.bytes")) as file:
+    with new_file(os.path.join(folder, f"{process}.bytes")) as opened:
+        file = _HashedFile(opened)
         while arrays:
             name = next(iter(arrays))
             array = arrays.pop(name)
@@ -79,9 +80,10 @@ def write_shards(folder: str, process: int, arrays: MutableMapping[str, jax.Arra
             if kept > _COLLECT_BYTES:  # since JAX 0.12 a fetched array can be part of a reference cycle
                 gc.collect(1)
                 kept = 0
-    with _HashedFile(os.path.join(folder, f"{process}.json")) as described:
+    with new_file(os.path.join(folder, f"{process}.json")) as opened:
+        described = _HashedFile(opened)
         described.write(memoryview(json.dumps(index).encode()))
-    return {os.path.basename(each.path): each.summary for each in (file, described)}
+    return {f"{process}.bytes": file.summary, f"{process}.json": described.summary}
 
 
 def read_index(folder: str, processes: int) -> dict[str, list[ArrayShard]]:
@@ -121,11 +123,11 @@ def read_array(shards: Sequence[ArrayShard], target: jax.ShapeDtypeStruct) -> ja
 
 
 class _HashedFile:
-    """A new file whose checksum is computed during the write; it is on the disk after closing."""
+    """A new file whose checksum is computed during the write."""
 
-    def __init__(self, path: str):
-        self.path, self.size = path, 0
-        self._file, self._digest = open(path, "xb", buffering=0), hashlib.sha256()  # noqa: SIM115  `__exit__` closes it
+    def __init__(self, file: Any):
+        self.size = 0
+        self._file, self._digest = file, hashlib.sha256()
 
     def write(self, content: memoryview) -> None:
         while content:
@@ -137,14 +139,6 @@ class _HashedFile:
     @property
     def summary(self) -> dict[str, Any]:
         return {"size": self.size, "sha256": self._digest.hexdigest()}
-
-    def __enter__(self) -> _HashedFile:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        with self._file:
-            if kind is None:
-                os.fsync(self._file.fileno())
 
 
 def _read_window(shards: Sequence[ArrayShard], window: Window, dtype: np.dtype) -> np.ndarray:
@@ -189,7 +183,7 @@ def _read_into(target: np.ndarray, shard: ArrayShard, inside: Window) -> None:
 
 def _fill(values: np.ndarray, file: Any, offset: int) -> None:
     content = values.reshape(-1).view(np.uint8).data
-    if not 0 <= offset <= os.fstat(file.fileno()).st_size:
+    if not 0 <= offset <= file.seek(0, os.SEEK_END):
         raise ValueError(f"{file.name!r} is cut short, or its index is damaged.")
     file.seek(offset)
     done = 0

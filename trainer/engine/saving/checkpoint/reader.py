@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from trainer.core import errors
-from trainer.core.files import read_json
+from trainer.core.files import read_json, storage
 from trainer.engine.saving.arrays import safetensors_file
 from trainer.engine.saving.checkpoint import array_shards, layout, plain, processes
-from trainer.engine.saving.checkpoint.manifest import CheckpointError, check_manifest
+from trainer.engine.saving.checkpoint.manifest import CheckpointError, check_manifest, data_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,14 @@ class Checkpoint:
       document: plain value that was saved with the arrays.
       specs: shape and dtype of each array by name.
       processes: number of processes that have written the arrays.
+      folder: folder of the files.
     """
 
     path: str
     document: Any
     specs: Mapping[str, layout.Spec]
     processes: int
+    folder: str
 
     def targets_here(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns targets for `restore` of all arrays, whole on this process's first device."""
@@ -63,7 +65,7 @@ class Checkpoint:
         failure: Exception | None = None
         try:
             with errors.naming_file(self.path):
-                index = array_shards.read_index(os.path.join(self.path, layout.STATE), self.processes)
+                index = array_shards.read_index(os.path.join(self.folder, layout.STATE), self.processes)
                 for name, struct in structs.items():
                     restored[name] = array_shards.read_array(index[name], struct)
         except Exception as error:
@@ -105,14 +107,16 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkp
     >>> checkpoint.restore({"up/bias": jax.numpy.zeros(3, "int32")})
     {'up/bias': Array([0, 1, 2], dtype=int32)}
     """
-    path = os.path.abspath(path)
+    path = storage.absolute(path)
     if verify:
         check_manifest(path)
+    folder = data_folder(path)
     with errors.naming_file(path):
-        content = read_json(os.path.join(path, layout.DOCUMENT), path)
-        with safetensors_file.read_arrays(os.path.join(path, layout.DOCUMENT_ARRAYS), path) as arrays:
+        content = read_json(os.path.join(folder, layout.DOCUMENT), path)
+        with safetensors_file.read_arrays(os.path.join(folder, layout.DOCUMENT_ARRAYS), path) as arrays:
             document = plain.decode(content["document"], dict(arrays))
-        return Checkpoint(path, document, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
+        return Checkpoint(path, document, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES],
+                          folder)
 
 
 def _struct_of(name: str, target: Any) -> jax.ShapeDtypeStruct:
