@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.core.errors import brief, naming_file
-from trainer.core.files import open_file, parse_json, read_json
+from trainer.core.files import open_file, parse_json, read_json, storage
 from trainer.core.received_text import printable
 from trainer.core.units import columns, readable_bytes
 
@@ -116,7 +116,7 @@ def inspect(path: str) -> Inspection:
     """
     from trainer.engine.saving.checkpoint import CheckpointFolder, is_checkpoint
 
-    if not os.path.isdir(path):
+    if not storage.is_folder(path):
         return _of_file(path)
     if is_checkpoint(path):
         return _of_checkpoint(path)
@@ -124,10 +124,10 @@ def inspect(path: str) -> Inspection:
     steps = folder.steps()
     if steps:
         return _of_run(folder, steps)
-    if os.path.isfile(os.path.join(path, "saved_model.pb")):
+    if storage.is_file(os.path.join(path, "saved_model.pb")):
         raise ValueError(f"{path!r} is a SavedModel of TensorFlow, which its own tool shows: `saved_model_cli show "
                          "--all --dir PATH`.")
-    if os.path.isfile(os.path.join(path, "signature.json")):
+    if storage.is_file(os.path.join(path, "signature.json")):
         return _of_stablehlo(path)
     raise ValueError(f"{path!r} is a folder without checkpoints or an exported model. Expected: a checkpoint, as "
                      "`Model.save` writes it, or the folder that was given to `BackupAndRestore`.")
@@ -311,8 +311,8 @@ def _step(checkpoint: Any, index: Mapping[str, list[Any]], rows: list[ArrayRow])
         return None
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shape, dtype = checkpoint.specs[name]
-    with naming_file(checkpoint.path):
-        return int(array_shards.read_array(index[name], jax.ShapeDtypeStruct(shape, dtype, sharding=here)))
+    with naming_file(checkpoint.path), array_shards.ShardFiles() as files:
+        return int(array_shards.read_array(index[name], jax.ShapeDtypeStruct(shape, dtype, sharding=here), files))
 
 
 def _row(name: str, spec: tuple[tuple[int, ...], Any], state: str) -> ArrayRow:

@@ -64,10 +64,10 @@ class Checkpoint:
         restored: dict[str, jax.Array] = {}
         failure: Exception | None = None
         try:
-            with errors.naming_file(self.path):
+            with errors.naming_file(self.path), array_shards.ShardFiles() as files:
                 index = array_shards.read_index(os.path.join(self.folder, layout.STATE), self.processes)
                 for name, struct in structs.items():
-                    restored[name] = array_shards.read_array(index[name], struct)
+                    restored[name] = array_shards.read_array(index[name], struct, files)
         except Exception as error:
             failure = error
         processes.raise_together(failure)  # otherwise a process could go on and delete files that another still reads
