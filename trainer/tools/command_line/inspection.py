@@ -272,15 +272,16 @@ def _of_checkpoint(path: str) -> Inspection:
         with naming_file(path):
             content = read_json(os.path.join(files, layout.DOCUMENT), path)
             checkpoint = checkpoints.Checkpoint(  # its state's files may be whole
-                path, None, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES], files)
+                path, None, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES], files,
+                bool(content.get(layout.ORBAX)))
     index: Mapping[str, list[Any]] = {}
     state_folder = os.path.join(checkpoint.folder, layout.STATE)
     try:
-        index = array_shards.read_index(state_folder, checkpoint.processes)
+        index = {} if checkpoint.is_orbax else array_shards.read_index(state_folder, checkpoint.processes)
     except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError) as error:
         problems += [] if problems else [f"The index of {state_folder!r} cannot be read: {brief(error)}."]
     broken = {os.path.join(path, name) for name in damages}
-    in_state = any(f"{layout.STATE}/" in name for name in damages)
+    in_state = any(f"{layout.STATE}/" in name or name.startswith(f"{layout.ORBAX}/") for name in damages)
 
     def state_of(name: str) -> str:
         files = {part.path for part in index.get(name, ())}

@@ -17,7 +17,7 @@ import numpy as np
 from trainer.core import errors
 from trainer.core.files import read_json, storage
 from trainer.engine.saving.arrays import safetensors_file
-from trainer.engine.saving.checkpoint import array_shards, layout, plain, processes
+from trainer.engine.saving.checkpoint import array_shards, layout, orbax_arrays, plain, processes
 from trainer.engine.saving.checkpoint.manifest import CheckpointError, check_manifest, data_folder
 
 
@@ -31,6 +31,7 @@ class Checkpoint:
       specs: shape and dtype of each array by name.
       processes: number of processes that have written the arrays.
       folder: folder of the files.
+      is_orbax: whether the arrays are in Orbax's files.
     """
 
     path: str
@@ -38,6 +39,7 @@ class Checkpoint:
     specs: Mapping[str, layout.Spec]
     processes: int
     folder: str
+    is_orbax: bool
 
     def targets_here(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns targets for `restore` of all arrays, whole on this process's first device."""
@@ -64,14 +66,26 @@ class Checkpoint:
         restored: dict[str, jax.Array] = {}
         failure: Exception | None = None
         try:
-            with errors.naming_file(self.path), array_shards.ShardFiles() as files:
-                index = array_shards.read_index(os.path.join(self.folder, layout.STATE), self.processes)
-                for name, struct in structs.items():
-                    restored[name] = array_shards.read_array(index[name], struct, files)
+            with errors.naming_file(self.path):
+                restored = (self._from_orbax if self.is_orbax else self._from_shards)(structs)
         except Exception as error:
             failure = error
         processes.raise_together(failure)  # otherwise a process could go on and delete files that another still reads
         return restored
+
+    def _from_shards(self, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        index = array_shards.read_index(os.path.join(self.folder, layout.STATE), self.processes)
+        with array_shards.ShardFiles() as files:
+            return {name: array_shards.read_array(index[name], struct, files) for name, struct in structs.items()}
+
+    def _from_orbax(self, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        def nothing(struct: jax.ShapeDtypeStruct) -> jax.Array:  # which Orbax does not write
+            return jax.make_array_from_callback(struct.shape, struct.sharding, lambda index: np.zeros(
+                struct.shape, struct.dtype)[index])
+
+        tree = orbax_arrays.OrbaxTree(os.path.join(self.folder, layout.ORBAX))
+        read = tree.read({name: struct.sharding for name, struct in structs.items() if struct.size})
+        return {name: read[name] if name in read else nothing(struct) for name, struct in structs.items()}
 
     def _check_same(self, wanted: Mapping[str, layout.Spec]) -> None:
         missing = [name for name in wanted if name not in self.specs]
@@ -116,7 +130,7 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkp
         with safetensors_file.read_arrays(os.path.join(folder, layout.DOCUMENT_ARRAYS), path) as arrays:
             document = plain.decode(content["document"], dict(arrays))
         return Checkpoint(path, document, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES],
-                          folder)
+                          folder, bool(content.get(layout.ORBAX)))
 
 
 def _struct_of(name: str, target: Any) -> jax.ShapeDtypeStruct:

@@ -25,7 +25,7 @@ from trainer.core.compile import jit
 from trainer.core.files import new_file, storage
 from trainer.distribute.cluster import ProcessGroup
 from trainer.engine.saving.arrays import file_locks, safetensors_file
-from trainer.engine.saving.checkpoint import array_shards, disk, layout, object_store, plain, processes
+from trainer.engine.saving.checkpoint import array_shards, disk, layout, object_store, orbax_arrays, plain, processes
 from trainer.engine.saving.checkpoint.manifest import (
     CheckpointError,
     is_checkpoint,
@@ -69,6 +69,7 @@ class CheckpointWriter:
         document: object,
         replace: bool = False,
         on_saved: Callable[[], None] | None = None,
+        as_orbax: bool = False,
     ) -> None:
         """Starts to save a checkpoint. After the return, arrays and document may be changed, deleted or donated.
 
@@ -84,13 +85,17 @@ class CheckpointWriter:
           replace: whether to replace an existing checkpoint, after the new checkpoint is complete.
           on_saved: function called on process 0, in the background thread, after the checkpoint is in place. Its errors
             are raised like errors of the save.
+          as_orbax: whether to write the arrays as a tree that Orbax reads; see `orbax_arrays`. On the local disk alone.
 
         Raises:
+          ImportError: if Orbax is to write and is not installed.
           TypeError: if an array is not a JAX array or is a random key, or the document has an unsupported value.
           FileExistsError: if `path` exists and `replace` is false, or `path` is not a checkpoint.
           OSError: if the folder cannot be created, or if the previous save failed, which leaves nothing behind.
           CheckpointError: if the previous save failed otherwise, or another process failed.
         """
+        if as_orbax:
+            orbax_arrays.check_installed()
         self.wait()
         # One at a time, so that at most one copy of the state is in memory.
         for thread in _in_background:
@@ -99,14 +104,15 @@ class CheckpointWriter:
         specs = {name: _spec_of(name, array) for name, array in arrays.items()}
         encoded, document_arrays = plain.encode(document)
         text = json.dumps({"arrays": layout.specs_as_json(specs), "document": encoded,
-                           layout.PROCESSES: jax.process_count()}, allow_nan=False).encode()
+                           layout.PROCESSES: jax.process_count(), **({layout.ORBAX: True} if as_orbax else {})},
+                          allow_nan=False).encode()
         lock = contextlib.ExitStack()
 
         def make_temporary() -> str:
             made, descriptor = _make_temporary(place, replace)
             if descriptor is not None:
                 lock.callback(file_locks.close, descriptor)
-            storage.make_folder(os.path.join(made, layout.STATE))
+            storage.make_folder(os.path.join(made, layout.ORBAX if as_orbax else layout.STATE))
             return made
 
         temporary = processes.from_first(make_temporary)
@@ -127,10 +133,12 @@ class CheckpointWriter:
 
         def finish() -> None:
             try:
-                files = _write_together(os.path.join(temporary, layout.STATE), copies, group)
+                files = _write_together(temporary, copies, group, as_orbax)
                 if jax.process_index() == 0:
+                    if as_orbax:
+                        orbax_arrays.finish(temporary)
                     _write_document(temporary, text, document_arrays)
-                    _put_in_place(temporary, place, {f"{layout.STATE}/{name}": file for name, file in files.items()})
+                    _put_in_place(temporary, place, files)
                     LOGGER.info("Saved %r in %.1f s.", os.fspath(path), time.monotonic() - begin)
                 lock.close()
             except Exception as error:
@@ -214,12 +222,19 @@ def _make_temporary(path: str, replace: bool) -> tuple[str, int | None]:
     return disk.make_temporary(path)
 
 
-def _write_together(folder: str, arrays: dict[str, jax.Array], group: ProcessGroup) -> dict[str, dict[str, Any]]:
-    """Writes this process's shards; returns the files of all processes, after they have written their shards."""
+def _write_together(
+    folder: str, arrays: dict[str, jax.Array], group: ProcessGroup, as_orbax: bool
+) -> dict[str, dict[str, Any]]:
+    """Writes this process's shards; returns the hashed files of all processes, after they have written their shards."""
     error: Exception | None = None
     files: dict[str, dict[str, Any]] = {}
     try:
-        files = array_shards.write_shards(folder, jax.process_index(), arrays)
+        if as_orbax:
+            orbax_arrays.write(folder, arrays)
+            arrays.clear()
+        else:
+            written_here = array_shards.write_shards(os.path.join(folder, layout.STATE), jax.process_index(), arrays)
+            files = {f"{layout.STATE}/{name}": file for name, file in written_here.items()}
     except Exception as failure:
         error = failure
     written = [json.loads(text) for text in group.all_gather(json.dumps(None if error else files), "checkpoint")]
