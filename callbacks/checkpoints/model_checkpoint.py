@@ -120,7 +120,7 @@ class ModelCheckpoint(PeriodicSaves):
         folder, name = os.path.split(path)
         folder = storage.real(folder)  # of a link in the folder, the link alone is deleted
         is_name = name not in ("", os.curdir, os.pardir)
-        return is_name and os.path.commonpath([self._own_folder, folder]) == self._own_folder
+        return is_name and f"{folder}/".startswith(f"{self._own_folder.rstrip('/')}/")
 
     def check_log_names(self, names: LogNames) -> None:
         """Rejects an unknown monitor, and a `filepath` with a name that not all saves have.

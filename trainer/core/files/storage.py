@@ -124,7 +124,7 @@ def make_folder(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Removes a file, or a folder with its content.
+    """Removes a file, or a folder with its content. In a store, objects beside folders go first, as they name others.
 
     Raises:
       FileNotFoundError: if there is nothing.
@@ -133,7 +133,11 @@ def remove(path: str) -> None:
     if is_remote(path):
         with _naming(path):
             store, name = _store(path)
-            store.rm(name, recursive=True)
+            found = store.find(name)
+            if not found:
+                raise FileNotFoundError(f"There is nothing at {path!r}.")
+            for each in sorted(found, key=lambda each: each.count("/")):
+                store.rm_file(each)  # fsspec's `rm` takes brackets and stars in names for patterns
     elif os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:

@@ -168,7 +168,7 @@ def _names_in_tree(specs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict
     names = {name: name for name in specs}
     if names and all(name.endswith("/value") for name in names):
         names = {name.removesuffix("/value"): there for name, there in names.items()}
-    if not any(name.startswith("params/") for name in names) or any(name in names for name in weights):
+    if not any(name.startswith("params/") for name in names) or any(name.startswith("params/") for name in weights):
         return names
     collections = {name.partition("/")[0] for name in weights}
     found = {}

@@ -76,10 +76,9 @@ def remove_leftovers(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Removes a checkpoint: first its manifest, so that a kill leaves no damaged checkpoint."""
-    for name in (manifest.FILE_NAME, ""):
-        with contextlib.suppress(FileNotFoundError):
-            storage.remove(os.path.join(path, name) if name else path)
+    """Removes a checkpoint, its manifest first, so that a kill leaves no damaged checkpoint."""
+    with contextlib.suppress(FileNotFoundError):
+        storage.remove(path)
 
 
 def put_aside(path: str) -> None:
@@ -97,4 +96,4 @@ def is_aside(path: str) -> bool:
 def _remove_others(path: str, kept: str) -> None:
     for name in storage.folder_names(path):
         if name != kept and manifest.DATA_FOLDER.fullmatch(name):
-            storage.remove(os.path.join(path, name))
+            remove(os.path.join(path, name))
