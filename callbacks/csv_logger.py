@@ -14,7 +14,7 @@ from trainer.callbacks.base.callback import Callback, LogNames, Logs, adds_logs
 from trainer.callbacks.base.run_protocol import run_detail
 from trainer.core import arguments
 from trainer.core.errors import MAX_ITEMS, brief, wrong_type
-from trainer.core.files import open_file
+from trainer.core.files import open_file, open_log, storage
 
 LOGGER = logging.getLogger(__name__)
 _MOST_HEADER_BYTES = 2**20
@@ -34,7 +34,8 @@ class CSVLogger(Callback):
     because another run may have added them.
 
     Args:
-      filename: path of the file. Missing folders are created.
+      filename: path of the file, or its URL in an object store, to which the whole file is written after each epoch.
+        Missing folders are created.
       separator: string between two values.
       append: True to add to an existing file, without a second header; False to replace it at the first row.
 
@@ -64,7 +65,7 @@ class CSVLogger(Callback):
     csv_file: Any = None
 
     def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False):
-        self.filename = arguments.as_path("filename", filename)
+        self.filename = storage.as_place("filename", filename)
         if not isinstance(separator, str):
             raise wrong_type("separator", separator, "one character")
         if len(separator) != 1 or separator in '\r\n"':
@@ -86,9 +87,9 @@ class CSVLogger(Callback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._close()  # an exception may have ended the last fit
-        os.makedirs(os.path.dirname(self.filename) or ".", exist_ok=True)
+        storage.make_folder(os.path.dirname(self.filename))
         # Not truncated yet: a resumed run, whose state is loaded later, continues its rows.
-        self.csv_file = open(self.filename, "a", newline="", encoding="utf-8")  # noqa: SIM115  Open for the whole fit.
+        self.csv_file = io.TextIOWrapper(open_log(self.filename), newline="", encoding="utf-8")
         self.writer = self.keys = None
         self._replaces = not self.append
         self._end = self._size() if self.append else 0
@@ -107,10 +108,10 @@ class CSVLogger(Callback):
         self._cut()
 
     def snapshot_side_effects(self) -> dict[str, Any] | None:
-        return {"file": os.path.abspath(self.filename), "end": self._end} if self.append else None
+        return {"file": storage.absolute(self.filename), "end": self._end} if self.append else None
 
     def rollback_side_effects(self, note: Mapping[str, Any]) -> None:
-        if self.append and note["file"] == os.path.abspath(self.filename) and 0 <= note["end"] <= self._size():
+        if self.append and note["file"] == storage.absolute(self.filename) and 0 <= note["end"] <= self._size():
             self._end = note["end"]
             self._cut()
 
@@ -148,7 +149,7 @@ class CSVLogger(Callback):
         Raises:
           ValueError: if the content is of another form, or a name has no column.
         """
-        if not os.path.isfile(self.filename):
+        if not storage.is_file(self.filename):
             return None  # no such file yet, or a device, which has no columns
         with open_file(self.filename) as file:
             begin = file.read(_MOST_HEADER_BYTES).decode(errors="replace")
@@ -180,7 +181,7 @@ class CSVLogger(Callback):
         if self._size() <= self._end:  # a device such as /dev/null cannot be cut
             return
         if self.append:
-            with open(self.filename, "rb") as file, open(f"{self.filename}.cut", "ab") as kept:
+            with open_file(self.filename) as file, open_log(f"{self.filename}.cut") as kept:
                 file.seek(self._end)
                 kept.write(file.read())
             LOGGER.warning("CSVLogger goes on after byte %d of %r, and has moved the rows behind it to %r.", self._end,
@@ -188,6 +189,8 @@ class CSVLogger(Callback):
         self.csv_file.truncate(self._end)
 
     def _size(self) -> int:
+        if storage.is_remote(self.filename):
+            return self.csv_file.buffer.getbuffer().nbytes
         return os.fstat(self.csv_file.fileno()).st_size
 
     def _close(self) -> None:

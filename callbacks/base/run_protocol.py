@@ -175,12 +175,13 @@ class RunDetails(Protocol):
         """Replaces the weights by their moving averages."""
 
     def begin_save(self, filepath: str | os.PathLike[str]) -> None:
-        """Starts to save the current model to a folder, in the format of `save`; training may continue.
+        """Starts to save the training state of the current model to a folder of Orbax; training may continue.
 
         Waits for the previous save and raises its error. A run may lack this method and `wait_for_save`.
 
         Raises:
           OSError: if this save or the previous save cannot be written.
+          ImportError: if Orbax is not installed.
         """
 
     def wait_for_save(self) -> None:

@@ -19,6 +19,7 @@ from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.callbacks.record.run_record import FILE_NAME as RECORD_NAME
 from trainer.core import arguments
 from trainer.core.ambient.interactive_logging import print_message
+from trainer.core.files import storage
 from trainer.core.types import Phase
 
 LOGGER = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class BackupAndRestore(Callback):
     guarantees by platform. After `TerminateOnNaN` has found a NaN loss, nothing is saved, not even at the end.
 
     Args:
-      backup_dir: folder for this run alone.
+      backup_dir: folder for this run alone, or its URL in an object store, such as "s3://bucket/run".
       save_freq: "epoch" to save after each epoch, a number of batches, counted over the epochs, or a
         `datetime.timedelta`.
       double_checkpoint: whether to keep the checkpoint before the newest too, in case the newest gets damaged.
@@ -74,7 +75,7 @@ class BackupAndRestore(Callback):
     ):
         arguments.require_bool(double_checkpoint=double_checkpoint, delete_checkpoint=delete_checkpoint,
                                save_on_error=save_on_error)
-        self.backup_dir = arguments.as_path("backup_dir", backup_dir, "the path of a folder for the checkpoints")
+        self.backup_dir = storage.as_place("backup_dir", backup_dir, "the path of a folder for the checkpoints")
         self.save_freq = _checked_save_freq(save_freq)
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
@@ -109,7 +110,7 @@ class BackupAndRestore(Callback):
             if jax.process_count() > 1:
                 self._check_for_several_processes()
             self._point = point
-            self._folder = os.path.abspath(self.backup_dir)  # wherever a callback may change to
+            self._folder = storage.absolute(self.backup_dir)  # wherever a callback may change to
             resumed = self._resumed(point)
             if resumed and jax.process_index() == 0:
                 if (self.params or {}).get("verbose"):
@@ -143,7 +144,7 @@ class BackupAndRestore(Callback):
         if self.delete_checkpoint:
             if self.run_folder is not None and jax.process_index() == 0:
                 with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(self._folder, RECORD_NAME))
+                    storage.remove(os.path.join(self._folder, RECORD_NAME))
             self._point.delete(self._folder)
 
     def _resumed(self, point: SavePoint) -> str | None:

@@ -20,9 +20,8 @@ import numpy as np
 from trainer.callbacks.base.callback import LogNames
 from trainer.callbacks.base.monitor_callback import Mode, advice
 from trainer.callbacks.checkpoints.periodic_saves import PeriodicSaves
-from trainer.core import arguments
 from trainer.core.errors import see
-from trainer.core.files import check_suffix
+from trainer.core.files import check_suffix, storage
 from trainer.core.types import Verbose
 
 _DEFAULT_MONITOR = "val_loss"
@@ -36,8 +35,8 @@ class ModelCheckpoint(PeriodicSaves):
     and the list of files resume with the run; as in Keras, another `fit` with the same instance continues them.
 
     Args:
-      filepath: path of the file. `{epoch}` and `{batch}`, counted from 1, and the names of logs are replaced, as in
-        "weights-{epoch:02d}-{val_loss:.2f}.safetensors". Missing folders are created.
+      filepath: path of the file, or its URL in an object store. `{epoch}` and `{batch}`, counted from 1, and the names
+        of logs are replaced, as in "weights-{epoch:02d}-{val_loss:.2f}.safetensors". Missing folders are created.
       monitor: name of the log that ranks the models; None for no ranking.
       verbose: 1 to print messages, 0 for no messages.
       save_best_only: whether to save only if the monitored value improves. An epoch without this value, such as an
@@ -95,7 +94,7 @@ class ModelCheckpoint(PeriodicSaves):
                          save_best_only, save_weights_only, max_to_keep)
         if save_best_only and monitor is None:
             raise ValueError("`save_best_only=True` needs a `monitor`, the name of the log that says which is best.")
-        self.filepath = arguments.as_path("filepath", filepath)
+        self.filepath = storage.as_place("filepath", filepath)
         check_suffix("filepath", self.filepath, ".safetensors", or_folder=not save_weights_only)
         _check_format(self.filepath)
         self._ranks = save_best_only or (monitor is not None and max_to_keep is not None)
@@ -115,13 +114,13 @@ class ModelCheckpoint(PeriodicSaves):
     @property
     def _own_folder(self) -> str:
         """Folder of all files of this callback: the folder of `filepath` up to the first replaced name."""
-        return os.path.realpath(os.path.dirname(self.filepath.partition("{")[0]))
+        return storage.real(os.path.dirname(self.filepath.partition("{")[0]))
 
     def _is_own(self, path: str) -> bool:
         folder, name = os.path.split(path)
-        folder = os.path.realpath(folder)  # of a link in the folder, the link alone is deleted
+        folder = storage.real(folder)  # of a link in the folder, the link alone is deleted
         is_name = name not in ("", os.curdir, os.pardir)
-        return is_name and os.path.commonpath([self._own_folder, folder]) == self._own_folder
+        return is_name and f"{folder}/".startswith(f"{self._own_folder.rstrip('/')}/")
 
     def check_log_names(self, names: LogNames) -> None:
         """Rejects an unknown monitor, and a `filepath` with a name that not all saves have.
@@ -181,7 +180,7 @@ class ModelCheckpoint(PeriodicSaves):
 
     def _save(self, path: str) -> None:
         if jax.process_index() == 0:
-            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            storage.make_folder(os.path.dirname(path))
         try:
             if self.save_weights_only:
                 self.model.save_weights(path)

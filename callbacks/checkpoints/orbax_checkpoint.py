@@ -5,6 +5,7 @@ Owns the time and the number of each save, and the deletion of old checkpoints. 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
 from collections.abc import Mapping
@@ -19,23 +20,26 @@ from trainer.callbacks.base.monitor_callback import Mode
 from trainer.callbacks.base.run_protocol import Run, run_detail
 from trainer.callbacks.checkpoints.periodic_saves import PeriodicSaves
 from trainer.core import arguments
+from trainer.core.errors import missing_package
 from trainer.core.types import Verbose
 
 
 class OrbaxCheckpoint(PeriodicSaves):
     """Saves the model to numbered checkpoints in a folder and keeps the newest, while training continues.
 
-    A checkpoint has the format of `Model.save` to a folder, which is verified bit for bit when it is read, not Orbax's
-    own format. `trainer.load("run/7", model)` loads a checkpoint, and `trainer.load("run", model)` loads the checkpoint
-    with the largest number. A checkpoint's name is the index of the epoch, from 0, or with a `save_freq` the number of
-    batches so far, counted from the optimizer's `iterations`. The callback deletes only its own checkpoints, and
-    replaces a checkpoint of the same number.
+    A checkpoint is a step of Orbax's `CheckpointManager`, of a single tree that `ocp.args.StandardRestore` restores:
+    the training state, with paths such as `params/Dense_0/kernel`. Beside it are checksums, with which `trainer.load`
+    verifies it bit for bit. `trainer.load("run/7", model)` loads a checkpoint, and `trainer.load("run", model)` loads
+    the checkpoint with the largest number; `Model.load_weights` takes the same paths. A checkpoint's name is the index
+    of the epoch, from 0, or with a `save_freq` the number of batches so far, counted from the optimizer's `iterations`.
+    The callback deletes only its own checkpoints, and replaces a checkpoint of the same number.
 
     After `TerminateOnNaN` has found a NaN loss, nothing is written. `best` and the counts resume with the run. To
     resume an interrupted run, including data and callbacks, use `BackupAndRestore`.
 
     Args:
-      directory: folder of the checkpoints; created if missing.
+      directory: folder of the checkpoints; created if missing. Not in an object store, where a checkpoint of Orbax
+        would not appear in one step; `ModelCheckpoint` saves there.
       monitor: name of the log that ranks the models, for `save_best_only`.
       verbose: 1 to print messages, 0 for no messages.
       save_best_only: whether to save only if the monitored value improves. An epoch without this value, such as an
@@ -58,6 +62,7 @@ class OrbaxCheckpoint(PeriodicSaves):
         `mode` is "auto" and the direction is unknown.
       TypeError: for arguments of a wrong type.
       OSError: from `fit` or `wait_until_finished`, if a checkpoint cannot be written.
+      ImportError: if orbax-checkpoint is not installed, unless only weights are saved.
 
     Example:
 
@@ -87,6 +92,8 @@ class OrbaxCheckpoint(PeriodicSaves):
                          max_to_keep)
         arguments.require_bool(save_on_background=save_on_background)
         self.directory = arguments.as_path("directory", directory, "the path of a folder for the checkpoints")
+        if not save_weights_only and importlib.util.find_spec("orbax") is None:
+            raise missing_package("OrbaxCheckpoint", "orbax-checkpoint", "orbax")
         self.save_on_background = save_on_background
         self._batches = 0
         self._kept: list[int] = []  # the numbers of the checkpoints that this callback wrote and are there
@@ -147,10 +154,12 @@ class OrbaxCheckpoint(PeriodicSaves):
             if jax.process_index() == 0:
                 os.makedirs(self.directory, exist_ok=True)
             self.model.save_weights(path)
-        elif self.save_on_background and begin_save is not None:
-            begin_save(path)
-        else:
+        elif begin_save is None:
             self.model.save(path)
+        else:
+            begin_save(path)
+            if not self.save_on_background:
+                self._wait()
 
     def _wait(self) -> None:
         run_detail(self.model, "wait_for_save", lambda: None)()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import os
-import shutil
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.core import arguments
 from trainer.core.ambient.interactive_logging import print_message
+from trainer.core.files import storage
 from trainer.core.types import Phase, Verbose
 
 
@@ -119,11 +119,8 @@ class PeriodicSaves(TrainBatchCallback, MonitorCallback, abc.ABC):
         if jax.process_index() != 0:
             return
         try:
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
-            else:
-                os.remove(path)
+            storage.remove(path)
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+            if isinstance(error, FileNotFoundError) and (storage.is_remote(path) or not os.path.lexists(path)):
                 return  # deleted already, such as by the run that was resumed
             warnings.warn(f"`{type(self).__name__}` cannot delete {path!r}: {error}", UserWarning, stacklevel=2)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from trainer.core import arguments
+from trainer.core.files import open_log, storage
 
 
 class JSONLines:
@@ -25,7 +26,7 @@ class JSONLines:
 
     Args:
       path: path of the file, such as "runs/first/log.jsonl"; its folder is created if missing. A link is followed to
-        its target.
+        its target. Or its URL in an object store, to which the whole file is written with each line.
       append: True to keep the lines of an existing file and add the lines of this run, starting with its parameters;
         False to replace them. Lines of a run that restarts before its first checkpoint are kept too.
 
@@ -52,6 +53,10 @@ class JSONLines:
         self.append = append
         self._end: int | None = None  # bytes that are kept when the file is opened; None: all to append, none otherwise
         self._is_begun = self._has_params = False
+        self._log: Any = None  # of an object store, where each line writes the whole file
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_log": None}
 
     @property
     def folder(self) -> str:
@@ -75,7 +80,7 @@ class JSONLines:
 
     def finish(self, failed: bool = False) -> None:
         """Ends the run, so that the next run can begin."""
-        self._end, self._is_begun, self._has_params = None, False, False
+        self._end, self._is_begun, self._has_params, self._log = None, False, False, None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the length of the file in bytes."""
@@ -87,10 +92,13 @@ class JSONLines:
 
     def _end_now(self) -> int:
         if self._end is None:
-            self._end = os.path.getsize(self.path) if self.append and os.path.exists(self.path) else 0
+            self._end = storage.size(self.path) if self.append and storage.exists(self.path) else 0
         return self._end
 
     def _write(self, value: Mapping[str, Any]) -> None:
+        if storage.is_remote(self.path):
+            self._write_to_store(_line_of(value))
+            return
         if not self._is_begun:
             _make_ready(self.path)
             end = self._end_now()
@@ -98,15 +106,31 @@ class JSONLines:
                 file.truncate(min(end, file.tell()))
                 _end_line(file)
             self._is_begun = True
-        line = json.dumps({name: _without_nan(item) for name, item in value.items()}, default=str) + "\n"
         with open(self.path, "ab") as file:
-            file.write(line.encode())
+            file.write(_line_of(value))
             self._end = file.tell()
+
+    def _write_to_store(self, line: bytes) -> None:
+        if not self._is_begun:
+            end = self._end_now()
+            self._log = open_log(self.path)
+            self._log.truncate(min(end, self._log.tell()))
+            _end_line(self._log)
+            self._is_begun = True
+        self._log.write(line)
+        self._log.flush()
+        self._end = self._log.tell()
+
+
+def _line_of(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps({name: _without_nan(item) for name, item in value.items()}, default=str) + "\n").encode()
 
 
 def _as_file_path(value: object) -> str:
     """Returns the path of an existing or new file as a string."""
-    path = arguments.as_path("path", value)
+    path = storage.as_place("path", value)
+    if storage.is_remote(path):
+        return path
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, "`path` must be the path of a file, and is that of a folder. Give the "
                                 "name of a file in it", path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from trainer.callbacks.loggers.logger import Logger, ResumableLogger
 from trainer.callbacks.record.run_description import params_of
 from trainer.core.arguments import as_count_or_word
 from trainer.core.errors import wrong_type
+from trainer.core.files import storage
 from trainer.core.types import Phase
 
 
@@ -176,7 +176,7 @@ def _check_files_differ(loggers: tuple[Logger, ...]) -> None:
     files: set[str] = set()
     for logger in loggers:
         if isinstance(logger, JSONLines):
-            file = os.path.realpath(logger.path)
+            file = storage.real(logger.path)
             if file in files:
                 raise ValueError(f"`LogTo` has two loggers for the file {logger.path!r}. Give each a path of its own.")
             files.add(file)

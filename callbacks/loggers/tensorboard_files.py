@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.core import arguments
 from trainer.core.errors import missing_package
+from trainer.core.files import storage
 
 
 class TensorBoardFiles:
@@ -18,7 +18,7 @@ class TensorBoardFiles:
     A resumed run adds a file. TensorBoard ignores the data of earlier files from the first step of the new file on.
 
     Args:
-      log_dir: directory of the files, created if missing. Artifacts are not copied.
+      log_dir: directory of the files, created if missing, or its URL in an object store. Artifacts are not copied.
 
     Raises:
       ImportError: if tensorboardX is not installed.
@@ -40,7 +40,7 @@ class TensorBoardFiles:
         except ImportError as error:
             raise missing_package("TensorBoardFiles", "tensorboardX", "tensorboard") from error
         self._new_file = EventFile
-        self.log_dir = arguments.as_path("log_dir", log_dir, "the path of a folder")
+        self.log_dir = storage.as_place("log_dir", log_dir, "the path of a folder")
         self._file: Any = None
         self._last_step: int | None = None
         self._is_resumed = False

@@ -16,8 +16,7 @@ from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.log_values import as_json
 from trainer.callbacks.base.run_protocol import run_detail
 from trainer.callbacks.record.environment import environment, peak_memory
-from trainer.core import arguments
-from trainer.core.files import read_json
+from trainer.core.files import read_json, replace_file, storage
 from trainer.core.types import Phase
 
 FILE_NAME = "run.json"
@@ -59,7 +58,7 @@ class RunRecord(Callback):
     stops_consistently = True
 
     def __init__(self, folder: str | os.PathLike[str]):
-        self.folder = os.path.abspath(arguments.as_path("folder", folder, "the path of a folder"))
+        self.folder = storage.absolute(storage.as_place("folder", folder, "the path of a folder"))
         self._record: dict[str, Any] | None = None
         self._is_written = False
         self._written_at = 0.0
@@ -81,7 +80,7 @@ class RunRecord(Callback):
             with _unharmed("be written"):
                 is_resumed = bool(getattr(self.model.history, "epoch", ()))
                 self._record |= {**environment(), "earlier": _earlier(self.path) if is_resumed else []}
-                os.makedirs(self.folder, exist_ok=True)
+                storage.make_folder(self.folder)
                 self._write(self._record)
             self._is_written = True
 
@@ -103,7 +102,7 @@ class RunRecord(Callback):
 
     def _update(self, status: str) -> None:
         # `BackupAndRestore` may have deleted the folder.
-        if self._record is None or not self._is_written or not os.path.isdir(self.folder):
+        if self._record is None or not self._is_written or not storage.is_folder(self.folder):
             return
         with _unharmed("be written"):
             timing, history = run_detail(self.model, "timing"), getattr(self.model, "history", None)
@@ -115,10 +114,7 @@ class RunRecord(Callback):
                 "train_step_flops": run_detail(self.model, "train_step_flops", lambda: None)()})
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        text = json.dumps(as_json(record), indent=1)
-        with open(f"{self.path}.tmp", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(f"{self.path}.tmp", self.path)
+        replace_file(self.path, json.dumps(as_json(record), indent=1))
         self._written_at = time.monotonic()
 
 

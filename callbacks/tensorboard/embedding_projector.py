@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from trainer.core.files import local_file, replace_file, storage
+
 CONFIG_NAME = "projector_config.pbtxt"  # where the projector looks
 
 
@@ -47,13 +49,13 @@ def write_embeddings(log_dir: str, embeddings: Mapping[str, np.ndarray], metadat
     entries = []
     for name, vectors in embeddings.items():
         path = f"train/embeddings/{name.replace('/', '.')}.tsv"
-        os.makedirs(os.path.join(log_dir, os.path.dirname(path)), exist_ok=True)
-        np.savetxt(os.path.join(log_dir, path), vectors.astype(np.float64), fmt="%.7g", delimiter="\t")
+        storage.make_folder(os.path.join(log_dir, os.path.dirname(path)))
+        with local_file(os.path.join(log_dir, path)) as local:
+            np.savetxt(local, vectors.astype(np.float64), fmt="%.7g", delimiter="\t")
         fields = {"tensor_name": name, "tensor_path": path}
         if name in metadata:
             fields["metadata_path"] = metadata[name]
         # The text form of a protobuf string has the same escapes as JSON.
         lines = [f"  {field}: {json.dumps(value, ensure_ascii=False)}\n" for field, value in fields.items()]
         entries.append("embeddings {\n" + "".join(lines) + "}\n")
-    with open(os.path.join(log_dir, CONFIG_NAME), "w", encoding="utf-8") as file:
-        file.write("".join(entries))
+    replace_file(os.path.join(log_dir, CONFIG_NAME), "".join(entries))

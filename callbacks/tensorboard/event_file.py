@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer.core.files import open_log, storage
+
 
 @contextlib.contextmanager
 def _unchanged_environment() -> Iterator[None]:
@@ -33,13 +35,15 @@ with _unchanged_environment():  # importing it sets a variable that only its own
     from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboardX.proto.tensor_pb2 import TensorProto
     from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboardX.record_writer import directory_check
+    from tensorboardX.record_writer import directory_check, register_writer_factory
 
 BUCKETS = 30  # of a histogram, TensorFlow's default
 MAX_IMAGES = 3  # of one summary, TensorFlow's default
 FLUSH_SECS = 30.0
 
 _DT_FLOAT, _DT_DOUBLE, _DT_STRING = 1, 2, 7  # TensorFlow's numbers for dtypes
+
+_STORE = "trainer"  # the prefix of paths in object stores, which tensorboardX opens by `_Stores`
 
 # Without this, two files of the same second would have the same name, and the later would replace the earlier.
 _file_numbers = itertools.count()
@@ -52,7 +56,8 @@ class EventFile:
     deleted, and at the end of the program.
 
     Args:
-      directory: path of the directory, created if missing.
+      directory: path of the directory, created if missing, or its URL in an object store, to which each flush writes
+        all events.
 
     Raises:
       OSError: if the file cannot be written.
@@ -69,6 +74,8 @@ class EventFile:
     """
 
     def __init__(self, directory: str):
+        if storage.is_remote(directory):
+            directory = f"{_STORE}:{directory}"
         directory_check(directory)
         suffix = f".{os.getpid()}.{next(_file_numbers)}.v2"
         self._writer = EventsWriter(os.path.join(directory, "events"), suffix)
@@ -122,6 +129,27 @@ class EventFile:
         self._writer.write_event(Event(wall_time=time.time(), step=step, summary=summary))
         if time.monotonic() >= self._flush_due:
             self.flush()
+
+
+class _Stores:
+    """Opens files in object stores for tensorboardX."""
+
+    def directory_check(self, path: str) -> None:
+        """Does nothing: a store has no folders."""
+
+    def open(self, path: str) -> _Appended:
+        return _Appended(path.removeprefix(f"{_STORE}:"))
+
+
+class _Appended:
+    """A log in a store, with the methods that tensorboardX calls: it takes `fileno` for a file on the disk."""
+
+    def __init__(self, path: str):
+        log = open_log(path)
+        self.write, self.flush, self.close = log.write, log.flush, log.close
+
+
+register_writer_factory(_STORE, _Stores())
 
 
 def histogram_buckets(values: np.ndarray) -> np.ndarray:

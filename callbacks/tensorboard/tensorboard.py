@@ -22,6 +22,7 @@ from trainer.callbacks.tensorboard import embedding_projector
 from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace, checked_batches
 from trainer.core.arguments import as_count, as_count_or_word, as_path, require_bool
 from trainer.core.errors import missing_package
+from trainer.core.files.storage import as_place, is_remote
 from trainer.core.types import Phase
 
 
@@ -38,7 +39,7 @@ class TensorBoard(TrainBatchCallback):
     the default arguments no step waits for this callback, and fused steps stay fused.
 
     Args:
-      log_dir: path of the directory; created if missing.
+      log_dir: path of the directory, created if missing; or its URL in an object store, without a profile.
       histogram_freq: number of epochs between histograms of each weight, such as `Dense_0/kernel/histogram`; 0 writes
         none. The names are the paths in the tree of parameters, or of the model state.
       write_graph: whether to write the text of the compiled train step, once per `fit`, as `train_step`.
@@ -97,7 +98,7 @@ class TensorBoard(TrainBatchCallback):
             raise missing_package("TensorBoard", "tensorboardX", "tensorboard") from error
         require_bool(write_graph=write_graph, write_images=write_images, write_steps_per_second=write_steps_per_second)
         self._new_file = EventFile
-        self.log_dir = self.run_folder = as_path("log_dir", log_dir, "the path of a folder")
+        self.log_dir = self.run_folder = as_place("log_dir", log_dir, "the path of a folder")
         self.histogram_freq = as_count("histogram_freq", histogram_freq, 0)
         self.write_graph = write_graph
         self.write_images = write_images
@@ -105,6 +106,9 @@ class TensorBoard(TrainBatchCallback):
         freq = as_count_or_word("update_freq", update_freq, ["epoch", "batch"])
         self.update_freq: str | int = 1 if freq == "batch" else freq
         self._start_batch, self._stop_batch = _checked_profile_batch(profile_batch)
+        if self._stop_batch and is_remote(self.log_dir):
+            raise ValueError("`profile_batch` writes the profile of JAX, which goes to the local disk alone. Received: "
+                             f"log_dir={self.log_dir!r}. Give a local `log_dir`, or `profile_batch=0`.")
         self.embeddings_freq = as_count("embeddings_freq", embeddings_freq, 0)
         if embeddings_metadata is not None and not embeddings_freq:
             raise ValueError("`embeddings_metadata` describes embeddings, but `embeddings_freq` is 0, so none are "

@@ -115,15 +115,15 @@ def test_weights_alone_are_files_for_load_weights(tmp_path):
 
 
 def test_the_training_goes_on_while_a_thread_writes(tmp_path, monkeypatch):
-    from trainer.engine.saving.checkpoint import array_shards
+    from trainer.engine.saving.checkpoint import orbax_arrays
 
-    write, may_write, went_on = array_shards.write_shards, threading.Event(), []
+    write, may_write, went_on = orbax_arrays.write, threading.Event(), []
 
     def waiting(*args):
         assert may_write.wait(30)
         return write(*args)
 
-    monkeypatch.setattr(array_shards, "write_shards", waiting)
+    monkeypatch.setattr(orbax_arrays, "write", waiting)
 
     class GoesOn(Callback):
         def on_epoch_begin(self, epoch, logs=None):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from trainer.core import arguments
+from trainer.core.files import storage
+
+_STORES = ("gs://", "s3://")  # that JAX's cache opens, by etils
 
 
 def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib.Path:
@@ -23,7 +25,7 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
 
     Args:
       folder: the folder, created for its owner alone if it does not exist. By default "trainer-jax" in the user's cache
-        folder.
+        folder. Or its URL in an object store, "gs://..." or "s3://...".
 
     Returns:
       The folder.
@@ -31,7 +33,8 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
     Raises:
       OSError: the folder cannot be created or written to.
       TypeError: `folder` is not a path.
-      ValueError: `folder` is empty, or a URL.
+      ValueError: `folder` is empty, or a URL of anything else.
+      ImportError: the packages of the store are not installed.
 
     Example:
       >>> trainer.enable_compilation_cache("/tmp/cache")  # doctest: +SKIP
@@ -40,7 +43,9 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
     Source: https://docs.jax.dev/en/latest/persistent_compilation_cache.html
     """
     if folder is not None:
-        folder = arguments.as_path("folder", folder, "a path, or None for the user's cache folder")
+        folder = storage.as_place("folder", folder, "a path, or None for the user's cache folder")
+        if storage.is_remote(folder):
+            return _enable(_in_store(folder))
     caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     path = pathlib.Path(folder) if folder is not None else pathlib.Path(caches) / "trainer-jax"
     path = path.expanduser().absolute()
@@ -48,6 +53,22 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
     if not os.access(path, os.W_OK | os.X_OK):
         # JAX would only warn, at every compilation.
         raise PermissionError(f"`folder` must be writable. Received: {str(path)!r}.")
+    return _enable(path)
+
+
+def _in_store(folder: str) -> pathlib.Path:
+    if not folder.startswith(_STORES):
+        raise ValueError(f"`folder` must be a local path or a URL that JAX's cache can open: {' or '.join(_STORES)}. "
+                         f"Received: {folder!r}.")
+    try:
+        from etils import epath
+    except ImportError as error:
+        raise ImportError(f"{folder!r} is in an object store, which JAX's cache opens with etils: `pip install "
+                          "'trainer-jax[remote]'`.") from error
+    return cast(pathlib.Path, epath.Path(folder))  # with the methods of a path of the disk
+
+
+def _enable(path: pathlib.Path) -> pathlib.Path:
     config: Any = jax.config  # JAX declares its attributes at run time
     if config.jax_compilation_cache_dir != str(path):
         compilation_cache.reset_cache()  # else the first folder stays in use

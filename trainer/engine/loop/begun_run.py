@@ -11,7 +11,7 @@ import os
 
 from trainer.callbacks import CallbackList
 from trainer.core.errors import brief
-from trainer.core.files import read_json
+from trainer.core.files import read_json, replace_file, storage
 
 FILE_NAME = "begun.json"
 
@@ -24,7 +24,7 @@ def begin(folder: str, callbacks: CallbackList) -> None:
       OSError: if the file cannot be read or written.
     """
     path = os.path.join(folder, FILE_NAME)
-    if os.path.exists(path):
+    if storage.exists(path):
         try:
             callbacks.rollback_side_effects(dict(read_json(path, folder)))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -32,13 +32,11 @@ def begin(folder: str, callbacks: CallbackList) -> None:
                 f"{path!r} is not a file that a run has written: {brief(repr(error))}. Delete it.") from error
     note = callbacks.snapshot_side_effects()
     if note:
-        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            json.dump(note, file)
-        os.replace(f"{path}.tmp", path)
+        replace_file(path, json.dumps(note))
 
 
 def forget(folder: str) -> None:
     """Removes the file: the run has a checkpoint, or has ended."""
     for name in (FILE_NAME, f"{FILE_NAME}.tmp"):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, name))
+            storage.remove(os.path.join(folder, name))

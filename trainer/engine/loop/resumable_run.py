@@ -227,12 +227,13 @@ class TrainingRun:
                 self.wait()
             return False
         with self._timing.checkpoint:
-            self._prepared(folder)
+            held = self._prepared(folder)
             checkpoints = CheckpointFolder(folder, keep)
             if self._writer is None:
                 self._writer = CheckpointWriter()
 
             def on_saved() -> None:
+                held.check_is_held()  # before what may be another run's is deleted
                 begun_run.forget(folder)
                 checkpoints.prune()
 

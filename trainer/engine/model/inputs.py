@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from trainer.callbacks import Callback, CallbackList, RunRecord
 from trainer.core import arguments, errors
+from trainer.core.files import storage
 from trainer.core.types import ArrayTree, Data, Phase, PyTree, Verbose
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.adapt import adapt
@@ -222,7 +222,7 @@ def callback_list(model: object, callbacks: Any, verbose: Verbose, history: bool
 def _records(callbacks: Sequence[Callback]) -> list[Callback]:
     """Returns the callbacks that keep `run.json` in the folders of a `fit`'s callbacks."""
     recorded = {callback.folder for callback in callbacks if isinstance(callback, RunRecord)}
-    folders = {os.path.abspath(callback.run_folder) for callback in callbacks if callback.run_folder}
+    folders = {storage.absolute(callback.run_folder) for callback in callbacks if callback.run_folder}
     return [RunRecord(folder) for folder in sorted(folders - recorded)]
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from trainer.core import errors, replica_context, tree_paths
-from trainer.core.files import check_suffix
+from trainer.core.files import check_suffix, storage
 from trainer.core.modules import FunctionalModule
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
@@ -27,6 +27,7 @@ from trainer.engine.model.views.variables import ModelVariable, cast_to
 from trainer.engine.saving import export
 from trainer.engine.saving.arrays.file_kinds import checked_path, open_arrays
 from trainer.engine.saving.arrays.safetensors_file import MatchReport, match_arrays, save_arrays
+from trainer.engine.saving.checkpoint import check_manifest, is_checkpoint, orbax_arrays
 from trainer.optimizers.evaluation_params import map_averages
 
 FORMAT_VERSION = 1
@@ -129,6 +130,8 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
     if path.endswith((".h5", ".hdf5", ".keras")) and os.path.isfile(path):
         raise ValueError(f"{path!r} is a file of Keras. `trainer.models.load_keras_weights(model, path)` loads weights "
                          "of Keras's models; `load_weights` those that `save_weights` has written.")
+    if not storage.is_remote(path) and (found := orbax_arrays.find(path)):
+        return _load_from_orbax(holder, path, found, patterns, partial)
     expected = "a safetensors file, as `save_weights` writes it"
     with open_arrays(path, expected, "A checkpoint folder is loaded with `trainer.load`.") as file:
         _check_holds_weights(path, file.metadata)
@@ -146,13 +149,60 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
     return report
 
 
+def _load_from_orbax(holder: StateHolder, path: str, folder: str, patterns: Sequence[str] | None,
+                     partial: bool) -> MatchReport:
+    """Replaces weights by those of a tree of Orbax, each process reading the data of its own devices."""
+    weights = _named_weights(holder.current)
+    if is_checkpoint(os.path.dirname(folder)):
+        check_manifest(os.path.dirname(folder))  # written here, with checksums
+    tree = orbax_arrays.OrbaxTree(folder)
+    names = _names_in_tree(tree.specs, weights)
+    report = match_arrays({name: tree.specs[there] for name, there in names.items()},
+                          {name: (leaf.shape, leaf.dtype) for name, leaf in weights.items()}, patterns)
+    try:
+        report.raise_unless_complete(partial)
+    except ValueError as error:
+        raise ValueError(f"{error}\nThe checkpoint of Orbax: {path!r}.") from None
+    read = tree.read({names[name]: weights[name].sharding for name in report.matched})
+    numbers = {name: index for index, name in enumerate(weights)}
+    _replace(holder, ((numbers[name], _in_dtype(name, read[names[name]], weights[name].dtype))
+                      for name in report.matched))
+    return report
+
+
+def _names_in_tree(specs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the weights in a tree of Orbax: the path of each there, by the model's name or, of others, its own.
+
+    A tree with a branch "params" is a training state, such as Flax's: of it the parameters count, and the collections
+    that the model has, also in a branch "model_state". NNX ends each path with "value".
+    """
+    names = {name: name for name in specs}
+    if names and all(name.endswith("/value") for name in names):
+        names = {name.removesuffix("/value"): there for name, there in names.items()}
+    if not any(name.startswith("params/") for name in names) or any(name.startswith("params/") for name in weights):
+        return names
+    collections = {name.partition("/")[0] for name in weights}
+    found = {}
+    for name, there in names.items():
+        branch, _, rest = name.partition("/")
+        if branch in ("params", "model_state"):
+            found[rest] = there
+        elif branch in collections:
+            found[name] = there
+    return found
+
+
+def _in_dtype(name: str, array: jax.Array, dtype: Any) -> Any:
+    return array if array.dtype == dtype else cast_to(name, to_host(array), dtype)
+
+
 def check_may_write(path: str, overwrite: bool) -> None:
     """Raises FileExistsError if the path exists and `overwrite` is False."""
-    if not overwrite and os.path.exists(path):
+    if not overwrite and storage.exists(path):
         raise FileExistsError(f"{path!r} exists already. Pass `overwrite=True` to replace it, or another path.")
 
 
-def _replace(holder: StateHolder, values: Iterable[tuple[int, np.ndarray]]) -> None:
+def _replace(holder: StateHolder, values: Iterable[tuple[int, Any]]) -> None:
     """Replaces weights by number with values in unshared memory, and restarts averages and unused optimizers."""
     state = holder.current
     leaves, structure = jax.tree.flatten((state.params, state.model_state))
@@ -191,8 +241,10 @@ def _check_holds_weights(path: str, metadata: Mapping[str, str]) -> None:
                          f"knows version {FORMAT_VERSION}. Install the version that wrote the file.")
 
 
-def _placed_like(leaf: jax.Array, values: np.ndarray) -> jax.Array:
+def _placed_like(leaf: jax.Array, values: Any) -> jax.Array:
     """Returns host values placed like `leaf`; each device gets its shard only."""
+    if isinstance(values, jax.Array) and values.sharding == leaf.sharding:
+        return values
     # Waits, so that copies of many arrays do not accumulate in host memory.
     return to_devices(values, leaf.sharding).block_until_ready()
 

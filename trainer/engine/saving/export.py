@@ -21,7 +21,7 @@ import numpy as np
 from trainer.core import arguments, errors
 from trainer.core.compile.entry_points import entry_point
 from trainer.core.compile.jit import compiled
-from trainer.core.files import parse_json
+from trainer.core.files import parse_json, storage
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data.sources.arrays import as_arrays, is_leaf
@@ -102,7 +102,7 @@ def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
     """
     path = checked_path("filepath", filepath)
     for name, kind in ((SIGNATURE, "StableHLO"), (SAVED_MODEL, "SavedModel")):
-        if os.path.isfile(os.path.join(path, name)):
+        if storage.is_file(os.path.join(path, name)):
             raise ValueError(f"{path!r} is a {kind} export, for other programs. Export the model with `format='jax'` "
                              "to load it here.")
     text, arrays = read_with_text(

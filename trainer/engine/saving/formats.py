@@ -20,6 +20,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import errors
+from trainer.core.files import storage
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.engine.saving import export, onnx_format
@@ -173,6 +174,14 @@ def _required(format_name: str) -> list[Any]:
 
 def _check_target(format_name: str, path: str) -> None:
     """Raises an error for a path that is not writable, or has other content."""
+    if storage.is_remote(path):
+        if format_name != "onnx":
+            raise ValueError(f"The format {format_name!r} is a folder with the names that other programs expect, which "
+                             f"no object store replaces in one step. Received: {path!r}. Export to a local folder, and "
+                             "copy it.")
+        if not path.endswith(".onnx"):
+            raise ValueError(f"`filepath` must end in '.onnx' for this format. Received: {path!r}.")
+        return
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"{path!r} cannot be written: there is no folder {folder!r}. Make it first.")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
-import secrets
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.typing import DTypeLike
 
 from trainer.core.compile.traces import equations
-from trainer.engine.saving.checkpoint import disk
+from trainer.core.files import replace_file
 from trainer.engine.saving.prediction import Prediction, check_names, named, with_rows
 
 # Tolerance between program and model: runtimes round differently, and wrong conversions deviate far more.
@@ -63,15 +61,7 @@ def save(path: str, prediction: Prediction, batch_size: int | None, platforms: S
     _check_computes_the_same(onnxruntime, content, prediction, batch_size)
     if jax.process_index() != 0:
         return
-    temporary = f"{path}.{secrets.token_hex(6)}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-        disk.flush(temporary)
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    replace_file(path, content)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
-"""Small files of numbers that survive a killed process and a power failure whole.
+"""Small files of numbers.
 
-Owns how they are written and read. Knows nothing of their meaning.
+Owns their encoding. Knows nothing of their meaning.
 """
 
 from __future__ import annotations
@@ -12,19 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from trainer.core import files
 from trainer.core.errors import brief
-from trainer.engine.saving.checkpoint import disk
+from trainer.core.files import read_json, replace_file
 
 
 def write(path: str, content: Mapping[str, Any]) -> None:
     """Replaces a file by plain values and arrays in one step; on return they are on the disk."""
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-        json.dump(content, file, default=_encoded)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.tmp", path)
-    disk.flush(os.path.dirname(path))
+    replace_file(path, json.dumps(content, default=_encoded))
 
 
 def read(path: str, writer: str) -> dict[str, Any] | None:
@@ -34,7 +28,7 @@ def read(path: str, writer: str) -> dict[str, Any] | None:
       ValueError: if the file has other content; the message names its `writer`.
     """
     try:
-        content = files.read_json(path, os.path.dirname(path))
+        content = read_json(path, os.path.dirname(path))
         return {name: _decoded(value) for name, value in dict(content).items()}
     except FileNotFoundError:
         return None

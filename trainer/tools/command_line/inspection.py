@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.core.errors import brief, naming_file
-from trainer.core.files import open_file, parse_json, read_json
+from trainer.core.files import open_file, parse_json, read_json, storage
 from trainer.core.received_text import printable
 from trainer.core.units import columns, readable_bytes
 
@@ -116,7 +116,7 @@ def inspect(path: str) -> Inspection:
     """
     from trainer.engine.saving.checkpoint import CheckpointFolder, is_checkpoint
 
-    if not os.path.isdir(path):
+    if not storage.is_folder(path):
         return _of_file(path)
     if is_checkpoint(path):
         return _of_checkpoint(path)
@@ -124,10 +124,10 @@ def inspect(path: str) -> Inspection:
     steps = folder.steps()
     if steps:
         return _of_run(folder, steps)
-    if os.path.isfile(os.path.join(path, "saved_model.pb")):
+    if storage.is_file(os.path.join(path, "saved_model.pb")):
         raise ValueError(f"{path!r} is a SavedModel of TensorFlow, which its own tool shows: `saved_model_cli show "
                          "--all --dir PATH`.")
-    if os.path.isfile(os.path.join(path, "signature.json")):
+    if storage.is_file(os.path.join(path, "signature.json")):
         return _of_stablehlo(path)
     raise ValueError(f"{path!r} is a folder without checkpoints or an exported model. Expected: a checkpoint, as "
                      "`Model.save` writes it, or the folder that was given to `BackupAndRestore`.")
@@ -264,20 +264,24 @@ def _of_checkpoint(path: str) -> Inspection:
     try:
         checkpoint = checkpoints.open_checkpoint(path, verify=False)
     except (ValueError, OSError) as error:
-        if layout.DOCUMENT_ARRAYS not in damages or layout.DOCUMENT in damages:
+        files = checkpoints.data_folder(path)
+        is_document, are_arrays = (os.path.join(files, name) in {os.path.join(path, each) for each in damages}
+                                   for name in (layout.DOCUMENT, layout.DOCUMENT_ARRAYS))
+        if is_document or not are_arrays:
             return Inspection(path, "checkpoint", problems=[*problems, *([] if problems else [str(error)])])
         with naming_file(path):
-            content = read_json(os.path.join(path, layout.DOCUMENT), path)
+            content = read_json(os.path.join(files, layout.DOCUMENT), path)
             checkpoint = checkpoints.Checkpoint(  # its state's files may be whole
-                path, None, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
+                path, None, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES], files,
+                bool(content.get(layout.ORBAX)))
     index: Mapping[str, list[Any]] = {}
-    state_folder = os.path.join(path, layout.STATE)
+    state_folder = os.path.join(checkpoint.folder, layout.STATE)
     try:
-        index = array_shards.read_index(state_folder, checkpoint.processes)
+        index = {} if checkpoint.is_orbax else array_shards.read_index(state_folder, checkpoint.processes)
     except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError) as error:
         problems += [] if problems else [f"The index of {state_folder!r} cannot be read: {brief(error)}."]
     broken = {os.path.join(path, name) for name in damages}
-    in_state = any(name.startswith(f"{layout.STATE}/") for name in damages)
+    in_state = any(f"{layout.STATE}/" in name or name.startswith(f"{layout.ORBAX}/") for name in damages)
 
     def state_of(name: str) -> str:
         files = {part.path for part in index.get(name, ())}
@@ -308,8 +312,8 @@ def _step(checkpoint: Any, index: Mapping[str, list[Any]], rows: list[ArrayRow])
         return None
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shape, dtype = checkpoint.specs[name]
-    with naming_file(checkpoint.path):
-        return int(array_shards.read_array(index[name], jax.ShapeDtypeStruct(shape, dtype, sharding=here)))
+    with naming_file(checkpoint.path), array_shards.ShardFiles() as files:
+        return int(array_shards.read_array(index[name], jax.ShapeDtypeStruct(shape, dtype, sharding=here), files))
 
 
 def _row(name: str, spec: tuple[tuple[int, ...], Any], state: str) -> ArrayRow:

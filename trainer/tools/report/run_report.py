@@ -12,7 +12,7 @@ import jax
 from trainer.callbacks.record.run_record import FILE_NAME, FORMAT
 from trainer.core import arguments
 from trainer.core.errors import naming_file, wrong_type
-from trainer.core.files import read_json
+from trainer.core.files import read_json, replace_file, storage
 from trainer.core.types import Data
 from trainer.tools.report import predictions, sections
 from trainer.tools.report.html_page import as_html
@@ -70,8 +70,8 @@ def report(
     >>> report("run", model=model, data=(x, y))
     'run/report.html'
     """
-    folder = arguments.as_path("folder", folder, "the path of a folder")
-    if os.path.isfile(folder):
+    folder = storage.as_place("folder", folder, "the path of a folder")
+    if storage.is_file(folder):
         if os.path.basename(folder) != FILE_NAME:
             raise NotADirectoryError(f"`folder` must be the folder of a run, or its {FILE_NAME}. Received: {folder!r}, "
                                      "which is another file.")
@@ -92,12 +92,12 @@ def report(
     except ImportError as error:
         raise ImportError(f"A report is made with matplotlib and Jinja2, and {error.name} cannot be imported. Install "
                           "both with `pip install 'trainer-jax[plot]'`.") from error
-    target = os.path.join(folder, f"report{SUFFIXES[format]}") if path is None else arguments.as_path("path", path)
+    target = os.path.join(folder, f"report{SUFFIXES[format]}") if path is None else storage.as_place("path", path)
     record = _read(folder)
     if model is not None:
         _compare(model, record.get("model", {}), folder)
     page = _page(folder, record, model, data, class_names)
-    footer = f"From {FILE_NAME} in {os.path.abspath(folder)}."
+    footer = f"From {FILE_NAME} in {storage.absolute(folder)}."
     if format == "html":
         _write(target, as_html(page, footer).encode())
         return target
@@ -137,7 +137,7 @@ def _compare(model: Model, recorded: Mapping[str, Any], folder: str) -> None:
 
 def _read(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, FILE_NAME)
-    if not os.path.lexists(path):
+    if not storage.exists(path):
         raise FileNotFoundError(
             f"{folder!r} has no {FILE_NAME}, of which a report is made. `fit` keeps one in the folder of "
             "`RunRecord(folder)`, `TensorBoard`, `LogTo` or `BackupAndRestore(delete_checkpoint=False)`.")
@@ -148,7 +148,5 @@ def _read(folder: str) -> dict[str, Any]:
 
 
 def _write(path: str, content: bytes) -> None:
-    if os.path.dirname(path):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(content)
+    storage.make_folder(os.path.dirname(path))
+    replace_file(path, content)

@@ -153,12 +153,12 @@ class CurrentRun:
         return self.describe() if self.describe else {}
 
     def begin_save(self, filepath: str | os.PathLike[str]) -> None:
-        """Starts writing the files of `Model.save` to a folder; see `trainer.callbacks.RunDetails`."""
+        """Starts writing the state of `Model.save` to Orbax's files; see `trainer.callbacks.RunDetails`."""
         with self.timing.checkpoint:
             if self._writer is None:
                 self._writer = CheckpointWriter()
             saved_model.begin_save(self._writer, checked_path("filepath", filepath), self._state.current,
-                                   self._state.inputs)
+                                   self._state.inputs, as_orbax=True)
 
     def wait_for_save(self) -> None:
         """Waits until all started saves are written."""

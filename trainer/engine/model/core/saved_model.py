@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.core import tree_paths
 from trainer.core.errors import brief, naming_file, see
-from trainer.core.files import parse_json
+from trainer.core.files import parse_json, storage
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import to_host
@@ -29,6 +29,7 @@ from trainer.engine.saving.checkpoint import (
     CheckpointWriter,
     is_checkpoint,
     open_checkpoint,
+    orbax_arrays,
     plain,
 )
 from trainer.optimizers.named import optimizer_kinds
@@ -55,9 +56,9 @@ def save(path: str, state: TrainState, inputs: PyTree) -> None:
         begin_save(writer, path, state, inputs)
 
 
-def begin_save(writer: CheckpointWriter, path: str, state: TrainState, inputs: PyTree) -> None:
+def begin_save(writer: CheckpointWriter, path: str, state: TrainState, inputs: PyTree, as_orbax: bool = False) -> None:
     """Starts writing a training state to a checkpoint folder; see `save` and `CheckpointWriter.save`."""
-    writer.save(path, *_contents(state, inputs), replace=True)
+    writer.save(path, *_contents(state, inputs), replace=True, as_orbax=as_orbax)
 
 
 def _contents(state: TrainState, inputs: PyTree) -> tuple[dict[str, jax.Array], dict[str, Any]]:
@@ -71,7 +72,7 @@ def _contents(state: TrainState, inputs: PyTree) -> tuple[dict[str, jax.Array], 
 
 def restore(path: str, holder: StateHolder) -> None:
     """Restores the training state that `save` wrote, and builds the model if needed. See `trainer.load`."""
-    document, read = _open_folder(path) if os.path.isdir(path) else _open_file(path)
+    document, read = _open_folder(path) if storage.is_folder(path) else _open_file(path)
     if not isinstance(document, dict) or document.get("kind") != _KIND:
         raise ValueError(f"{path!r} is a checkpoint of a run of `fit`. Give the folder that it is in to "
                          "`BackupAndRestore`; what `Model.save` writes is loaded here.")
@@ -81,6 +82,9 @@ def restore(path: str, holder: StateHolder) -> None:
                              f"states. This trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
         inputs = jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype), document["inputs"])
         then = document["optimizer"]
+    if not holder.is_built and inputs is None:
+        raise ValueError(f"{path!r} is Orbax's checkpoint of another program, which does not say what the model's "
+                         "inputs are. Call `model.build(sample)` before `load`.")
     if not holder.is_built:
         holder.build(inputs)
     state = holder.current
@@ -103,12 +107,30 @@ def _open_folder(path: str) -> tuple[Any, Restore]:
         raise ValueError(f"{path!r} has the checkpoints of a run of `fit`. Give it to `BackupAndRestore`; what "
                          "`Model.save` writes is loaded here.")
     if not is_checkpoint(path):
-        names = [name for name in os.listdir(path) if name.isdecimal() and is_checkpoint(os.path.join(path, name))]
+        names = [name for name in storage.names(path) if name.isdecimal() and is_checkpoint(os.path.join(path, name))]
         if not names:
-            raise ValueError(f"{path!r} is a folder, but no checkpoint as `Model.save` writes it.")
+            found = None if storage.is_remote(path) else orbax_arrays.find(path)
+            if found is None:
+                raise ValueError(f"{path!r} is a folder, but no checkpoint as `Model.save` or Orbax writes it.")
+            return _open_orbax(found)
         path = os.path.join(path, max(names, key=int))
     checkpoint = open_checkpoint(path)
     return checkpoint.document, checkpoint.restore
+
+
+def _open_orbax(path: str) -> tuple[Any, Restore]:
+    """Opens a tree that another program wrote; it has the arrays of a training state, and no document."""
+    tree = orbax_arrays.OrbaxTree(path)
+
+    def restore(targets: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in targets.items() if leaf.size}
+        if tree.specs != wanted:
+            raise CheckpointError(f"The arrays in {path!r} are not those of the model's training state. "
+                                  f"{match_arrays(tree.specs, wanted)}\n`Model.load_weights` loads weights alone.")
+        read = tree.read({name: targets[name].sharding for name in wanted})
+        return {name: read.get(name, leaf) for name, leaf in targets.items()}
+
+    return {"kind": _KIND, "format_version": FORMAT_VERSION, "inputs": None, "optimizer": None}, restore
 
 
 def _save_file(path: str, arrays: Mapping[str, jax.Array], document: object) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trainer.core import arguments, errors
+from trainer.core import errors
+from trainer.core.files import open_file, storage
 from trainer.engine.saving.arrays.safetensors_file import ArraysFile, checksum, read_arrays, save_arrays
 
 _CHECKSUM_KEY = "checksum"
@@ -28,8 +29,8 @@ _IN_ZIP = {  # by the ends of names of files in the archive
 
 
 def checked_path(argument: str, value: object) -> str:
-    """Returns a path as a string; raises as `arguments.as_path` does."""
-    return arguments.as_path(argument, value, "a path, such as 'model.safetensors'")
+    """Returns a path as a string; raises as `storage.as_place` does."""
+    return storage.as_place(argument, value, "a path, such as 'model.safetensors'")
 
 
 def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
@@ -46,14 +47,14 @@ def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
       ValueError: if the path is not a safetensors file, or is damaged.
       OSError: if it is a pipe or a device.
     """
-    if os.path.isdir(path):
+    if storage.is_folder(path):
         raise IsADirectoryError(f"{path!r} is a folder. Expected: {expected}. {instead_of_folder}")
-    if not os.path.exists(path):
+    if not storage.exists(path):
         raise _missing(path)
     try:
         return read_arrays(path)
     except ValueError as error:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             start = file.read(8)
         for first_bytes, kind in _FIRST_BYTES.items():
             if start.startswith(first_bytes):
@@ -105,7 +106,7 @@ def is_whole(file: ArraysFile, key: str) -> bool:
 def _kind_of_zip(path: str) -> str | None:
     """Returns the kind of a zip archive by the names in it; None for other files and unknown archives."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, OSError):
         return None
@@ -115,7 +116,7 @@ def _kind_of_zip(path: str) -> str | None:
 def _missing(path: str) -> FileNotFoundError:
     folder, name = os.path.split(path)
     try:
-        known = os.listdir(folder or ".")
+        known = storage.names(folder or ".")
     except OSError:
         return FileNotFoundError(f"There is no file {path!r}, nor its folder {folder!r}.")
     near = errors.near_names(name, sorted(known))

@@ -27,7 +27,7 @@ import numpy as np
 
 from trainer.core import errors, tree_paths
 from trainer.core.errors import brief
-from trainer.core.files import open_file, parse_json
+from trainer.core.files import flush, local_file, open_file, parse_json, storage
 from trainer.engine.saving.arrays import file_locks
 
 Spec = tuple[tuple[int, ...], Any]  # a shape and a dtype
@@ -51,8 +51,8 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
                 metadata: Mapping[str, str] | None = None, checksums: bool = False) -> None:
     """Writes arrays to a safetensors file, atomically.
 
-    The bytes go to a hidden file in the same folder, which is then renamed in one step. If the save fails, an existing
-    file is unchanged. Arrays are fetched from their devices one at a time.
+    The bytes go to a hidden file in the same folder, which is then renamed in one step, or from a local file to an
+    object store. If the save fails, an existing file is unchanged. Arrays are fetched from their devices one at a time.
 
     Args:
       path: path of the file, in an existing folder. An existing file is replaced.
@@ -70,6 +70,10 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
     ...     weights["up/bias"], weights.metadata
     (array([0., 0., 0.], dtype=float32), {'epoch': '4'})
     """
+    if storage.is_remote(path):
+        with local_file(os.fspath(path)) as local:
+            save_arrays(local, arrays, metadata, checksums)
+        return
     target = os.path.realpath(path)  # a link keeps its place, and its target is replaced
     folder, file_name = os.path.split(target)
     if os.path.isdir(target):
@@ -106,11 +110,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
         if isinstance(error, OSError) and error.errno and error.filename is None:  # errors of writes name no file
             error.filename = os.fspath(path)
         raise
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the new name is on the disk only after this
-    finally:
-        os.close(directory)
+    flush(folder)  # the new name is on the disk only after this
 
 
 def read_arrays(path: str | os.PathLike[str], folder: str | None = None) -> ArraysFile:
@@ -133,7 +133,7 @@ def read_arrays(path: str | os.PathLike[str], folder: str | None = None) -> Arra
     ...     list(weights), weights.shapes
     (['up/kernel'], {'up/kernel': ((2, 3), dtype('int8'))})
     """
-    file = open_file(path, folder)
+    file = storage.downloaded(os.fspath(path)) if storage.is_remote(path) else open_file(path, folder)
     try:
         return ArraysFile(os.fspath(path), file)
     except BaseException:

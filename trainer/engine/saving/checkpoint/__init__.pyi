@@ -3,6 +3,7 @@ from trainer.engine.saving.checkpoint.manifest import (
     CheckpointError as CheckpointError,
     NewerFormatError as NewerFormatError,
     check_manifest as check_manifest,
+    data_folder as data_folder,
     damaged_files as damaged_files,
     is_checkpoint as is_checkpoint,
     write_manifest as write_manifest,

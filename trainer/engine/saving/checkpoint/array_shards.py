@@ -6,6 +6,7 @@ shard in the file and in its array. Knows nothing of the order of saving, or of 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import hashlib
@@ -19,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.core.files import open_file, read_json
+from trainer.core.files import new_file, open_file, read_json
 
 _BLOCK_BYTES = 2**18  # is hashed and written while it is in the processor's cache
 _READ_BYTES = 2**26  # that are in memory beside an array of which not all columns are read
@@ -64,7 +65,8 @@ def write_shards(folder: str, process: int, arrays: MutableMapping[str, jax.Arra
     """
     index: dict[str, list[dict[str, Any]]] = {}
     kept = 0
-    with _HashedFile(os.path.join(folder, f"{process}.bytes")) as file:
+    with new_file(os.path.join(folder, f"{process}.bytes")) as opened:
+        file = _HashedFile(opened)
         while arrays:
             name = next(iter(arrays))
             array = arrays.pop(name)
@@ -79,9 +81,10 @@ def write_shards(folder: str, process: int, arrays: MutableMapping[str, jax.Arra
             if kept > _COLLECT_BYTES:  # since JAX 0.12 a fetched array can be part of a reference cycle
                 gc.collect(1)
                 kept = 0
-    with _HashedFile(os.path.join(folder, f"{process}.json")) as described:
+    with new_file(os.path.join(folder, f"{process}.json")) as opened:
+        described = _HashedFile(opened)
         described.write(memoryview(json.dumps(index).encode()))
-    return {os.path.basename(each.path): each.summary for each in (file, described)}
+    return {f"{process}.bytes": file.summary, f"{process}.json": described.summary}
 
 
 def read_index(folder: str, processes: int) -> dict[str, list[ArrayShard]]:
@@ -100,7 +103,33 @@ def read_index(folder: str, processes: int) -> dict[str, list[ArrayShard]]:
     return found
 
 
-def read_array(shards: Sequence[ArrayShard], target: jax.ShapeDtypeStruct) -> jax.Array:
+class ShardFiles:
+    """The files of shards, of which the last used one stays open: arrays lie in it one after the other.
+
+    Use it in a `with` statement.
+    """
+
+    def __init__(self) -> None:
+        self._path, self._file = "", contextlib.ExitStack()
+        self._opened: Any = None
+
+    def opened(self, shard: ArrayShard) -> Any:
+        """Returns the open file of a shard."""
+        if self._path != shard.path:
+            self._file.close()
+            self._opened = self._file.enter_context(
+                open_file(shard.path, os.path.dirname(os.path.dirname(shard.path)), buffering=0))
+            self._path = shard.path
+        return self._opened
+
+    def __enter__(self) -> ShardFiles:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+
+def read_array(shards: Sequence[ArrayShard], target: jax.ShapeDtypeStruct, files: ShardFiles) -> jax.Array:
     """Returns an array with the sharding of `target`; this process reads the data of its own devices.
 
     Raises:
@@ -113,7 +142,7 @@ def read_array(shards: Sequence[ArrayShard], target: jax.ShapeDtypeStruct) -> ja
         window = tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, target.shape, strict=True))
         key = tuple((part.start, part.stop) for part in window)
         if key not in windows:
-            windows[key] = _read_window(shards, window, np.dtype(target.dtype))
+            windows[key] = _read_window(shards, window, np.dtype(target.dtype), files)
         return windows[key]
 
     # Arrays are placed individually: a single array at a time is in host memory twice.
@@ -121,11 +150,11 @@ def read_array(shards: Sequence[ArrayShard], target: jax.ShapeDtypeStruct) -> ja
 
 
 class _HashedFile:
-    """A new file whose checksum is computed during the write; it is on the disk after closing."""
+    """A new file whose checksum is computed during the write."""
 
-    def __init__(self, path: str):
-        self.path, self.size = path, 0
-        self._file, self._digest = open(path, "xb", buffering=0), hashlib.sha256()  # noqa: SIM115  `__exit__` closes it
+    def __init__(self, file: Any):
+        self.size = 0
+        self._file, self._digest = file, hashlib.sha256()
 
     def write(self, content: memoryview) -> None:
         while content:
@@ -138,23 +167,15 @@ class _HashedFile:
     def summary(self) -> dict[str, Any]:
         return {"size": self.size, "sha256": self._digest.hexdigest()}
 
-    def __enter__(self) -> _HashedFile:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        with self._file:
-            if kind is None:
-                os.fsync(self._file.fileno())
-
-
-def _read_window(shards: Sequence[ArrayShard], window: Window, dtype: np.dtype) -> np.ndarray:
+def _read_window(shards: Sequence[ArrayShard], window: Window, dtype: np.dtype, files: ShardFiles) -> np.ndarray:
     values = np.empty(_shape_of(window), dtype)
     for shard in shards:
         common = tuple(slice(max(wanted.start, there.start), min(wanted.stop, there.stop))
                        for wanted, there in zip(window, shard.window, strict=True))
         if all(each.start < each.stop for each in common):
             place: Any = (*_relative(common, window), ...)  # also of a scalar it is a view
-            _read_into(values[place], shard, _relative(common, shard.window))
+            _read_into(values[place], shard, _relative(common, shard.window), files.opened(shard))
     return values
 
 
@@ -172,24 +193,23 @@ def _check_covers_once(shards: Sequence[ArrayShard], shape: tuple[int, ...]) -> 
         raise ValueError(f"The {len(shards)} parts of an array of shape {shape} do not cover each of its values once.")
 
 
-def _read_into(target: np.ndarray, shard: ArrayShard, inside: Window) -> None:
+def _read_into(target: np.ndarray, shard: ArrayShard, inside: Window, file: Any) -> None:
     """Reads a window of a shard."""
     shape, size = shard.shape, target.dtype.itemsize
-    with open_file(shard.path, os.path.dirname(os.path.dirname(shard.path)), buffering=0) as file:
-        if target.shape[1:] == shape[1:] and target.flags.c_contiguous:
-            first = inside[0].start * math.prod(shape[1:]) if shape else 0
-            _fill(target, file, shard.offset + first * size)
-            return
-        rows = max(1, _READ_BYTES // (size * math.prod(shape[1:])))
-        for start in range(inside[0].start, inside[0].stop, rows):
-            block = np.empty((min(rows, inside[0].stop - start), *shape[1:]), target.dtype)
-            _fill(block, file, shard.offset + start * math.prod(shape[1:]) * size)
-            target[start - inside[0].start:][:len(block)] = block[(slice(None), *inside[1:])]
+    if target.shape[1:] == shape[1:] and target.flags.c_contiguous:
+        first = inside[0].start * math.prod(shape[1:]) if shape else 0
+        _fill(target, file, shard.offset + first * size)
+        return
+    rows = max(1, _READ_BYTES // (size * math.prod(shape[1:])))
+    for start in range(inside[0].start, inside[0].stop, rows):
+        block = np.empty((min(rows, inside[0].stop - start), *shape[1:]), target.dtype)
+        _fill(block, file, shard.offset + start * math.prod(shape[1:]) * size)
+        target[start - inside[0].start:][:len(block)] = block[(slice(None), *inside[1:])]
 
 
 def _fill(values: np.ndarray, file: Any, offset: int) -> None:
     content = values.reshape(-1).view(np.uint8).data
-    if not 0 <= offset <= os.fstat(file.fileno()).st_size:
+    if not 0 <= offset <= file.seek(0, os.SEEK_END):
         raise ValueError(f"{file.name!r} is cut short, or its index is damaged.")
     file.seek(offset)
     done = 0

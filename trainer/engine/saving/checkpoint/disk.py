@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 
+from trainer.core.files import flush
 from trainer.engine.saving.arrays import file_locks
 
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
@@ -37,22 +38,6 @@ def name_of_temporary(name: str) -> str | None:
 def name_of_old(name: str) -> str | None:
     """Returns the former name of the folder `name` that was being replaced; None if it is not such a folder."""
     return name_of_temporary(f"{name.removesuffix('.old')}.tmp") if name.endswith(".old") else None
-
-
-def flush(path: str) -> None:
-    """Flushes a file, or the names in a folder, to the disk.
-
-    Raises:
-      OSError: if it cannot be written.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL or not os.path.isdir(path):  # some file systems have no fsync of folders
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def put_in_place(temporary: str, path: str) -> None:

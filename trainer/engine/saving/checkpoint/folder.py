@@ -14,9 +14,10 @@ import warnings
 import jax
 
 from trainer.core.errors import see
-from trainer.engine.saving.checkpoint import disk, processes
+from trainer.core.files import storage
+from trainer.engine.saving.checkpoint import disk, object_store, processes
 from trainer.engine.saving.checkpoint.manifest import CheckpointError, NewerFormatError, check_manifest, is_checkpoint
-from trainer.engine.saving.checkpoint.run_lock import RunLock
+from trainer.engine.saving.checkpoint.run_lock import RunLease, RunLock
 
 _CHECKPOINT = re.compile(r"step_(0|[1-9][0-9]*)")
 _ASIDE = re.compile(r"corrupt_step_[0-9]+(_[0-9]+)?")
@@ -29,7 +30,7 @@ class CheckpointFolder:
     lock.
 
     Args:
-      path: path of the folder. Other content is left alone.
+      path: path of the folder, or its URL in an object store. Other content is left alone.
       keep: number of checkpoints that `prune` keeps, 1 or more.
 
     Raises:
@@ -47,9 +48,9 @@ class CheckpointFolder:
     def __init__(self, path: str | os.PathLike[str], keep: int = 2):
         if keep < 1:
             raise ValueError(f"`keep` must be 1 or more: the checkpoint just saved is never deleted. Received: {keep}.")
-        self.path = os.path.abspath(path)
+        self.path = storage.absolute(path)
         self._keep = keep
-        self._lock: RunLock | None = None
+        self._lock: RunLock | RunLease | None = None
 
     def path_of(self, step: int) -> str:
         """Returns the path of the checkpoint of a step, 0 or more."""
@@ -63,7 +64,8 @@ class CheckpointFolder:
         """Returns the newest checkpoint whose files are unchanged since they were written; None if there is none yet.
 
         A damaged checkpoint is renamed to `corrupt_step_<number>` with a warning, so that it is not used again; in a
-        read-only folder it is only skipped. Nothing is deleted.
+        read-only folder it is only skipped. Nothing is deleted. In an object store a save that was killed leaves files
+        without a manifest, which are no checkpoint.
 
         Returns:
           The path of the checkpoint.
@@ -83,12 +85,18 @@ class CheckpointFolder:
         """
         if jax.process_index() == 0:
             for step in self.steps()[:-self._keep]:
-                disk.discard(self.path_of(step))
+                self._discard(step)
+
+    def check_is_held(self) -> None:
+        """Raises CheckpointError if another run has taken a folder of an object store from this run."""
+        if isinstance(self._lock, RunLease) and jax.process_index() == 0:
+            self._lock.check()
 
     def prepare(self) -> None:
         """Prepares the folder for saves: creates it if missing, and removes leftovers of killed saves.
 
-        The folder belongs to this run until `release`. A checkpoint whose replacement was killed gets its name back.
+        The folder belongs to this run until `release`, in an object store until another run prepares it. A checkpoint
+        whose replacement was killed gets its name back.
 
         Raises:
           OSError: if the folder cannot be created or written, on process 0; CheckpointError on the others.
@@ -103,6 +111,10 @@ class CheckpointFolder:
             self._lock = None
 
     def _prepare(self) -> str:
+        if storage.is_remote(self.path):
+            self._lock = self._lock or RunLease(self.path)
+            self._remove_leftovers()
+            return self.path
         try:
             if self._lock is None:  # first: without the lock, another run may remove the folder at any time
                 self._lock = RunLock(self.path)
@@ -116,7 +128,12 @@ class CheckpointFolder:
         return self.path
 
     def _remove_leftovers(self) -> None:
-        for name in self._names():
+        if storage.is_remote(self.path):
+            for step in self._steps_of_names():
+                with contextlib.suppress(CheckpointError):  # it is damaged, and kept
+                    object_store.remove_leftovers(self.path_of(step))
+            return
+        for name in storage.folder_names(self.path):
             for is_old, found in ((False, disk.name_of_temporary(name)), (True, disk.name_of_old(name))):
                 if found is None or not _CHECKPOINT.fullmatch(found):
                     continue
@@ -136,19 +153,21 @@ class CheckpointFolder:
         """
         if jax.process_index() != 0:
             return
-        for step in self._numbered():
-            disk.discard(self.path_of(step))
+        for step in self._steps_of_names():
+            self._discard(step)
         for name in self._asides():
             disk.remove(os.path.join(self.path, name))
         self._remove_leftovers()
         self.release()
+        if storage.is_remote(self.path):
+            return  # where a folder is only a name
         with contextlib.suppress(OSError):  # it is not empty, or another run has removed it
             if not os.path.samefile(self.path, os.curdir):
                 os.rmdir(self.path)
 
     def _newest_whole(self) -> str | None:
         steps = self._numbered()[::-1]
-        found = bool(steps or self._asides())
+        found = bool(steps or self._has_asides())
         damages: list[str] = []
         for step in steps:
             path = self.path_of(step)
@@ -169,6 +188,9 @@ class CheckpointFolder:
 
     def _put_aside(self, step: int) -> str:
         """Renames a damaged checkpoint so that it is not used again; returns a description of the result."""
+        if storage.is_remote(self.path):
+            object_store.put_aside(self.path_of(step))
+            return "It is left there without its manifest."
         name = aside = f"corrupt_step_{step}"
         number = 1
         while os.path.lexists(os.path.join(self.path, aside)):
@@ -180,16 +202,21 @@ class CheckpointFolder:
             return f"It is skipped, and left where it is ({error.strerror})."
         return f"It is renamed to {aside!r}."
 
+    def _discard(self, step: int) -> None:
+        (object_store.remove if storage.is_remote(self.path) else disk.discard)(self.path_of(step))
+
     def _numbered(self) -> list[int]:
-        matches = (_CHECKPOINT.fullmatch(name) for name in self._names())
+        steps = self._steps_of_names()
+        return [step for step in steps if is_checkpoint(self.path_of(step))] if storage.is_remote(self.path) else steps
+
+    def _steps_of_names(self) -> list[int]:
+        matches = (_CHECKPOINT.fullmatch(name) for name in storage.folder_names(self.path))
         return sorted(int(match[1]) for match in matches if match)
 
-    def _asides(self) -> list[str]:
-        return [name for name in self._names() if _ASIDE.fullmatch(name)]
+    def _has_asides(self) -> bool:
+        if storage.is_remote(self.path):
+            return any(object_store.is_aside(self.path_of(step)) for step in self._steps_of_names())
+        return bool(self._asides())
 
-    def _names(self) -> list[str]:
-        """Returns the names of the subfolders."""
-        if not os.path.isdir(self.path):
-            return []
-        with os.scandir(self.path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
+    def _asides(self) -> list[str]:
+        return [name for name in storage.folder_names(self.path) if _ASIDE.fullmatch(name)]

@@ -13,6 +13,7 @@ import numpy as np
 DOCUMENT = "document.json"
 DOCUMENT_ARRAYS = "arrays.safetensors"
 STATE = "state"
+ORBAX = "default"  # the folder of the state in its place, under Orbax's name, and a key of the document
 PROCESSES = "processes"  # in the document: how many have written the state
 
 Spec = tuple[tuple[int, ...], np.dtype]  # a shape and a dtype

@@ -9,15 +9,16 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.core.errors import brief, naming_file
-from trainer.core.files import open_file, parse_json, read_file
-from trainer.engine.saving.checkpoint import disk
+from trainer.core.files import flush, open_file, parse_json, read_file, storage
 
 FORMAT = 2  # of a checkpoint as a whole: one higher for each change that older versions could not read
 FILE_NAME = "manifest.json"
+DATA_FOLDER = re.compile(r"data\.[0-9a-f]{12}")  # of the files, in an object store
 
 
 class CheckpointError(ValueError):
@@ -49,20 +50,36 @@ def write_manifest(folder: str | os.PathLike[str], known: Mapping[str, Mapping[s
     for path in _files_below(folder):
         name = os.path.relpath(path, folder).replace(os.sep, "/")
         if name != FILE_NAME and name not in files:
-            disk.flush(path)
-            files[name] = _size_and_hash(path, folder)
-    content = {"files": files, "format": FORMAT}
+            flush(path)
+            files[name] = size_and_hash(path, folder)
     path = os.path.join(folder, FILE_NAME)
     with open(path, "wb") as file:
-        file.write(_text({**content, "digest": _digest(content)}))
-    disk.flush(path)
+        file.write(text_of(files))
+    flush(path)
     for parent, _, _ in os.walk(folder, topdown=False):
-        disk.flush(parent)
+        flush(parent)
+
+
+def text_of(files: Mapping[str, Mapping[str, Any]], folder: str = "") -> bytes:
+    """Returns the content of a manifest.
+
+    Args:
+      files: "size" and "sha256" of each file, by path below the checkpoint.
+      folder: the folder in the checkpoint that has all of them, if any.
+    """
+    content = {"files": files, "format": FORMAT, **({"folder": folder} if folder else {})}
+    return _text({**content, "digest": _digest(content)})
+
+
+def data_folder(path: str) -> str:
+    """Returns the folder with the files of a checkpoint; raises as `check_manifest` for a damaged manifest."""
+    name = _read(path).get("folder") if is_checkpoint(path) else None
+    return os.path.join(path, name) if name else path
 
 
 def is_checkpoint(folder: str) -> bool:
     """Returns whether a folder looks like a checkpoint. Its files are not checked."""
-    return os.path.isfile(os.path.join(folder, FILE_NAME))
+    return storage.is_file(os.path.join(folder, FILE_NAME))
 
 
 def check_manifest(folder: str | os.PathLike[str]) -> None:
@@ -97,14 +114,14 @@ def damaged_files(folder: str | os.PathLike[str]) -> dict[str, CheckpointError]:
 
 def _damages(folder: str | os.PathLike[str]) -> Iterator[tuple[str, CheckpointError]]:
     folder = os.fspath(folder)
-    if not os.path.isdir(folder):
+    if not storage.is_folder(folder):
         raise FileNotFoundError(f"There is no checkpoint {folder!r}.")
     for name, expected in _read(folder)["files"].items():
         try:
-            size = _checked(folder, name, _size)
+            size = _checked(folder, name, storage.size)
             if size != expected["size"]:
                 raise _damaged(folder, name, f"has {size} bytes instead of {brief(expected['size'])}")
-            if _checked(folder, name, lambda path: _size_and_hash(path, folder))["sha256"] != expected["sha256"]:
+            if _checked(folder, name, lambda path: size_and_hash(path, folder))["sha256"] != expected["sha256"]:
                 raise _damaged(folder, name, "has other bytes than were written")
         except CheckpointError as error:
             yield name, error
@@ -134,6 +151,8 @@ def _read(folder: str) -> dict[str, Any]:
             if os.path.isabs(name) or os.path.pardir in name.split("/") or "\0" in name:
                 raise ValueError("it names a file outside of the checkpoint")
             expected["size"], expected["sha256"]
+        if "folder" in content and not DATA_FOLDER.fullmatch(content["folder"]):
+            raise ValueError("it names a folder outside of the checkpoint")
     return content
 
 
@@ -154,13 +173,8 @@ def _files_below(folder: str) -> Iterator[str]:
             yield os.path.join(parent, name)
 
 
-def _size(path: str) -> int:
-    if os.path.isdir(path):
-        raise IsADirectoryError(path)
-    return os.path.getsize(path)
-
-
-def _size_and_hash(path: str, folder: str) -> dict[str, Any]:
+def size_and_hash(path: str, folder: str) -> dict[str, Any]:
+    """Returns "size" and "sha256" of a file, which no link may lead out of a folder."""
     with open_file(path, folder) as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"size": file.tell(), "sha256": digest.hexdigest()}
@@ -172,7 +186,8 @@ def _checked(folder: str, name: str, read: Any) -> Any:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise _damaged(folder, name, "is missing") from None
     except OSError as error:
-        if error.errno not in (errno.EIO, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP):
+        # Drivers of object stores have these errors for failures of the network too.
+        if storage.is_remote(folder) or error.errno not in (errno.EIO, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP):
             raise
         raise _damaged(folder, name, f"cannot be read ({error.strerror})") from None
     except ValueError as error:

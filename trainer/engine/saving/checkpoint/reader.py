@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from trainer.core import errors
-from trainer.core.files import read_json
+from trainer.core.files import read_json, storage
 from trainer.engine.saving.arrays import safetensors_file
-from trainer.engine.saving.checkpoint import array_shards, layout, plain, processes
-from trainer.engine.saving.checkpoint.manifest import CheckpointError, check_manifest
+from trainer.engine.saving.checkpoint import array_shards, layout, orbax_arrays, plain, processes
+from trainer.engine.saving.checkpoint.manifest import CheckpointError, check_manifest, data_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,16 @@ class Checkpoint:
       document: plain value that was saved with the arrays.
       specs: shape and dtype of each array by name.
       processes: number of processes that have written the arrays.
+      folder: folder of the files.
+      is_orbax: whether the arrays are in Orbax's files.
     """
 
     path: str
     document: Any
     specs: Mapping[str, layout.Spec]
     processes: int
+    folder: str
+    is_orbax: bool
 
     def targets_here(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns targets for `restore` of all arrays, whole on this process's first device."""
@@ -63,13 +67,25 @@ class Checkpoint:
         failure: Exception | None = None
         try:
             with errors.naming_file(self.path):
-                index = array_shards.read_index(os.path.join(self.path, layout.STATE), self.processes)
-                for name, struct in structs.items():
-                    restored[name] = array_shards.read_array(index[name], struct)
+                restored = (self._from_orbax if self.is_orbax else self._from_shards)(structs)
         except Exception as error:
             failure = error
         processes.raise_together(failure)  # otherwise a process could go on and delete files that another still reads
         return restored
+
+    def _from_shards(self, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        index = array_shards.read_index(os.path.join(self.folder, layout.STATE), self.processes)
+        with array_shards.ShardFiles() as files:
+            return {name: array_shards.read_array(index[name], struct, files) for name, struct in structs.items()}
+
+    def _from_orbax(self, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        def nothing(struct: jax.ShapeDtypeStruct) -> jax.Array:  # which Orbax does not write
+            return jax.make_array_from_callback(struct.shape, struct.sharding, lambda index: np.zeros(
+                struct.shape, struct.dtype)[index])
+
+        tree = orbax_arrays.OrbaxTree(os.path.join(self.folder, layout.ORBAX))
+        read = tree.read({name: struct.sharding for name, struct in structs.items() if struct.size})
+        return {name: read[name] if name in read else nothing(struct) for name, struct in structs.items()}
 
     def _check_same(self, wanted: Mapping[str, layout.Spec]) -> None:
         missing = [name for name in wanted if name not in self.specs]
@@ -105,14 +121,16 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkp
     >>> checkpoint.restore({"up/bias": jax.numpy.zeros(3, "int32")})
     {'up/bias': Array([0, 1, 2], dtype=int32)}
     """
-    path = os.path.abspath(path)
+    path = storage.absolute(path)
     if verify:
         check_manifest(path)
+    folder = data_folder(path)
     with errors.naming_file(path):
-        content = read_json(os.path.join(path, layout.DOCUMENT), path)
-        with safetensors_file.read_arrays(os.path.join(path, layout.DOCUMENT_ARRAYS), path) as arrays:
+        content = read_json(os.path.join(folder, layout.DOCUMENT), path)
+        with safetensors_file.read_arrays(os.path.join(folder, layout.DOCUMENT_ARRAYS), path) as arrays:
             document = plain.decode(content["document"], dict(arrays))
-        return Checkpoint(path, document, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
+        return Checkpoint(path, document, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES],
+                          folder, bool(content.get(layout.ORBAX)))
 
 
 def _struct_of(name: str, target: Any) -> jax.ShapeDtypeStruct:

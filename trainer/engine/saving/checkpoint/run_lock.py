@@ -1,7 +1,8 @@
 """Exclusive use of a folder of checkpoints by a run.
 
 Owns the lock file of a run, which identifies its holder. The kernel ends a lock with its process, also when it is
-killed, so a killed run keeps no other run out. Knows nothing of the content of the folder.
+killed, so a killed run keeps no other run out. An object store has no locks: there, the newest run takes the folder.
+Knows nothing of the content of the folder.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import contextlib
 import datetime
 import json
 import os
+import secrets
 import socket
 import time
 
 from trainer.core.errors import see
-from trainer.core.files import read_json
+from trainer.core.files import read_json, replace_file, storage
 from trainer.engine.saving.arrays import file_locks
 from trainer.engine.saving.checkpoint.manifest import CheckpointError
 
@@ -52,10 +54,8 @@ class RunLock:
                     f"run a folder of its own. {see('folder-in-use')}")
             time.sleep(_POLL_SECS)
         self._file: int | None = held
-        about = {"pid": os.getpid(), "host": socket.gethostname(),
-                 "since": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
         os.ftruncate(held, 0)
-        os.pwrite(held, json.dumps(about).encode(), 0)
+        os.pwrite(held, json.dumps(_about_this_process()).encode(), 0)
 
     def release(self) -> None:
         """Lets others use the folder. A second call does nothing."""
@@ -64,6 +64,48 @@ class RunLock:
                 os.unlink(self._path)  # first, so that no other run's file is
             file_locks.close(self._file)
         self._file = None
+
+
+class RunLease:
+    """Use of a folder of an object store, from construction until another run takes it, or `release`.
+
+    A store cannot tell a running process from a killed one, so a new run always gets the folder. A former run that is
+    still running finds out at its next save.
+
+    Args:
+      folder: URL of the folder.
+
+    Raises:
+      OSError: if the store cannot be written.
+    """
+
+    def __init__(self, folder: str):
+        self._path = os.path.join(folder, FILE_NAME)
+        self._about = {**_about_this_process(), "lease": secrets.token_hex(6)}
+        replace_file(self._path, json.dumps(self._about))
+
+    def check(self) -> None:
+        """Raises CheckpointError if another run has taken the folder."""
+        if not self._is_held():
+            raise CheckpointError(f"The folder {os.path.dirname(self._path)!r} was taken by another run: "
+                                  f"{_holder(self._path)}. Give each run a folder of its own. {see('folder-in-use')}")
+
+    def release(self) -> None:
+        """Removes the note of this run."""
+        with contextlib.suppress(OSError):
+            if self._is_held():
+                storage.remove(self._path)
+
+    def _is_held(self) -> bool:
+        try:
+            return read_json(self._path) == self._about
+        except (FileNotFoundError, ValueError):
+            return False
+
+
+def _about_this_process() -> dict[str, object]:
+    return {"pid": os.getpid(), "host": socket.gethostname(),
+            "since": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
 
 
 def _try_to_lock(path: str) -> int | None:

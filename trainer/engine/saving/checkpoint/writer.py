@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,10 +22,16 @@ import numpy as np
 
 from trainer.core import errors
 from trainer.core.compile import jit
+from trainer.core.files import new_file, storage
 from trainer.distribute.cluster import ProcessGroup
 from trainer.engine.saving.arrays import file_locks, safetensors_file
-from trainer.engine.saving.checkpoint import array_shards, disk, layout, plain, processes
-from trainer.engine.saving.checkpoint.manifest import CheckpointError, is_checkpoint, write_manifest
+from trainer.engine.saving.checkpoint import array_shards, disk, layout, object_store, orbax_arrays, plain, processes
+from trainer.engine.saving.checkpoint.manifest import (
+    CheckpointError,
+    is_checkpoint,
+    size_and_hash,
+    write_manifest,
+)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -38,7 +43,8 @@ class CheckpointWriter:
     """Saves one checkpoint at a time, mostly in a background thread. Several writers take turns.
 
     With several processes, all processes call `save` and `wait` with the same arguments and in the same order. Each
-    process writes its own shards of the arrays to a shared folder; process 0 writes the rest.
+    process writes its own shards of the arrays to a shared folder; process 0 writes the rest. In an object store, the
+    manifest is written last; see `object_store`.
 
     Use the writer in a `with` statement, or call `close` in a `finally`: both raise the error of the last save. A
     process that exits without them finishes its save first, and prints the error. A killed process leaves a hidden
@@ -63,6 +69,7 @@ class CheckpointWriter:
         document: object,
         replace: bool = False,
         on_saved: Callable[[], None] | None = None,
+        as_orbax: bool = False,
     ) -> None:
         """Starts to save a checkpoint. After the return, arrays and document may be changed, deleted or donated.
 
@@ -78,29 +85,34 @@ class CheckpointWriter:
           replace: whether to replace an existing checkpoint, after the new checkpoint is complete.
           on_saved: function called on process 0, in the background thread, after the checkpoint is in place. Its errors
             are raised like errors of the save.
+          as_orbax: whether to write the arrays as a tree that Orbax reads; see `orbax_arrays`. On the local disk alone.
 
         Raises:
+          ImportError: if Orbax is to write and is not installed.
           TypeError: if an array is not a JAX array or is a random key, or the document has an unsupported value.
           FileExistsError: if `path` exists and `replace` is false, or `path` is not a checkpoint.
           OSError: if the folder cannot be created, or if the previous save failed, which leaves nothing behind.
           CheckpointError: if the previous save failed otherwise, or another process failed.
         """
+        if as_orbax:
+            orbax_arrays.check_installed()
         self.wait()
         # One at a time, so that at most one copy of the state is in memory.
         for thread in _in_background:
             thread.join()
-        place = os.path.realpath(path)
+        place = storage.real(path)
         specs = {name: _spec_of(name, array) for name, array in arrays.items()}
         encoded, document_arrays = plain.encode(document)
         text = json.dumps({"arrays": layout.specs_as_json(specs), "document": encoded,
-                           layout.PROCESSES: jax.process_count()}, allow_nan=False).encode()
+                           layout.PROCESSES: jax.process_count(), **({layout.ORBAX: True} if as_orbax else {})},
+                          allow_nan=False).encode()
         lock = contextlib.ExitStack()
 
         def make_temporary() -> str:
             made, descriptor = _make_temporary(place, replace)
             if descriptor is not None:
                 lock.callback(file_locks.close, descriptor)
-            os.mkdir(os.path.join(made, layout.STATE))
+            storage.make_folder(os.path.join(made, layout.ORBAX if as_orbax else layout.STATE))
             return made
 
         temporary = processes.from_first(make_temporary)
@@ -111,7 +123,7 @@ class CheckpointWriter:
             copies = self._copies_of({name: _one_of_each(array) for name, array in arrays.items()})
         except BaseException as error:
             if jax.process_index() == 0:
-                shutil.rmtree(temporary, ignore_errors=True)
+                _abandon(temporary)
             lock.close()
             if isinstance(error, Exception):
                 raise _save_error(os.fspath(path), error) from error
@@ -121,18 +133,19 @@ class CheckpointWriter:
 
         def finish() -> None:
             try:
-                files = _write_together(os.path.join(temporary, layout.STATE), copies, group)
+                files = _write_together(temporary, copies, group, as_orbax)
                 if jax.process_index() == 0:
+                    if as_orbax:
+                        orbax_arrays.finish(temporary)
                     _write_document(temporary, text, document_arrays)
-                    write_manifest(temporary, {f"{layout.STATE}/{name}": file for name, file in files.items()})
-                    disk.put_in_place(temporary, place)
+                    _put_in_place(temporary, place, files)
                     LOGGER.info("Saved %r in %.1f s.", os.fspath(path), time.monotonic() - begin)
                 lock.close()
             except Exception as error:
                 self._error = _save_error(os.fspath(path), error)
                 copies.clear()  # the thread lives on as an attribute
                 if jax.process_index() == 0:
-                    shutil.rmtree(temporary, ignore_errors=True)
+                    _abandon(temporary)
                 lock.close()
                 if not threading.main_thread().is_alive():  # so that nothing will wait
                     LOGGER.error("The process ends without `close` of its CheckpointWriter", exc_info=self._error)
@@ -198,6 +211,8 @@ def _spec_of(name: object, array: object) -> layout.Spec:
 
 
 def _make_temporary(path: str, replace: bool) -> tuple[str, int | None]:
+    if storage.is_remote(path):
+        return object_store.begin(path, replace), None
     if os.path.lexists(path):
         if not replace:
             raise FileExistsError(f"There is something at {path!r} already. Save elsewhere, or pass `replace=True`.")
@@ -207,12 +222,19 @@ def _make_temporary(path: str, replace: bool) -> tuple[str, int | None]:
     return disk.make_temporary(path)
 
 
-def _write_together(folder: str, arrays: dict[str, jax.Array], group: ProcessGroup) -> dict[str, dict[str, Any]]:
-    """Writes this process's shards; returns the files of all processes, after they have written their shards."""
+def _write_together(
+    folder: str, arrays: dict[str, jax.Array], group: ProcessGroup, as_orbax: bool
+) -> dict[str, dict[str, Any]]:
+    """Writes this process's shards; returns the hashed files of all processes, after they have written their shards."""
     error: Exception | None = None
     files: dict[str, dict[str, Any]] = {}
     try:
-        files = array_shards.write_shards(folder, jax.process_index(), arrays)
+        if as_orbax:
+            orbax_arrays.write(folder, arrays)
+            arrays.clear()
+        else:
+            written_here = array_shards.write_shards(os.path.join(folder, layout.STATE), jax.process_index(), arrays)
+            files = {f"{layout.STATE}/{name}": file for name, file in written_here.items()}
     except Exception as failure:
         error = failure
     written = [json.loads(text) for text in group.all_gather(json.dumps(None if error else files), "checkpoint")]
@@ -265,8 +287,24 @@ def _is_on_host(array: jax.Array) -> bool:
 
 def _write_document(folder: str, text: bytes, arrays: Mapping[str, np.ndarray]) -> None:
     safetensors_file.save_arrays(os.path.join(folder, layout.DOCUMENT_ARRAYS), arrays)
-    with open(os.path.join(folder, layout.DOCUMENT), "wb") as file:
+    with new_file(os.path.join(folder, layout.DOCUMENT)) as file:
         file.write(text)
+
+
+def _put_in_place(temporary: str, path: str, state: dict[str, dict[str, Any]]) -> None:
+    """Makes written files the checkpoint at `path`, in one step."""
+    if storage.is_remote(path):
+        others = {name: size_and_hash(os.path.join(temporary, name), temporary)
+                  for name in (layout.DOCUMENT, layout.DOCUMENT_ARRAYS)}
+        object_store.put_in_place(temporary, path, state | others)
+    else:
+        write_manifest(temporary, state)
+        disk.put_in_place(temporary, path)
+
+
+def _abandon(temporary: str) -> None:
+    with contextlib.suppress(OSError):  # the next save tries again
+        storage.remove(temporary)
 
 
 def _save_error(path: str, error: Exception) -> Exception:

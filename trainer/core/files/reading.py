@@ -1,7 +1,6 @@
 """The one way to read files, which strangers may have made: what is opened, and how much of it is read.
 
-Owns limits that no file sets for itself, the refusal of links out of a folder and of what is no file, and the suffixes
-of other programs' formats, because a file that is written under such a name would fail in these programs.
+Owns limits that no file sets for itself, and the refusal of links out of a folder and of what is no file.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import zipfile
 from typing import Any
 
 from trainer.core.errors import brief, naming_file, see
+from trainer.core.files import storage
 
 MOST_BYTES = 2**26  # of a file that is read at once, such as a text
 _MOST_JSON_BYTES, _MOST_VALUES = 2**27, 2**22  # a value can take a hundred bytes of memory
@@ -22,21 +22,12 @@ _LARGE = 2**28  # bytes, from which on content must not unpack to many times its
 _LARGEST_EXPANSION = 100
 _IS_ENCRYPTED = 1  # in the flags of a member
 
-_FORMATS = {
-    ".h5": "HDF5, in which Keras saves weights", ".hdf5": "HDF5, in which Keras saves weights",
-    ".keras": "Keras's models", ".onnx": "ONNX", ".pb": "TensorFlow's SavedModel",
-    ".tflite": "TensorFlow Lite", ".pt": "PyTorch's files", ".pth": "PyTorch's files", ".pkl": "Python's pickles",
-    ".pickle": "Python's pickles", ".npz": "NumPy's archives", ".npy": "NumPy's arrays",
-    ".msgpack": "Flax's serialization", ".gguf": "llama.cpp", ".joblib": "joblib", ".zip": "ZIP archives",
-    ".tar": "tape archives", ".json": "JSON",
-}
-
 
 def open_file(path: str | os.PathLike[str], folder: str | None = None, buffering: int = -1) -> Any:
     """Opens a file for reading, as binary, unless it is a pipe, a device or a socket, which may never end.
 
     Args:
-      path: path of the file.
+      path: path of the file, or of an object of an object store.
       folder: the folder that the file belongs to, which no link may lead out of; None follows all links.
       buffering: as of `open`.
 
@@ -48,6 +39,8 @@ def open_file(path: str | os.PathLike[str], folder: str | None = None, buffering
     Traceback (most recent call last):
     OSError: [Errno 22] It is a pipe, a device or a socket. Copy its content into a file: '/dev/zero'
     """
+    if storage.is_remote(path):
+        return storage.open_object(os.fspath(path))
     if folder is not None:
         real, root = os.path.realpath(path), os.path.realpath(folder)
         if os.path.commonpath([real, root]) != root:
@@ -158,26 +151,3 @@ def _open_regular(path: str, flags: int) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "It is a pipe, a device or a socket. Copy its content into a file", path)
     return descriptor
-
-
-def check_suffix(argument: str, path: str | os.PathLike[str], suffix: str, or_folder: bool = False) -> None:
-    """Raises ValueError for a name with the suffix of another program's format.
-
-    Args:
-      argument: name of the argument, for the error.
-      path: name of the file to write.
-      suffix: suffix to use instead.
-      or_folder: whether a name without a suffix, for a folder, is accepted too.
-
-    >>> check_suffix("filepath", "digits.safetensors", ".safetensors")
-    >>> check_suffix("filepath", "digits.weights.h5", ".safetensors")
-    Traceback (most recent call last):
-    ValueError: `filepath` has the suffix '.h5' of HDF5, in which Keras saves weights, and safetensors would be \
-written. Received: 'digits.weights.h5'. Write 'digits.weights.safetensors'.
-    """
-    stem, received = os.path.splitext(os.fspath(path))
-    known = _FORMATS.get(received.lower())
-    if known is not None:
-        folder = f", or {stem!r} for a folder" if or_folder else ""
-        raise ValueError(f"`{argument}` has the suffix {received!r} of {known}, and safetensors would be written. "
-                         f"Received: {os.fspath(path)!r}. Write {stem + suffix!r}{folder}.")
