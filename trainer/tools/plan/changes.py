@@ -68,7 +68,7 @@ def _other_strategies(
     model: Model, strategy: Strategy, batch: Batch, topology: Topology
 ) -> Iterator[tuple[Strategy, str]]:
     devices = list(strategy.mesh.devices.flat)
-    if len(devices) == 1 or isinstance(strategy, (ShardedStrategy, ModelParallelStrategy)):
+    if len(devices) == 1 or isinstance(strategy, ShardedStrategy):
         return
     yield FullyShardedStrategy(devices), "FullyShardedStrategy()"
     layouts = core_of(copy_under(model, strategy, {})).state.shapes(model.sample_inputs(first_rows(batch))).layouts
