@@ -12,13 +12,14 @@ optimizer's state and makes the update on whole arrays. If nothing reads the res
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from trainer.core.compile.jit import on_each_part
 from trainer.core.identity import Identity
 from trainer.core.replica_context import ReduceOp
 from trainer.core.train_state import TrainState
@@ -64,10 +65,7 @@ class ShardingRule(NamedTuple):
 
     def axes(self, tree: PyTree, layouts: Mapping[str, PartitionSpec]) -> Any:
         """Returns the split axis of each leaf of a tree, some of which have layouts by their paths."""
-        if not layouts:
-            return jax.tree.map(self.axis, tree)
-        return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: self.axis(leaf, layouts.get(path_name(path), NO_LAYOUT)), tree)
+        return jax.tree_util.tree_map_with_path(lambda path, leaf: self.axis(leaf, layout_at(layouts, path)), tree)
 
     def axes_at_rest(self, params: PyTree, layouts: Mapping[str, PartitionSpec]) -> Any:
         """Returns the split axis of each parameter between steps."""
@@ -84,11 +82,15 @@ class ShardingRule(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """An array that is split over a mesh axis of the replicas along `axis`; within a replica, its shard."""
+    """An array that is split over a mesh axis of the replicas along `axis`; within a replica, its shard.
+
+    The devices of a replica split it by `layout`.
+    """
 
     value: jax.Array
     axis: int = dataclasses.field(metadata={"static": True})
     mesh_axis: str = dataclasses.field(metadata={"static": True})
+    layout: PartitionSpec = dataclasses.field(metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -118,39 +120,60 @@ class ShardedReplicaContext(MeshReplicaContext):
     Args:
       rule: the choice of axes.
       mesh_axis: the mesh axis of the rule.
+      inner_axes: the mesh axes of the devices of a replica.
       layouts_of: returns the layouts of the parameters of a state by their paths.
       *args: arguments of `MeshReplicaContext`.
     """
 
     def __init__(
-        self, rule: ShardingRule, mesh_axis: str, layouts_of: Callable[[TrainState], Mapping[str, PartitionSpec]],
-        *args: Any,
+        self, rule: ShardingRule, mesh_axis: str, inner_axes: Sequence[str],
+        layouts_of: Callable[[TrainState], Mapping[str, PartitionSpec]], *args: Any,
     ):
         super().__init__(*args)
-        self._rule, self._mesh_axis, self._layouts_of = rule, mesh_axis, layouts_of
+        self._rule, self._mesh_axis, self._inner_axes = rule, mesh_axis, inner_axes
+        self._layouts_of = layouts_of
         self._layouts: Mapping[str, PartitionSpec] = {}
         self._updates: list[_Update] = []
 
     def gather_params(self, state: TrainState) -> TrainState:
-        gathered = state.replace(params=self._gathered(state.params))
+        # Each on its own, for `core/compile/traces/late_gathers.py`.
+        gathered = state.replace(params=jax.tree.map(self._gathered, state.params, is_leaf=is_shard))
         self._layouts = self._layouts_of(gathered)
         return gathered
 
     def _gathered(self, tree: PyTree) -> Any:
-        return collectives.gather_shards(unmarked(tree), _axes_of(tree), self._mesh_axis)
+        leaves, structure = jax.tree.flatten(tree, is_leaf=is_shard)
+        shards = {place: leaf for place, leaf in enumerate(leaves) if is_shard(leaf)}
+        if not shards:
+            return tree
+        axes, values = ([getattr(shard, name) for shard in shards.values()] for name in ("axis", "value"))
+        whole = self._on_each_part(lambda arrays: collectives.gather_shards(arrays, axes, self._mesh_axis), values,
+                                   [shard.layout for shard in shards.values()])
+        for place, array in zip(shards, whole, strict=True):
+            leaves[place] = array
+        return jax.tree.unflatten(structure, leaves)
 
-    def _taken(self, tree: PyTree, axes: Any) -> Any:
-        return marked(
-            collectives.take_shards(tree, axes, self._mesh_axis, self._rule.num_shards), axes, self._mesh_axis)
+    def _on_each_part(self, function: Callable[[Any], Any], arrays: Any, layouts: Any) -> Any:
+        """Returns the result of collectives on arrays, which stay split over the devices of a replica by layouts."""
+        return on_each_part(function, self._inner_axes, layouts)(arrays) if self._inner_axes else function(arrays)
+
+    def _taken(self, tree: PyTree, like: PyTree) -> Any:
+        """Returns a tree of `Shard`s and whole arrays, split like another, from a tree of whole arrays."""
+        parts = collectives.take_shards(tree, _axes_of(like), self._mesh_axis, self._rule.num_shards)
+        return jax.tree.map(lambda shard, leaf: dataclasses.replace(shard, value=leaf) if is_shard(shard) else leaf,
+                            like, parts, is_leaf=is_shard)
 
     def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
-        axes = self._rule.axes(grads, self._layouts)
+        axes, layouts = self._rule.axes(grads, self._layouts), self._layouts
+        like = marked(grads, axes, self._mesh_axis, layouts)
         if reduce_op is None:
-            return self._taken(grads, axes)
+            return self._taken(grads, like)
         names = (self.axis_name,) if isinstance(self.axis_name, str) else self.axis_name
         others = [name for name in names if name != self._mesh_axis]
-        return marked(collectives.reduce_to_shards(
-            reduce_op, grads, axes, self._mesh_axis, self._rule.num_shards, self.packs, others), axes, self._mesh_axis)
+        specs = jax.tree_util.tree_map_with_path(lambda path, leaf: layout_at(layouts, path), grads)
+        return marked(self._on_each_part(lambda grads: collectives.reduce_to_shards(
+            reduce_op, grads, axes, self._mesh_axis, self._rule.num_shards, self.packs, others), grads, specs),
+            axes, self._mesh_axis, layouts)
 
     def update(
         self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
@@ -158,7 +181,7 @@ class ShardedReplicaContext(MeshReplicaContext):
         # A function of the loss needs the rows, which are missing outside of the replicas.
         extra = {name: extra[name] for name in extra if name == "value"}
         whole_params, whole_opt_state = rule.update(self._gathered(grads), self._gathered(opt_state), params, extra)
-        result = whole_params, self._taken(whole_opt_state, _axes_of(opt_state))
+        result = whole_params, self._taken(whole_opt_state, opt_state)
         self._updates.append(_Update(grads, extra, _identities((params, opt_state)), _identities(result)))
         return result
 
@@ -176,8 +199,9 @@ class ShardedReplicaContext(MeshReplicaContext):
         if reached == start:
             return Closed(tuple(reversed(updates)), None)
         params, opt_state = after
-        axes = self._rule.axes(params, layouts_of_part(self._layouts, name))
-        return Closed((), (self._taken(params, axes), opt_state))
+        layouts = layouts_of_part(self._layouts, name)
+        like = marked(params, self._rule.axes(params, layouts), self._mesh_axis, layouts)
+        return Closed((), (self._taken(params, like), opt_state))
 
 
 def part_names(state: TrainState) -> tuple[str | None, ...]:
@@ -223,10 +247,17 @@ def _prefix(name: str | None) -> str:
     return "" if name is None else f"{name}{SEPARATOR}"
 
 
-def marked(tree: PyTree, axes: Any, mesh_axis: str | None) -> Any:
+def layout_at(layouts: Mapping[str, PartitionSpec], path: Sequence[Any]) -> PartitionSpec:
+    """Returns the layout of the leaf at a path of `jax.tree_util`."""
+    return layouts.get(path_name(path), NO_LAYOUT) if layouts else NO_LAYOUT
+
+
+def marked(tree: PyTree, axes: Any, mesh_axis: str | None, layouts: Mapping[str, PartitionSpec]) -> Any:
     """Returns a tree in which each leaf that is split over a mesh axis is a `Shard`."""
-    return jax.tree.map(
-        lambda leaf, axis: leaf if axis == WHOLE or mesh_axis is None else Shard(leaf, axis, mesh_axis), tree, axes)
+    def mark(path: Any, leaf: Any, axis: int) -> Any:
+        return leaf if axis == WHOLE or mesh_axis is None else Shard(leaf, axis, mesh_axis, layout_at(layouts, path))
+
+    return jax.tree_util.tree_map_with_path(mark, tree, axes)
 
 
 def unmarked(tree: PyTree) -> Any:

@@ -14,18 +14,17 @@ from trainer.core.compile.compiler_options import CompilerOptions
 from trainer.core.compile.constraints import constrained
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
-from trainer.core.tree_paths import path_name
 from trainer.core.types import PyTree
 from trainer.distribute.cluster import cluster_devices
 from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.devices import find_devices
-from trainer.distribute.placement.placement import REPLICA_AXIS, SHARD_AXIS
+from trainer.distribute.placement.placement import REPLICA_AXIS, ROW_AXES, SHARD_AXIS
 from trainer.distribute.replica.collectives import NcclAllReduce
 from trainer.distribute.replica.communication_options import CommunicationOptions, without_implementation
 from trainer.distribute.replica.zero import (
-    NO_LAYOUT,
     ShardedReplicaContext,
     ShardingRule,
+    layout_at,
     layouts_of_optimizer,
     layouts_of_part,
     marked,
@@ -73,6 +72,11 @@ class ShardedStrategy(Strategy):
         self._memory_kind, self._min_host_bytes = memory_kind, min_host_bytes
         self.offloads_state = memory_kind is not None
 
+    @property
+    def _inner_axes(self) -> list[str]:
+        """The mesh axes of the devices of a replica."""
+        return [axis for axis, size in self.mesh.shape.items() if size > 1 and axis not in ROW_AXES]
+
     def _num_shards(self, mesh_axis: str | None) -> int:
         return 1 if mesh_axis is None else self.mesh.shape[mesh_axis]
 
@@ -103,11 +107,8 @@ class ShardedStrategy(Strategy):
         return devices if len(self.mesh.axis_names) == 1 else mesh_over(self.mesh, devices, repr(self))
 
     def _shardings(self, axes: Any, layouts: Layouts) -> Any:
-        def sharding(path: Any, axis: int) -> NamedSharding:
-            layout = layouts.get(path_name(path), NO_LAYOUT) if layouts else NO_LAYOUT
-            return NamedSharding(self.mesh, self._rule.spec(axis, layout))
-
-        return jax.tree_util.tree_map_with_path(sharding, axes)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, axis: NamedSharding(self.mesh, self._rule.spec(axis, layout_at(layouts, path))), axes)
 
     def state_shardings(self, state: TrainState) -> TrainState:
         placed = self._device_shardings(state)
@@ -142,15 +143,16 @@ class ShardedStrategy(Strategy):
 
     def to_replica(self, state: TrainState) -> tuple[TrainState, Any]:
         layouts, mesh_axis = self.layouts(state), self._rule.mesh_axis
-        opt_axes = self._rule.axes(state.opt_state, layouts_of_optimizer(state, layouts))
-        parts = state.replace(params=marked(state.params, self._rule.axes_at_rest(state.params, layouts), mesh_axis),
-                              opt_state=marked(state.opt_state, opt_axes, mesh_axis))
+        of_optimizer, at_rest = layouts_of_optimizer(state, layouts), self._rule.axes_at_rest(state.params, layouts)
+        parts = state.replace(
+            params=marked(state.params, at_rest, mesh_axis, layouts),
+            opt_state=marked(state.opt_state, self._rule.axes(state.opt_state, of_optimizer), mesh_axis, of_optimizer))
         return parts, specs_of(parts)
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
         mesh_axis = self._rule.mesh_axis
         return super().replica_context(rows, row_mask) if mesh_axis is None else ShardedReplicaContext(
-            self._rule, mesh_axis, self.layouts, *self._context_arguments(rows, row_mask))
+            self._rule, mesh_axis, self._inner_axes, self.layouts, *self._context_arguments(rows, row_mask))
 
     def with_gradients_in_place(self, grads: PyTree, layouts: Layouts) -> Any:
         return grads if self._rule.mesh_axis is None else constrained(

@@ -13,7 +13,7 @@ from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.distribute.cluster import cluster_devices
 from trainer.distribute.placement.devices import find_devices
-from trainer.distribute.placement.placement import REPLICA_AXIS, ROW_AXES, SHARD_AXIS
+from trainer.distribute.placement.placement import REPLICA_AXIS, SHARD_AXIS
 from trainer.distribute.replica.communication_options import CommunicationOptions, without_implementation
 from trainer.distribute.strategies.fully_sharded import MIN_SHARD_BYTES, ShardedStrategy
 from trainer.distribute.strategies.layout_map import LayoutMap
@@ -82,7 +82,7 @@ class ModelParallelStrategy(ShardedStrategy):
 
     def check_axes(self, state: TrainState, program: Any) -> None:
         split = {axis for layout in self.layouts(state).values() for entry in layout for axis in axes_of_entry(entry)}
-        others = [axis for axis, size in self.mesh.shape.items() if size > 1 and axis not in {*ROW_AXES, *split}]
+        others = [axis for axis in self._inner_axes if axis not in split]
         unused = [axis for axis in others if axis not in (named_axes(program) if others else ())]
         if unused:
             axis, size = unused[0], self.mesh.shape[unused[0]]

@@ -25,7 +25,8 @@ def named_axes(program: ClosedJaxpr | Jaxpr) -> set[str]:
     found: set[str] = set()
 
     def note(equation: Any, _: Any) -> Any:
-        found.update(_named(list(equation.params.values())))
+        # A function that is mapped over an axis need not split anything over it.
+        found.update(_named([value for name, value in equation.params.items() if name != "newly_manual_axes"]))
         return equation
 
     with_equations(program, note, {})
