@@ -233,7 +233,8 @@ def test_an_axis_that_nothing_names_is_refused_before_a_step_is_compiled(kind, m
         model.compile("sgd", logits_loss())
     with pytest.raises(ValueError, match=re.escape(
             "`mesh_shape` {'replica': 2, 'model': 2, 'sequence': 2} has the axis 'sequence', of 2 devices, which "
-            "splits nothing: no layout and no annotation of a parameter names it, and no sharding constraint of the module.")
+            "splits nothing: no layout and no annotation of a parameter names it, and no sharding constraint of the "
+            "module.")
             + ".*a mesh without this axis, such as {'replica': 4, 'model': 2}"):
         model.fit(X, Y, batch_size=8, verbose=0)
 
