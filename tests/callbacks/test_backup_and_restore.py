@@ -316,10 +316,18 @@ def layers_over_devices():
                                             {"Dense_0/kernel": (None, "model")})
 
 
+def on_a_mesh():
+    return distribute.ModelParallelStrategy(
+        {"replica": 2, "shard": 2, "model": 2}, [f"cpu:{index}" for index in range(8)],
+        {"Dense_0/kernel": (None, "model")}, min_shard_bytes=0)
+
+
 @pytest.mark.parametrize(("before", "after"), [
     (lambda: mirrored(2), lambda: mirrored(4)), (lambda: mirrored(2), many_devices), (many_devices, lambda: None),
-    (many_devices, layers_over_devices), (layers_over_devices, lambda: mirrored(2)),
-], ids=["more-devices", "mirrored-sharded", "sharded-one", "sharded-parallel", "parallel-mirrored"])
+    (many_devices, layers_over_devices), (layers_over_devices, lambda: mirrored(2)), (many_devices, on_a_mesh),
+    (on_a_mesh, layers_over_devices),
+], ids=["more-devices", "mirrored-sharded", "sharded-one", "sharded-parallel", "parallel-mirrored", "sharded-mesh",
+        "mesh-parallel"])
 def test_a_run_goes_on_on_other_devices(tmp_path, before, after):
     def plain_model(strategy):
         with (strategy or distribute.OneDeviceStrategy()).scope():

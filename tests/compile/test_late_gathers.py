@@ -93,6 +93,13 @@ def sharded():
     return distribute.FullyShardedStrategy([f"cpu:{index}" for index in range(4)], min_shard_bytes=0)
 
 
+def on_a_mesh(kind):
+    layouts = {"layers_0/kernel": (None, "model")} if kind == "dense" else {
+        "Dense_0/kernel": (None, "model"), ".*/Dense_0/kernel": (None, None, "model"), ".*/Dense_1/kernel": ("model",)}
+    return distribute.ModelParallelStrategy(
+        {"replica": 2, "shard": 2, "model": 2}, [f"cpu:{index}" for index in range(8)], layouts, min_shard_bytes=0)
+
+
 @pytest.fixture
 def late(monkeypatch):
     """Puts off the gathering of small arrays too, and counts what is gathered where it is used."""
@@ -112,6 +119,14 @@ def late(monkeypatch):
     kind if kind in ("dense", "scanned") else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS])
 def test_the_numbers_are_those_of_one_device(kind, late):
     found = fitted(kind, sharded())
+    assert late
+    assert_close(found, fitted(kind, distribute.OneDeviceStrategy()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dense", "scanned", "scanned and rematerialised"])
+def test_on_a_mesh_with_other_axes_the_numbers_are_those_of_one_device(kind, late):
+    found = fitted(kind, on_a_mesh(kind))
     assert late
     assert_close(found, fitted(kind, distribute.OneDeviceStrategy()))
 

@@ -73,7 +73,7 @@ def test_a_strategy_keeps_its_options_over_other_devices(devices):
     assert mirrored.num_replicas_in_sync == 4 and mirrored._cross_device_ops is ring
     assert over_four(distribute.OneDeviceStrategy("cpu:0"), devices).num_replicas_in_sync == 1
     sharded = over_four(distribute.FullyShardedStrategy(devices[:2], level="optimizer", min_shard_bytes=0), devices)
-    assert sharded._rule == (4, 0, False)
+    assert sharded._rule == (4, 0, False, "replica")
 
 
 def test_a_replica_keeps_its_size_over_other_devices(devices):

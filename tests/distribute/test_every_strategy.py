@@ -53,6 +53,11 @@ WHOLE, ROWS, COLUMNS = PartitionSpec(), PartitionSpec("replica"), PartitionSpec(
 IN_COPIES = {"first": WHOLE, "first_bias": WHOLE, "last": WHOLE}
 IN_PARTS = {"first": COLUMNS, "first_bias": ROWS, "last": ROWS}
 OVER_MODEL = {"first": PartitionSpec(None, "model"), "first_bias": WHOLE, "last": PartitionSpec("model", None)}
+OVER_SHARDS = {"first": PartitionSpec(None, "shard"), "first_bias": PartitionSpec("shard"),
+               "last": PartitionSpec("shard")}
+# The layout takes the longer axis of the first kernel, and the only axis of the last kernel that divides.
+OVER_BOTH = {"first": PartitionSpec("shard", "model"), "first_bias": PartitionSpec("shard"),
+             "last": PartitionSpec("model")}
 # For each strategy: how parameters are split, how their moments are, and the memory of all, None for the default.
 PLACEMENTS = {
     **dict.fromkeys(STRATEGIES, (IN_COPIES, IN_COPIES, None)),
@@ -61,6 +66,8 @@ PLACEMENTS = {
     "fully_sharded": (IN_PARTS, IN_PARTS, None),
     "sharded_optimizer": (IN_COPIES, IN_PARTS, None),
     "model_parallel": (OVER_MODEL, OVER_MODEL, None),
+    "hybrid": (OVER_SHARDS, OVER_SHARDS, None),
+    "sharded_model": (OVER_BOTH, OVER_BOTH, None),
 }
 LINEN_PATHS = {"first": "Dense_0/kernel", "first_bias": "Dense_0/bias", "last": "Dense_1/kernel"}
 NNX_PATHS = {"first": "first/kernel", "first_bias": "first/bias", "last": "last/kernel"}

@@ -30,7 +30,7 @@ from trainer.engine.step.execution import Execution
 from trainer.testing import assert_strategies_equal
 
 FEW, ALL = range(30), range(300)
-QUICK = (1, 4, 11, 12, 18, 22, 23)
+QUICK = (1, 4, 5, 10, 11, 12, 18, 22, 23)
 TOLERANCE = {"rtol": 5e-4, "atol": 5e-5}
 ROUNDING = 2e-7  # of float32
 

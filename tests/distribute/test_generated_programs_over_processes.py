@@ -20,6 +20,10 @@ pytestmark = pytest.mark.processes
 STRATEGIES = {
     "multi_worker": distribute.MultiWorkerMirroredStrategy,
     "fully_sharded": lambda: distribute.FullyShardedStrategy(min_shard_bytes=0),
+    # "replica" goes over the processes, and then "shard".
+    "hybrid": lambda: distribute.FullyShardedStrategy(min_shard_bytes=0, mesh_shape={"replica": 2, "shard": 2}),
+    "sharded_model": lambda: distribute.ModelParallelStrategy(
+        {"shard": 2, "model": 2}, layout_map=LAYOUT, min_shard_bytes=0),
     # Its first axis goes over the processes.
     "model_over_processes": lambda: distribute.ModelParallelStrategy({"model": 2, "replica": 2}, layout_map=LAYOUT),
 }

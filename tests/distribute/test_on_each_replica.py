@@ -43,6 +43,7 @@ def strategies():
         "one": mirrored(1), "two": mirrored(2), "four": mirrored(4),
         "fully sharded": distribute.FullyShardedStrategy(devices, min_shard_bytes=0),
         "model parallel": distribute.ModelParallelStrategy({"replica": 2, "model": 2}, devices),
+        "hybrid": distribute.FullyShardedStrategy(devices, mesh_shape={"replica": 2, "shard": 2}, min_shard_bytes=0),
     }
 
 

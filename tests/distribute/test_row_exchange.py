@@ -25,15 +25,21 @@ def split_arrays(monkeypatch):
 
 
 def model_parallel():
-    return trainer.distribute.ModelParallelStrategy({"replica": 4, "model": 2})
+    return trainer.distribute.ModelParallelStrategy(
+        {"replica": 4, "model": 2}, layout_map={"Dense_0/kernel": (None, "model")})
+
+
+def hybrid():
+    return trainer.distribute.FullyShardedStrategy(
+        [f"cpu:{index}" for index in range(4)], mesh_shape={"replica": 2, "shard": 2})
 
 
 def fully_sharded():
     return trainer.distribute.FullyShardedStrategy([f"cpu:{index}" for index in range(4)])
 
 
-@pytest.mark.parametrize("make", [lambda: mirrored(4), lambda: mirrored(3), fully_sharded, model_parallel],
-                         ids=["four", "three", "fully_sharded", "model_parallel"])
+@pytest.mark.parametrize("make", [lambda: mirrored(4), lambda: mirrored(3), fully_sharded, model_parallel, hybrid],
+                         ids=["four", "three", "fully_sharded", "model_parallel", "hybrid"])
 def test_every_bit_of_every_row_comes_to_its_replica(make):
     under, rng = make(), np.random.default_rng(0)
     batch = 6 * under.num_replicas_in_sync

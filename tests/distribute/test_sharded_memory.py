@@ -22,6 +22,9 @@ STRATEGIES = {
     "central_storage": distribute.CentralStorageStrategy,
     "model_parallel": lambda: distribute.ModelParallelStrategy(
         {"replica": 2, "model": 4}, layout_map={"Dense_.*/kernel": (None, "model")}),
+    "hybrid": lambda: distribute.FullyShardedStrategy(mesh_shape={"replica": 2, "shard": 4}),
+    "sharded_model": lambda: distribute.ModelParallelStrategy(
+        {"replica": 1, "shard": 4, "model": 2}, layout_map={"Dense_.*/kernel": (None, "model")}),
 }
 
 
@@ -78,7 +81,8 @@ def test_a_step_on_100_million_parameters_needs_an_eighth_of_the_state_and_less_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "share"), [("mirrored", 1.0), ("fully_sharded", 1 / 8), ("central_storage", 1 / 8),
-                                             ("sharded_optimizer", 1 / 3 + 2 / 3 / 8), ("model_parallel", 1 / 4)])
+                                             ("sharded_optimizer", 1 / 3 + 2 / 3 / 8), ("model_parallel", 1 / 4),
+                                             ("hybrid", 1 / 4), ("sharded_model", 1 / 8)])
 def test_live_buffers_are_what_the_strategy_says_before_and_after_training(name, share):
     model = model_of(name, 512)
     x = np.zeros((16, 512), np.float32)

@@ -15,6 +15,7 @@ from flax import linen as nn
 import trainer
 from tests.support import gpu_programs
 from trainer import distribute, losses, models
+from trainer.core.tree_paths import named_leaves
 from trainer.distribute.placement.described import EXTRA, is_plugin_installed
 from trainer.tools.plan.planned_phase import planned_phase, strategy_over
 
@@ -167,6 +168,54 @@ def test_fully_sharded_steps_hold_a_part_of_the_parameters_whole(make, dropout_r
     assert found["all-gather"] <= 2.01 * parameters and found["reduce-scatter"] <= 1.01 * parameters
     # In a partitioned step XLA moves what layers compute where that is less than their parameters, as here.
     assert found["all-to-all"] <= (0 if is_replicated else 0.05 * parameters)
+
+
+# Of the MLP of two layers in each of these, by the layout, a device of a replica has one half.
+HALVES = {".*Dense_0/kernel": (None, "model"), ".*Dense_1/kernel": ("model", None)}
+OVER_HOSTS = {
+    "hybrid": (lambda devices: distribute.FullyShardedStrategy(devices, mesh_shape={"replica": 2, "shard": 8}), 8, 1),
+    "with layouts": (lambda devices: distribute.ModelParallelStrategy(
+        {"replica": 2, "shard": 4, "model": 2}, devices, HALVES), 4, 2),
+}
+
+
+@pytest.mark.parametrize("kind", OVER_HOSTS)
+def test_a_mesh_over_two_hosts_gathers_inside_of_a_host_and_reduces_shards_between_hosts(kind):
+    make, shards, halves = OVER_HOSTS[kind]
+    strategy = make(distribute.described_devices("2x8xh100"))
+    case = Case(trainer.Model, lambda: gpu_programs.Deep(1), (np.zeros((ROWS, TOKENS, 32), np.float32), LABELS))
+    model = case.make(case.module())
+    model.compile("adam", losses.SparseCategoricalCrossentropy(from_logits=True))
+    planned = planned_phase(model, strategy, "train", case.batch)
+    assert planned.phase.partitioned_because is None
+    found = collections.Counter()
+    for each in gpu_programs.collectives_of(planned.program, 16):
+        found[each.kind, len({device // 8 for device in each.group}), len(each.group)] += each.nbytes
+    sizes = named_leaves(jax.tree.map(lambda leaf: leaf.size * leaf.dtype.itemsize, planned.state.params))
+    split = sum(size for path, size in sizes.items() if strategy.layouts(planned.state).get(path))
+    held = sum(sizes.values()) - split + split / halves  # by the devices of a replica, each
+    small = 4096 * len(sizes)  # arrays that stay whole
+    assert found.pop(("all-reduce", 2, 2)) == pytest.approx(held / shards, abs=small)
+    assert found.pop(("all-reduce", 2, 2 * shards), 0) <= small
+    assert found.pop(("reduce-scatter", 1, shards)) == pytest.approx(held, abs=small)
+    assert found.pop(("all-gather", 1, shards)) <= 2.01 * held
+    assert all(hosts == 1 for _, hosts, _ in found), found
+    # A part of the parameters is whole at a time.
+    assert planned.compiled.memory_analysis().temp_size_in_bytes <= (1.1 if kind == "hybrid" else 0.8) * sum(
+        sizes.values())
+
+
+def test_a_partitioned_step_on_a_hybrid_mesh_sends_shards_of_gradients_alone_between_hosts():
+    strategy = OVER_HOSTS["hybrid"][0](distribute.described_devices("2x8xh100"))
+    model = OwnStep(gpu_programs.Deep(1))
+    model.compile("adam", losses.SparseCategoricalCrossentropy(from_logits=True))
+    planned = planned_phase(model, strategy, "train", (np.zeros((ROWS, TOKENS, 32), np.float32), LABELS))
+    assert planned.phase.partitioned_because is not None
+    between = [each for each in gpu_programs.collectives_of(planned.program, 16)
+               if len({device // 8 for device in each.group}) > 1]
+    small = 4096 * len(jax.tree.leaves(planned.state.params))
+    assert {each.kind for each in between} == {"all-reduce"}
+    assert sum(each.nbytes for each in between) == pytest.approx(nbytes(planned.state.params) / 8, abs=small)
 
 
 def test_rows_that_are_moved_are_seen():

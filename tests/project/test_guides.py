@@ -108,6 +108,13 @@ def test_the_split_model_is_split_and_its_report_printed(capsys):
 
 
 @pytest.mark.slow
+def test_the_report_of_the_mesh_is_the_one_on_the_page(capsys):
+    names = run("\n".join(blocks("sharding")[:3]))
+    shown = str(names["report"]).partition("\nPer device")[0].rpartition("\n")[0]
+    assert f"```text\n{shown}\n```" in (DOCS / "sharding.md").read_text()
+
+
+@pytest.mark.slow
 def test_the_big_step_is_one_update():
     assert run(blocks("large_batches")[0])["model"].optimizer.iterations == 1
 

@@ -58,8 +58,16 @@ STRATEGIES = {
     "sharded_optimizer_3": lambda: distribute.FullyShardedStrategy(devices(3), level="optimizer", min_shard_bytes=0),
     "model_parallel_3": lambda: distribute.ModelParallelStrategy(
         {"replica": 3, "model": 2}, devices(6), layout_map=LAYOUT),
+    "hybrid_4": lambda: distribute.FullyShardedStrategy(
+        devices(4), min_shard_bytes=0, mesh_shape={"replica": 2, "shard": 2}),
+    "hybrid_8": lambda: distribute.FullyShardedStrategy(
+        devices(8), min_shard_bytes=0, mesh_shape={"replica": 2, "shard": 4}),
+    "sharded_model_4": lambda: distribute.ModelParallelStrategy(
+        {"shard": 2, "model": 2}, devices(4), LAYOUT, min_shard_bytes=0),
+    "sharded_model_8": lambda: distribute.ModelParallelStrategy(
+        {"replica": 2, "shard": 2, "model": 2}, devices(8), LAYOUT, min_shard_bytes=0),
 }
-MIRRORED, SHARDED = list(STRATEGIES)[:3], list(STRATEGIES)[3:]
+MIRRORED, SHARDED, MESHES = list(STRATEGIES)[:3], list(STRATEGIES)[3:7], list(STRATEGIES)[7:]
 
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.05),
@@ -229,12 +237,15 @@ def generate(seed):
         # XLA ends the process for the gradient of a sort of which it splits an axis that does not divide.
         strategies = tuple("mirrored_3" if name in ("sharded_optimizer_3", "model_parallel_3") else name
                            for name in strategies)
+    strategies = strategies if seed % 2 else strategies[::-1]
+    mesh = dealt(MESHES, seed // 5 + seed, 15)
+    strategies = (mesh, *strategies) if seed % 5 == 0 else (*strategies, mesh)
     return Program(
         seed=seed, library=dealt(NETS, seed, 8), inputs=inputs, blocks=tuple(map(str, rng.permutation(blocks))),
         task=task, loss=loss, step=step, optimizer=dealt(OPTIMIZERS, seed, 9), options=options, metrics=metrics,
         weights=weights, form=form, is_validated=bool(rng.random() < 0.5), sizes=dealt(SIZES, seed, 10),
         steps_per_execution=dealt(("auto", 2, 1), seed, 11),
-        strategies=tuple(dict.fromkeys(strategies if seed % 2 else strategies[::-1])))
+        strategies=tuple(dict.fromkeys(strategies)))
 
 
 def _options(rng, task, loss, step):

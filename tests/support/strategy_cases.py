@@ -43,6 +43,10 @@ STRATEGIES = {
     "sharded_optimizer": lambda: distribute.FullyShardedStrategy(FOUR, level="optimizer", min_shard_bytes=0),
     "model_parallel": lambda: distribute.ModelParallelStrategy({"replica": 4, "model": 2}, layout_map=LAYOUT),
     "tpu": lambda: distribute.TPUStrategy(devices=jax.devices("cpu")[4:6]),
+    "hybrid": lambda: distribute.FullyShardedStrategy(
+        FOUR, min_shard_bytes=0, mesh_shape={"replica": 2, "shard": 2}),
+    "sharded_model": lambda: distribute.ModelParallelStrategy(
+        {"replica": 2, "shard": 2, "model": 2}, layout_map=LAYOUT, min_shard_bytes=0),
 }
 
 SEVERAL_PROCESSES = {
@@ -52,6 +56,9 @@ SEVERAL_PROCESSES = {
     "fully_sharded": lambda: distribute.FullyShardedStrategy(min_shard_bytes=0),
     "sharded_optimizer": lambda: distribute.FullyShardedStrategy(level="optimizer", min_shard_bytes=0),
     "model_parallel": lambda: distribute.ModelParallelStrategy({"replica": 2, "model": 2}, layout_map=LAYOUT),
+    "hybrid": lambda: distribute.FullyShardedStrategy(min_shard_bytes=0, mesh_shape={"replica": 2, "shard": 2}),
+    "sharded_model": lambda: distribute.ModelParallelStrategy(
+        {"shard": 2, "model": 2}, layout_map=LAYOUT, min_shard_bytes=0),
     # The first axis goes over the processes.
     "model_over_processes": lambda: distribute.ModelParallelStrategy({"model": 2, "replica": 2}, layout_map=LAYOUT),
 }

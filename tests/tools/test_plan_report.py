@@ -66,6 +66,22 @@ def test_collectives_are_added_up_by_kind_and_group_for_one_step():
     assert found[1].secs == pytest.approx(2 * COLLECTIVE_SECS + 300 / 400e9)
 
 
+def test_collectives_of_as_many_devices_over_different_mesh_axes_are_told_apart():
+    found = sent_rows([all_reduce(100, (0, 1)), all_reduce(60, (0, 1)), all_reduce(10, (0, 2)), all_reduce(1, (0, 8)),
+                       all_reduce(2, (0, 2, 8, 10))], TWO_HOSTS, 1, {"replica": 2, "shard": 4, "model": 2})
+    assert [(row.axes, row.nbytes) for row in found] == [
+        (("model",), 160.0), (("shard",), 10.0), (("replica", "shard"), 2.0), (("replica",), 1.0)]
+
+
+def test_a_plan_names_the_mesh_axes_of_collectives_if_there_are_several(plan):
+    assert "Over the axes" not in str(plan)
+    rows = sent_rows([all_reduce(100, (0, 1)), all_reduce(10, (0, 8))], TWO_HOSTS, 1, {"replica": 2, "shard": 8})
+    text = str(dataclasses.replace(plan, collectives=rows))
+    assert [line.split()[0::len(line.split()) - 1] for line in text.splitlines() if line.startswith("all-reduce")] == [
+        ["all-reduce", "shard"], ["all-reduce", "replica"]]
+    assert dataclasses.replace(plan, collectives=rows).to_dict()["collectives"][1]["axes"] == ("replica",)
+
+
 @pytest.fixture
 def plan():
     gib = 2**30

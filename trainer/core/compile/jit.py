@@ -63,6 +63,19 @@ def on_each_device(
     return call
 
 
+def on_each_part(function: Callable[..., Any], axes: Collection[str], specs: Any) -> Callable[..., Any]:
+    """Returns a function, for calls in a function of `on_each_device`, that runs on each shard along further axes.
+
+    XLA does not divide a collective over the axes that are left to it: it gathers the operands whole.
+
+    Args:
+      function: function of a shard of an argument; its result is split in the same way.
+      axes: the other axes of the mesh.
+      specs: partition specs of the argument over these axes, a prefix of its tree.
+    """
+    return jax.shard_map(function, in_specs=(specs,), out_specs=specs, axis_names=set(axes), check_vma=False)
+
+
 def _shapes(tree: PyTree) -> Any:
     # Plain shapes, because a memory space would be part of the type.
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)

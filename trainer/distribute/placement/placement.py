@@ -25,6 +25,8 @@ DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
 SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a shared length
 _LEAST_BYTES = 2**20  # size of padded small arrays
 REPLICA_AXIS = "replica"  # the mesh axis of every strategy that splits rows
+SHARD_AXIS = "shard"  # a mesh axis that splits rows too, and the state by the shapes of its arrays
+ROW_AXES = (REPLICA_AXIS, SHARD_AXIS)
 REPLICATED = "replicated"  # an array that is whole on each device
 
 

@@ -7,7 +7,7 @@ replica inside `shard_map`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from trainer.distribute.replica.communication_options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from trainer.distribute.replica.reductions import CrossDeviceOps, as_summable, sum_or_mean
+from trainer.distribute.replica.reductions import AxisName, CrossDeviceOps, as_summable, sum_or_mean
 from trainer.distribute.replica.tensorflow_names import MissingAttributes
 
 __all__ = [
@@ -65,7 +65,7 @@ class NcclAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.N
 
     takes_vectors_only = False
 
-    def sum_over_replicas(self, vector: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
+    def sum_over_replicas(self, vector: jax.Array, axis_name: AxisName, num_replicas: int) -> jax.Array:
         return _sum(vector, axis_name)
 
 
@@ -117,7 +117,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
             raise ValueError(f"`group_size` {self.group_size} does not divide the {num_replicas} replicas. Give a "
                              "divisor, or None.")
 
-    def sum_over_replicas(self, vector: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
+    def sum_over_replicas(self, vector: jax.Array, axis_name: AxisName, num_replicas: int) -> jax.Array:
         inside = self.groups(num_replicas)
         across = [list(replicas) for replicas in zip(*inside, strict=True)]
         part = padded_to_multiple(vector, len(across))
@@ -181,7 +181,7 @@ class ReductionToOneDevice(CrossDeviceOps):
             raise ValueError(f"`reduce_to_device` is {self.reduce_to_device}, but there are {num_replicas} replicas, "
                              "numbered from 0.")
 
-    def sum_over_replicas(self, vector: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
+    def sum_over_replicas(self, vector: jax.Array, axis_name: AxisName, num_replicas: int) -> jax.Array:
         def copied(distance: int, senders: range) -> jax.Array:
             pairs = [(sender, sender + distance) for sender in senders if 0 <= sender + distance < num_replicas]
             return lax.ppermute(vector, axis_name, [(replica(sender), replica(to)) for sender, to in pairs])
@@ -220,7 +220,7 @@ class RingAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.R
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
     """
 
-    def sum_over_replicas(self, vector: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
+    def sum_over_replicas(self, vector: jax.Array, axis_name: AxisName, num_replicas: int) -> jax.Array:
         own = padded_to_multiple(vector, num_replicas).reshape(num_replicas, -1)
         rank = lax.axis_index(axis_name)
         pass_on = functools.partial(
@@ -286,30 +286,35 @@ def take_shards(tree: PyTree, axes: Any, axis_name: str, num_replicas: int) -> A
 
 
 def reduce_to_shards(
-    reduce_op: ReduceOp | str, tree: PyTree, axes: Any, axis_name: str, num_replicas: int, packs: bool
+    reduce_op: ReduceOp | str, tree: PyTree, axes: Any, axis_name: str, num_replicas: int, packs: bool,
+    others: Sequence[str] = (),
 ) -> Any:
     """Returns this replica's shard of the sum or the mean over replicas of a tree of arrays.
+
+    Shards are reduced over `axis_name` first, so that only 1/num_replicas of the bytes passes over the other axes.
 
     Args:
       reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
       tree: arrays of the same shapes on all replicas.
       axes: the split axis of each array, a list or tree with as many leaves; -1 for an array that stays whole.
-      axis_name: the mesh axis of the replicas.
+      axis_name: the mesh axis of the replicas that have the shards.
       num_replicas: the size of this axis. It must divide the sizes along `axes`.
       packs: whether arrays are packed before they are reduced.
+      others: further mesh axes of replicas, whose replicas have equal shards.
 
     Raises:
       ValueError: if the numbers of axes and arrays differ, or `num_replicas` does not divide a size.
     """
     op = ReduceOp.of(reduce_op)
     leaves, treedef, along = _matched(tree, axes, num_replicas)
-    if num_replicas == 1:
+    all_replicas = num_replicas * (lax.axis_size(tuple(others)) if others else 1)
+    if all_replicas == 1:
         return tree
     arrays = [as_summable(leaf) for leaf in leaves]
     split = [index for index, axis in enumerate(along) if axis >= 0 and arrays[index].size]
     whole = [index for index, axis in enumerate(along) if axis < 0]
-    sums = _sums([arrays[index] for index in whole], axis_name, packs)
-    scatter = functools.partial(lax.psum_scatter, axis_name=axis_name)  # (replicas, ...) to (...)
+    sums = _sums([arrays[index] for index in whole], (*others, axis_name) if others else axis_name, packs)
+    scatter = functools.partial(_scattered_sum, axis_name=axis_name, others=others)  # (replicas, ...) to (...)
     if packs:
         stacks = [split_in_front(arrays[index], along[index], num_replicas) for index in split]
         flat = over_packs(scatter, [stack.reshape(num_replicas, -1) for stack in stacks], BYTES_PER_PACK)
@@ -320,15 +325,15 @@ def reduce_to_shards(
                for array, axis in zip(arrays, along, strict=True)]
     for index, total in zip([*split, *whole], [*parts, *sums], strict=True):
         reduced[index] = total
-    return jax.tree.unflatten(treedef, [sum_or_mean(op, total, num_replicas) for total in reduced])
+    return jax.tree.unflatten(treedef, [sum_or_mean(op, total, all_replicas) for total in reduced])
 
 
 class MeshReplicaContext(ReplicaContext, MissingAttributes):
     """The context of a replica inside `shard_map` over a mesh axis.
 
     Args:
-      axis_name: the mesh axis of the replicas.
-      num_replicas: the size of this axis.
+      axis_name: the mesh axis of the replicas, or several.
+      num_replicas: the size of this axis, or their product.
       packs: whether trees are packed before a collective.
       rows: number of this replica's rows of the batch, including padding.
       row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without padding.
@@ -337,7 +342,7 @@ class MeshReplicaContext(ReplicaContext, MissingAttributes):
 
     def __init__(
         self,
-        axis_name: str,
+        axis_name: AxisName,
         num_replicas: int,
         packs: bool,
         rows: int | None,
@@ -371,19 +376,30 @@ class MeshReplicaContext(ReplicaContext, MissingAttributes):
         return jax.tree.map(lambda leaf: lax.all_gather(leaf, self.axis_name, axis=axis, tiled=True), value)
 
 
-def _sums(arrays: list[jax.Array], axis_name: str, packs: bool) -> list[jax.Array]:
+def _sums(arrays: list[jax.Array], axis_name: AxisName, packs: bool) -> list[jax.Array]:
     return over_packs_elementwise(
         functools.partial(_sum, axis_name=axis_name), arrays, BYTES_PER_PACK if packs else None)
 
 
-def _sum(array: jax.Array, axis_name: str) -> jax.Array:
+def _sum(array: jax.Array, axis_name: AxisName) -> jax.Array:
+    return _in_float32_on_cpus(lambda array: lax.psum(array, axis_name), array)
+
+
+def _scattered_sum(array: jax.Array, axis_name: str, others: Sequence[str], **options: Any) -> jax.Array:
+    def summed(array: jax.Array) -> jax.Array:
+        part = lax.psum_scatter(array, axis_name, **options)
+        return lax.psum(part, tuple(others)) if others else part
+
+    return _in_float32_on_cpus(summed, array)
+
+
+def _in_float32_on_cpus(summed: Callable[[jax.Array], jax.Array], array: jax.Array) -> jax.Array:
     if array.dtype != jnp.bfloat16:
-        return lax.psum(array, axis_name)
+        return summed(array)
     # XLA adds in float32 on CPUs anyway, but its own conversion ends the process on a mesh with another axis that it
     # partitions.
     return lax.platform_dependent(
-        array, cpu=lambda array: lax.psum(array.astype(jnp.float32), axis_name).astype(array.dtype),
-        default=lambda array: lax.psum(array, axis_name))
+        array, cpu=lambda array: summed(array.astype(jnp.float32)).astype(array.dtype), default=summed)
 
 
 def _matched(tree: PyTree, axes: Any, num_replicas: int = 1) -> tuple[list[jax.Array], Any, list[int]]:
@@ -400,7 +416,7 @@ def _matched(tree: PyTree, axes: Any, num_replicas: int = 1) -> tuple[list[jax.A
     return arrays, treedef, along
 
 
-def exchange_rows(arrays: PyTree, numbers: jax.Array, axis_name: str, num_replicas: int) -> Any:
+def exchange_rows(arrays: PyTree, numbers: jax.Array, axis_name: AxisName, num_replicas: int) -> Any:
     """Returns a replica's rows of arrays that are split by rows over the replicas.
 
     The batch of each replica goes once around the ring of replicas, and each replica fills in the rows that it has. A

@@ -27,7 +27,7 @@ from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
 from trainer.distribute.placement.device_memory import retried
-from trainer.distribute.placement.placement import REPLICA_AXIS, free_to_move
+from trainer.distribute.placement.placement import free_to_move
 from trainer.distribute.replica.gradient_scale import refuse_wrong_scale
 from trainer.distribute.replica.per_replica import PerReplica, is_per_replica, rows_of
 from trainer.distribute.replica.replicated_state import (
@@ -140,7 +140,7 @@ class ReplicaRunner:
 
     def _check_scale(self, program: _Program, key: Any, dynamic: tuple[Any, Any, Any]) -> None:
         """Raises ValueError if the gradients of a function, checked once, are scaled for another reduction."""
-        if self._strategy.mesh.shape[REPLICA_AXIS] == 1 or key in self._scale_is_known or is_jit_disabled():
+        if self._strategy.replica_count == 1 or key in self._scale_is_known or is_jit_disabled():
             return
         if program.outputs is None:
             program.execute.trace(*dynamic)  # `execute` reuses the trace

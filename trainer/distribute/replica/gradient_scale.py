@@ -23,7 +23,7 @@ from trainer.core.errors import see
 from trainer.core.replica_context import ReplicaContext, get_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
-from trainer.distribute.placement.placement import REPLICA_AXIS, to_host
+from trainer.distribute.placement.placement import to_host
 from trainer.distribute.replica.partitioned import PartitionedContext
 from trainer.distribute.replica.per_replica import PerReplica, rows_of
 from trainer.distribute.replica.replicated_state import Replicas, map_states, run_on_replicas
@@ -77,7 +77,7 @@ def refuse_wrong_scale(
     Returns:
       Whether the batch is conclusive; a batch whose rows are all on a single replica is not.
     """
-    replicas = strategy.mesh.shape[REPLICA_AXIS]
+    replicas = strategy.replica_count
     with jax.transfer_guard("allow"):  # guards are meant for loops, and this runs once
         try:
             masks = [None if value.row_mask is None else to_host(value.row_mask) for value in split.values()]
@@ -100,7 +100,7 @@ def _compare(
     """Returns, by module, whether gradients are 1/N, and whether N times, the gradients of the whole batch."""
     if not split or any(value.stacked.ndim < 2 for value in split.values()):
         return []  # no rows
-    replicas = strategy.mesh.shape[REPLICA_AXIS]
+    replicas = strategy.replica_count
     modules: list[str | None] = []
 
     def on_replica(mirrored: Any, split: Any, object_values: Any) -> Any:

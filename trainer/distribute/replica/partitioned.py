@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec
 
 from trainer.core import errors, replica_context
 from trainer.core.compile.traces.row_mixing import certain_mixing
-from trainer.core.replica_context import ReplicaContext
+from trainer.core.replica_context import ReduceOp, ReplicaContext
+from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
-from trainer.distribute.placement.placement import REPLICA_AXIS
 from trainer.distribute.replica.replicated_state import Replicas
 
 
@@ -28,16 +28,18 @@ class PartitionedContext(ReplicaContext):
     def __init__(self, strategy: Replicas, rows: int):
         super().__init__(rows)
         self._strategy = strategy
-        replicas = strategy.mesh.shape[REPLICA_AXIS]
-        self.batch_norm_groups = replicas if rows % replicas == 0 else 1
+        self._layouts: Mapping[str, PartitionSpec] = {}
+        self.batch_norm_groups = strategy.replica_count if rows % strategy.replica_count == 0 else 1
 
     def with_rows_in_place(self, tree: PyTree) -> Any:
         return self._strategy.with_rows_in_place(tree)
 
-    def update(
-        self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
-    ) -> tuple[Any, Any]:
-        return rule.update(self._strategy.with_gradients_in_place(grads), opt_state, params, extra)
+    def gather_params(self, state: TrainState) -> TrainState:
+        self._layouts = self._strategy.layouts(state)
+        return state
+
+    def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
+        return self._strategy.with_gradients_in_place(grads, self._layouts)
 
     def map_over_rows(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -47,7 +49,7 @@ class PartitionedContext(ReplicaContext):
         first_of_kwargs = len(jax.tree.leaves(tuple(args)))
         has_rows = [place < first_of_kwargs and given[place].ndim > 0 for place in places]
         _check_is_per_row(function, given, structure, dict(zip(places, has_rows, strict=True)), self.rows)
-        replicas = self._strategy.mesh.shape[REPLICA_AXIS]
+        replicas = self._strategy.replica_count
         if replicas == 1 or not self.rows or self.rows % replicas:
             return function(*args, **kwargs)
         rows_spec = self._strategy.rows_spec

@@ -22,6 +22,9 @@ from trainer.distribute.replica.communication_options import (
     checked_options,
 )
 
+AxisName = str | tuple[str, ...]
+"""Name of the mesh axis of the replicas; or names of several, which count replicas like the digits of a number."""
+
 _IMPLEMENTATIONS: dict[CommunicationImplementation, type[CrossDeviceOps]] = {}
 
 
@@ -62,7 +65,7 @@ class CrossDeviceOps(abc.ABC):
         self.options = checked_options(options) or CommunicationOptions()
 
     @abc.abstractmethod
-    def sum_over_replicas(self, vector: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
+    def sum_over_replicas(self, vector: jax.Array, axis_name: AxisName, num_replicas: int) -> jax.Array:
         """Returns the sum over replicas of a vector that is not empty.
 
         Args:
@@ -79,7 +82,7 @@ class CrossDeviceOps(abc.ABC):
         self,
         reduce_op: ReduceOp | str,
         tree: PyTree,
-        axis_name: str,
+        axis_name: AxisName,
         num_replicas: int,
         packs: bool = True,
         options: CommunicationOptions | None = None,

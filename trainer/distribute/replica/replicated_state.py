@@ -13,7 +13,7 @@ have changed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -29,7 +29,7 @@ from trainer.core.replica_context import ReplicaContext, get_replica_context
 from trainer.core.train_state import TrainState, check_is_overwritten, check_same_structure
 from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
-from trainer.distribute.placement.placement import REPLICA_AXIS, to_devices
+from trainer.distribute.placement.placement import REPLICA_AXIS, ROW_AXES, SHARD_AXIS, to_devices
 from trainer.distribute.replica.collectives import CrossDeviceOps, MeshReplicaContext, NcclAllReduce
 from trainer.distribute.replica.state_reduction import SumOverReplicas, over_replicas
 from trainer.distribute.replica.zero import specs_of
@@ -43,10 +43,17 @@ class Replicas:
     Args:
       mesh: the devices, with an axis `REPLICA_AXIS`; or a list of devices, one replica each.
       cross_device_ops: the reduction of gradients; `NcclAllReduce()` by default.
+
+    Attributes:
+      row_axes: the mesh axes that split rows: "replica", or ("replica", "shard").
+      replica_count: number of replicas: of places along these axes.
     """
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))
+        self.row_axes: str | tuple[str, ...] = (
+            ROW_AXES if SHARD_AXIS in mesh.shape else REPLICA_AXIS)
+        self.replica_count = mesh.shape[REPLICA_AXIS] * mesh.shape.get(SHARD_AXIS, 1)
         self._cross_device_ops = cross_device_ops or NcclAllReduce()
         self._cross_device_ops.check_replicas(self.num_replicas_in_sync)
         self._whole = NamedSharding(mesh, PartitionSpec())
@@ -55,7 +62,7 @@ class Replicas:
     @property
     def num_replicas_in_sync(self) -> int:
         """Number of replicas in each step; 1 inside the code of a step that has the whole batch."""
-        return 1 if get_replica_context().has_whole_batch else self.mesh.shape[REPLICA_AXIS]
+        return 1 if get_replica_context().has_whole_batch else self.replica_count
 
     @property
     def is_on_cpu(self) -> bool:
@@ -65,7 +72,7 @@ class Replicas:
     @property
     def rows_spec(self) -> PartitionSpec:
         """Partition spec of arrays whose first axis is rows or replicas."""
-        return PartitionSpec(REPLICA_AXIS)
+        return PartitionSpec(self.row_axes)
 
     def compiler_options(self, deterministic: bool = False) -> CompilerOptions:
         """Returns XLA's options for a program of all replicas; see `core/compile/compiler_options.py`."""
@@ -103,8 +110,8 @@ class Replicas:
           divides_replicas: whether the compiler divides the computation of a replica over its devices; if False, each
             device computes all of it.
         """
-        axes = [axis for axis in self.mesh.axis_names if axis != REPLICA_AXIS]
-        manual = [REPLICA_AXIS] if divides_replicas else self.mesh.axis_names
+        axes = [axis for axis in self.mesh.axis_names if axis not in ROW_AXES]
+        manual = [axis for axis in self.mesh.axis_names if axis not in axes or not divides_replicas]
         mapped = on_each_device(function, self.mesh, manual, in_specs, out_specs)
         constrain = ignore if self.mesh.size == 1 or not divides_replicas else over_axes(axes)
 
@@ -128,7 +135,7 @@ class Replicas:
         ends the process for the gradient of a sort over rows, and gave other numbers for shards in tests (jax 0.10 and
         0.12).
         """
-        replicas = self.mesh.shape[REPLICA_AXIS]
+        replicas = self.replica_count
         return tree if replicas == 1 else constrained(tree, jax.tree.map(
             lambda leaf: self._whole if leaf.shape[0] % replicas else self._rows_sharding, tree))
 
@@ -136,8 +143,25 @@ class Replicas:
         """Returns a state split as between steps, in device memory; part of a compiled execution."""
         return state if self.mesh.size == 1 else constrained(state, self._device_shardings(state))
 
-    def with_gradients_in_place(self, grads: PyTree) -> Any:
-        """Returns gradients of the whole batch, split as the update needs them; part of a compiled execution."""
+    def layouts(self, state: TrainState) -> Mapping[str, PartitionSpec]:
+        """Returns the partition specs of the parameters that are split by their paths; see `ModelParallelStrategy`."""
+        return {}
+
+    def check_axes(self, state: TrainState, program: Any) -> None:
+        """Raises ValueError if a mesh axis splits neither rows, the state, nor an array of a traced step.
+
+        Args:
+          state: the state, or its shapes.
+          program: the `ClosedJaxpr` of the step.
+        """
+
+    def with_gradients_in_place(self, grads: PyTree, layouts: Mapping[str, PartitionSpec]) -> Any:
+        """Returns gradients of the whole batch, split as the update needs them; part of a compiled execution.
+
+        Args:
+          grads: gradients of parameters.
+          layouts: the result of `layouts` for the state.
+        """
         return grads
 
     def _device_shardings(self, state: TrainState) -> TrainState:
@@ -154,9 +178,8 @@ class Replicas:
 
     def _context_arguments(self, rows: int | None, row_mask: jax.Array | None) -> tuple[Any, ...]:
         # Packing would gather arrays that are split over other axes.
-        replicas = self.mesh.shape[REPLICA_AXIS]
-        packs = self.is_on_cpu and self.mesh.devices.size == replicas
-        return REPLICA_AXIS, replicas, packs, rows, row_mask, self._cross_device_ops
+        packs = self.is_on_cpu and self.mesh.devices.size == self.replica_count
+        return self.row_axes, self.replica_count, packs, rows, row_mask, self._cross_device_ops
 
     def place_state(self, state: TrainState) -> TrainState:
         """Returns a state of host or device arrays placed by this strategy; JAX arrays may share buffers."""

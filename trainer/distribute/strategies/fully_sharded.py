@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.core import errors
 from trainer.core.arguments import check_count
@@ -18,31 +18,39 @@ from trainer.core.types import PyTree
 from trainer.distribute.cluster import cluster_devices
 from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.devices import find_devices
+from trainer.distribute.placement.placement import REPLICA_AXIS, ROW_AXES, SHARD_AXIS
 from trainer.distribute.replica.collectives import NcclAllReduce
 from trainer.distribute.replica.communication_options import CommunicationOptions, without_implementation
 from trainer.distribute.replica.zero import (
     ShardedReplicaContext,
     ShardingRule,
+    layout_at,
+    layouts_of_optimizer,
+    layouts_of_part,
     marked,
     part,
     part_names,
-    spec_of,
     specs_of,
     unmarked,
 )
+from trainer.distribute.strategies.mesh_shape import checked_sizes, mesh_of, mesh_over
 from trainer.distribute.strategies.strategy import Strategy
 
 LEVELS = ("parameters", "optimizer")
 MIN_SHARD_BYTES = 4096
 PACKED_GRADIENT_BYTES = 2**25  # of gradients that are reduced together
 MIN_HOST_BYTES = 2**16  # transfer time of this size is about the latency of a transfer
+Layouts = Mapping[str, PartitionSpec]
 
 
 class ShardedStrategy(Strategy):
-    """A strategy whose state is split over the replicas; base of `FullyShardedStrategy` and `CentralStorageStrategy`.
+    """A strategy whose state is split over the replicas by the shapes of its arrays.
+
+    Base of `FullyShardedStrategy`, `CentralStorageStrategy` and `ModelParallelStrategy`.
 
     Args:
-      devices: the devices, one replica each.
+      mesh: as in `Strategy`.
+      mesh_axis: the mesh axis that splits the state; None if the layouts of a subclass alone split it.
       level: "parameters" or "optimizer", as in `FullyShardedStrategy`.
       min_shard_bytes: as in `FullyShardedStrategy`.
       memory_kind: memory of large arrays between executions; None for the default memory of the devices.
@@ -51,43 +59,56 @@ class ShardedStrategy(Strategy):
     """
 
     def __init__(
-        self, devices: Sequence[jax.Device], level: str, min_shard_bytes: int, memory_kind: str | None = None,
-        options: CommunicationOptions | None = None,
+        self, mesh: Mesh | Sequence[jax.Device], mesh_axis: str | None, level: str, min_shard_bytes: int,
+        memory_kind: str | None = None, options: CommunicationOptions | None = None,
         min_host_bytes: int | None = None,
     ):
         if level not in LEVELS:
             raise errors.unknown_name("level", str(level), LEVELS)
         check_count("min_shard_bytes", min_shard_bytes, 0)
-        _check_host_memory(devices, memory_kind)
-        super().__init__(devices, NcclAllReduce(options=options))
-        self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
+        super().__init__(mesh, NcclAllReduce(options=options))
+        _check_host_memory(self.mesh.devices.flat, memory_kind)
+        self._rule = ShardingRule(self._num_shards(mesh_axis), min_shard_bytes, level == "parameters", mesh_axis)
         self._memory_kind, self._min_host_bytes = memory_kind, min_host_bytes
         self.offloads_state = memory_kind is not None
 
     @property
+    def _inner_axes(self) -> list[str]:
+        """The mesh axes of the devices of a replica."""
+        return [axis for axis, size in self.mesh.shape.items() if size > 1 and axis not in ROW_AXES]
+
+    def _num_shards(self, mesh_axis: str | None) -> int:
+        return 1 if mesh_axis is None else self.mesh.shape[mesh_axis]
+
+    def __repr__(self) -> str:
+        is_named = len(self.mesh.axis_names) > 1
+        return f"{type(self).__name__}({dict(self.mesh.shape)})" if is_named else super().__repr__()
+
+    @property
     def gathers_late(self) -> bool:
-        return self._rule.shards_params and self.num_replicas_in_sync > 1
+        return self._rule.shards_params and self._rule.num_shards > 1
 
     def compiler_options(self, deterministic: bool = False) -> CompilerOptions:
         options = super().compiler_options(deterministic)
         if self.gathers_late and options:
             # Whole gradients wait for the others of a pack. XLA counts the bytes of each device's shard.
             options.setdefault("xla_gpu_reduce_scatter_combine_threshold_bytes",
-                               PACKED_GRADIENT_BYTES // self.num_replicas_in_sync)
+                               PACKED_GRADIENT_BYTES // self._rule.num_shards)
         return options
 
     def over(self, devices: Sequence[jax.Device]) -> Strategy:
         _check_host_memory(devices, self._memory_kind)
         made = super().over(devices)
         assert isinstance(made, ShardedStrategy), "of the same kind"
-        made._rule = self._rule._replace(num_replicas=made.num_replicas_in_sync)
+        made._rule = self._rule._replace(num_shards=made._num_shards(self._rule.mesh_axis))
         return made
 
-    def _shardings(self, axes: Any) -> Any:
-        return jax.tree.map(lambda axis: NamedSharding(self.mesh, spec_of(axis)), axes)
+    def _mesh_over(self, devices: Sequence[jax.Device]) -> Mesh | Sequence[jax.Device]:
+        return devices if len(self.mesh.axis_names) == 1 else mesh_over(self.mesh, devices, repr(self))
 
-    def _constrained(self, tree: PyTree, axes: Any) -> Any:
-        return constrained(tree, self._shardings(axes))
+    def _shardings(self, axes: Any, layouts: Layouts) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, axis: NamedSharding(self.mesh, self._rule.spec(axis, layout_at(layouts, path))), axes)
 
     def state_shardings(self, state: TrainState) -> TrainState:
         placed = self._device_shardings(state)
@@ -105,9 +126,11 @@ class ShardedStrategy(Strategy):
                                  for name in ("params", "model_state", "opt_state")})
 
     def _device_shardings(self, state: TrainState) -> TrainState:
+        layouts = self.layouts(state)
+        of_optimizer = layouts_of_optimizer(state, layouts)
         return super().state_shardings(state).replace(
-            params=self._shardings(self._rule.axes_at_rest(state.params)),
-            opt_state=self._shardings(self._rule.axes(state.opt_state)))
+            params=self._shardings(self._rule.axes_at_rest(state.params, layouts), layouts),
+            opt_state=self._shardings(self._rule.axes(state.opt_state, of_optimizer), of_optimizer))
 
     def on_devices(self, state: TrainState) -> TrainState:
         if self._memory_kind is None:
@@ -119,43 +142,56 @@ class ShardedStrategy(Strategy):
         return jax.tree.map(on_device, state, self.state_shardings(state), self._device_shardings(state))
 
     def to_replica(self, state: TrainState) -> tuple[TrainState, Any]:
-        parts = state.replace(params=marked(state.params, self._rule.axes_at_rest(state.params)),
-                              opt_state=marked(state.opt_state, self._rule.axes(state.opt_state)))
+        layouts, mesh_axis = self.layouts(state), self._rule.mesh_axis
+        of_optimizer, at_rest = layouts_of_optimizer(state, layouts), self._rule.axes_at_rest(state.params, layouts)
+        parts = state.replace(
+            params=marked(state.params, at_rest, mesh_axis, layouts),
+            opt_state=marked(state.opt_state, self._rule.axes(state.opt_state, of_optimizer), mesh_axis, of_optimizer))
         return parts, specs_of(parts)
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
-        return ShardedReplicaContext(self._rule, *self._context_arguments(rows, row_mask))
+        mesh_axis = self._rule.mesh_axis
+        return super().replica_context(rows, row_mask) if mesh_axis is None else ShardedReplicaContext(
+            self._rule, mesh_axis, self._inner_axes, self.layouts, *self._context_arguments(rows, row_mask))
 
-    def with_gradients_in_place(self, grads: PyTree) -> Any:
-        return self._constrained(grads, self._rule.axes(grads))
+    def with_gradients_in_place(self, grads: PyTree, layouts: Layouts) -> Any:
+        return grads if self._rule.mesh_axis is None else constrained(
+            grads, self._shardings(self._rule.axes(grads, layouts), layouts))
 
     def gradient_shardings(self, state: TrainState) -> Any:
-        return self._shardings(self._rule.axes(state.trainable(state.params)))
+        trained, layouts = state.trainable(state.params), self.layouts(state)
+        return self._shardings(self._rule.axes(trained, layouts), layouts)
 
     def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
+        if self._rule.mesh_axis is None:
+            return super().from_replicas(before, scattered)
+        layouts = self.layouts(before)
+        of_optimizer = layouts_of_optimizer(before, layouts)
         parts: dict[str | None, tuple[Any, Any]] = {}
         for name in part_names(before):
             closed, (params, opt_state) = scattered.params[name], part(before, name)
             if closed.values is not None:
                 params, opt_state = unmarked(closed.values)
+            own, of_own_optimizer = layouts_of_part(layouts, name), layouts_of_part(of_optimizer, name)
+            at_rest = self._shardings(self._rule.axes_at_rest(params, own), own)
             if closed.updates:
                 # Without this, the compiler keeps them split between steps and gathers them twice in each step.
-                params = self._constrained(params, self._rule.axes_at_rest(params))
+                params = constrained(params, at_rest)
                 # Split even if parameters rest whole, so that each device updates only its shard.
-                params = self._constrained(params, self._rule.axes(params))
+                params = constrained(params, self._shardings(self._rule.axes(params, own), own))
                 rule = before.optimizer if name is None else before.optimizer[name]
                 for grads, extra in closed.updates:
                     params, opt_state = rule.update(unmarked(grads), opt_state, params, extra)
-            parts[name] = (self._constrained(params, self._rule.axes_at_rest(params)),
-                           self._constrained(opt_state, self._rule.axes(opt_state)))
+            of_moments = self._shardings(self._rule.axes(opt_state, of_own_optimizer), of_own_optimizer)
+            parts[name] = constrained(params, at_rest), constrained(opt_state, of_moments)
         if None in parts:
             return scattered.replace(params=parts[None][0], opt_state=parts[None][1])
         return scattered.replace(params={name: params for name, (params, _) in parts.items()},
                                  opt_state={name: opt_state for name, (_, opt_state) in parts.items()})
 
 
-def _check_host_memory(devices: Sequence[jax.Device], memory_kind: str | None) -> None:
-    if memory_kind is not None and is_described(devices[0]):
+def _check_host_memory(devices: Iterable[jax.Device], memory_kind: str | None) -> None:
+    if memory_kind is not None and any(map(is_described, devices)):
         raise ValueError("The state would rest in the memory of the host, and described devices have no host. Plan "
                          "`FullyShardedStrategy()`, which splits the state over the devices.")
 
@@ -171,6 +207,10 @@ class FullyShardedStrategy(ShardedStrategy):
     global norm, LAMB and Adafactor. An array is split along its longest axis that is divisible by the number of
     devices. An array without such an axis stays whole, which `explain` shows.
 
+    Hybrid sharding, over several hosts: `mesh_shape={"replica": 2, "shard": 8}` splits rows over all 16 devices, and
+    the state over 8. Parameters are gathered inside of a host, and an eighth of the gradients' bytes passes between
+    hosts.
+
     Args:
       devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. By default all
         devices of the cluster that this process joins, as with `MultiWorkerMirroredStrategy`, or else all local
@@ -179,27 +219,41 @@ class FullyShardedStrategy(ShardedStrategy):
         saves the gathering of parameters in each step, at the cost of a whole copy of them on each device.
       min_shard_bytes: smaller arrays stay whole.
       communication_options: as in `MultiWorkerMirroredStrategy`, without `implementation`.
+      mesh_shape: sizes of the mesh axes "replica" and "shard", whose product is the number of devices. The state is
+        split over "shard", and each replica of it is a copy. Devices are taken in order, "shard" fastest, so that
+        "shard" is inside of a host if its size divides the number of devices of a host. None splits the state over all
+        devices.
 
     Raises:
-      ValueError: if a device cannot be used, the level is unknown, a size is negative, or options name an algorithm.
+      ValueError: if a device cannot be used, the level is unknown, a size is negative, options name an algorithm, or
+        the mesh has other axes or does not fit the devices.
+      TypeError: if `mesh_shape` is not a dict of whole numbers.
 
     Example:
       >>> strategy = FullyShardedStrategy(["cpu:0"])
       >>> strategy.num_replicas_in_sync
       1
+      >>> FullyShardedStrategy(["cpu:0"], mesh_shape={"replica": 1, "shard": 1})
+      FullyShardedStrategy({'replica': 1, 'shard': 1})
 
-    Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020). The
-    levels are its stages 3 and 1.
+    Sources: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020). The
+    levels are its stages 3 and 1. Hybrid sharding: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded
+    Data Parallel" (2023).
     """
 
     def __init__(
         self, devices: Sequence[Any] | None = None, level: str = "parameters", min_shard_bytes: int = MIN_SHARD_BYTES,
-        communication_options: CommunicationOptions | None = None,
+        communication_options: CommunicationOptions | None = None, mesh_shape: Mapping[str, int] | None = None,
     ):
         options = without_implementation(communication_options)
-        super().__init__(
-            cluster_devices(options.timeout_seconds) if devices is None else find_devices(devices), level,
-            min_shard_bytes, options=options)
+        sizes = None if mesh_shape is None else checked_sizes(mesh_shape, '{"replica": 2, "shard": 4}')
+        if sizes is not None and sizes.keys() != {REPLICA_AXIS, SHARD_AXIS}:
+            raise ValueError(
+                f"`mesh_shape` of FullyShardedStrategy has the axes 'replica' and 'shard'. Received: {dict(sizes)}. "
+                "For axes that a layout or a module names, use `ModelParallelStrategy(mesh_shape, layout_map=...)`.")
+        found = cluster_devices(options.timeout_seconds) if devices is None else find_devices(devices)
+        super().__init__(found if sizes is None else mesh_of(sizes, found),
+                         REPLICA_AXIS if sizes is None else SHARD_AXIS, level, min_shard_bytes, options=options)
 
 
 class CentralStorageStrategy(ShardedStrategy):
@@ -226,5 +280,5 @@ class CentralStorageStrategy(ShardedStrategy):
 
     def __init__(self, compute_devices: Sequence[Any] | None = None, min_host_bytes: int | None = None):
         check_count("min_host_bytes", min_host_bytes, 0, optional=True)
-        super().__init__(find_devices(compute_devices, "compute_devices"), "parameters", MIN_SHARD_BYTES,
+        super().__init__(find_devices(compute_devices, "compute_devices"), REPLICA_AXIS, "parameters", MIN_SHARD_BYTES,
                          memory_kind="pinned_host", min_host_bytes=min_host_bytes)

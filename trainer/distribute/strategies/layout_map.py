@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from trainer.core import errors, tree_paths
 from trainer.core.types import Layout
+from trainer.distribute.placement.placement import SHARD_AXIS
 
 
 class LayoutMap(MutableMapping[str, Any]):
@@ -102,7 +103,7 @@ class LayoutMap(MutableMapping[str, Any]):
         Args:
           shapes: shapes of all parameters by path.
           mesh_shape: the number of devices along each axis of the mesh, by the name of the axis.
-          replica_axis: the axis that splits batches; parameters may not use it.
+          replica_axis: the axis that splits batches; parameters may not use it, nor "shard".
           annotated: layouts by path from the module's own annotations, for parameters without a rule.
 
         Returns:
@@ -111,7 +112,7 @@ class LayoutMap(MutableMapping[str, Any]):
         Raises:
           ValueError: if a rule matches no parameter, or several match a parameter and none is equal to its path; if a
             layout or an annotation has more entries than the parameter has dimensions, names an axis twice, names the
-            replica axis or an axis that the mesh does not have, or does not divide the parameter evenly.
+            replica axis, "shard" or an axis that the mesh does not have, or does not divide the parameter evenly.
         """
         tree_paths.check_patterns("layout_map", self, shapes)
         specs = {}
@@ -165,9 +166,12 @@ def _misfit(layout: Layout, shape: tuple[int, ...], mesh_shape: Mapping[str, int
     """Returns the reason why a layout cannot split an array, and the fix; None if it can."""
     axes_by_dimension = [(entry,) if isinstance(entry, str) else entry or () for entry in layout]
     counts = Counter(axis for axes in axes_by_dimension for axis in axes)
-    usable = [axis for axis in mesh_shape if axis != replica_axis]
+    usable = [axis for axis in mesh_shape if axis not in (replica_axis, SHARD_AXIS)]
     choice = f"Use {' or '.join(map(repr, usable))}." if usable else "Give the mesh another axis."
     for axis, count in counts.items():
+        if axis == SHARD_AXIS:
+            return (f"{axis!r} splits batches, and parameters by their shapes: along an axis that the layout leaves. "
+                    f"{choice}")
         if axis == replica_axis:
             return f"{axis!r} is the axis that splits batches, and not parameters. {choice}"
         if axis not in mesh_shape:

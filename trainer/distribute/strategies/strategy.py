@@ -32,7 +32,6 @@ from trainer.distribute.placement.global_batch import place_global_batch
 from trainer.distribute.placement.input_processes import group_of, processes_of
 from trainer.distribute.placement.placement import (
     DATA_FRACTION,
-    REPLICA_AXIS,
     PlacedGroup,
     batches_to_devices,
     pad_stack,
@@ -76,7 +75,7 @@ class Strategy(Replicas, MissingAttributes):
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         super().__init__(mesh, cross_device_ops)
         # Of groups of batches, whose leaves are `(batches, rows, ...)`: rows are split over the replicas.
-        self._batch_sharding = NamedSharding(self.mesh, PartitionSpec(None, REPLICA_AXIS))
+        self._batch_sharding = NamedSharding(self.mesh, PartitionSpec(None, self.row_axes))
         self._numbers: dict[int, jax.Array] = {}
         self._placed_arrays = PlacedArrays()
         self._runner = ReplicaRunner(self)
@@ -347,7 +346,7 @@ class Strategy(Replicas, MissingAttributes):
           group: the batches; with `arrays`, the indices of their rows in these.
           arrays: the result of `place_arrays`.
         """
-        replicas, data = self.mesh.shape[REPLICA_AXIS], group.data
+        replicas, data = self.replica_count, group.data
         rows = math.ceil(group.rows / replicas) * replicas
         if group.counts is not None:
             data = place_global_batch(group, rows, self._batch_sharding, self.processes)
@@ -370,8 +369,7 @@ class Strategy(Replicas, MissingAttributes):
         return self._exchange_rows if are_split else None
 
     def _exchange_rows(self, arrays: Any, numbers: jax.Array) -> Any:
-        exchange = functools.partial(
-            exchange_rows, axis_name=REPLICA_AXIS, num_replicas=self.mesh.shape[REPLICA_AXIS])
+        exchange = functools.partial(exchange_rows, axis_name=self.row_axes, num_replicas=self.replica_count)
         return self.map_over_replicas(
             exchange, (self.rows_spec, self.rows_spec), lambda rows: jax.tree.map(lambda leaf: self.rows_spec, rows),
         )(arrays, numbers)

@@ -27,7 +27,6 @@ from trainer.core.replica_context import ReplicaContext, single_context
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.distribute import Strategy
-from trainer.distribute.placement.placement import REPLICA_AXIS
 from trainer.distribute.replica.partitioned import PartitionedContext
 from trainer.distribute.replica.replicated_state import finalize_skipped_updates, run_on_replicas
 from trainer.engine.step import steps
@@ -68,7 +67,8 @@ class Execution:
             *[functools.partial(with_undivided_axes, mesh=strategy.mesh)] * (strategy.mesh.size > 1))
         self._of_replica = self._shared(
             functools.partial(one_batch, self._replica_context),
-            functools.partial(with_bits_of_rows, axis_name=REPLICA_AXIS), *[with_late_gathers] * strategy.gathers_late)
+            functools.partial(with_bits_of_rows, axis_name=strategy.row_axes),
+            *[with_late_gathers] * strategy.gathers_late)
         self.state_shapes: Any = None
         self._state_shardings: Any = None
         self._unchanged_leaves: list[bool] | None = None  # leaves of an offloaded state that need not be sent back

@@ -84,8 +84,10 @@ class Programs:
     def lowered(self, running: tuple[RunningLogs, ...], group: PlacedGroup, count: int | None) -> Any:
         """Returns the program of a group as a `jax.stages.Lowered`; of `count` steps, if the count is constant."""
         bounds = map(self._strategy.place_number, (0, group.count))
-        return self.execution.function(group.rows, stack_length(group.data) > 1, count).lower(
+        traced = self.execution.function(group.rows, stack_length(group.data) > 1, count).trace(
             self.execution.state_shapes, *running, group.data, *bounds)
+        self._strategy.check_axes(self.execution.state_shapes, traced.jaxpr)
+        return traced.lower()
 
     def text(self) -> str | None:
         """Returns the XLA text of the first program; None without programs."""

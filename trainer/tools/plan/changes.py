@@ -10,7 +10,7 @@ import jax
 from trainer.data.sources.batches import Batch
 from trainer.distribute import FullyShardedStrategy, ModelParallelStrategy, Strategy
 from trainer.distribute.placement.described import Topology
-from trainer.distribute.placement.placement import REPLICA_AXIS
+from trainer.distribute.placement.placement import REPLICA_AXIS, SHARD_AXIS
 from trainer.distribute.strategies.fully_sharded import ShardedStrategy
 from trainer.engine.model.core.model_core import core_of
 from trainer.engine.model.core.state_holder import first_rows
@@ -68,9 +68,12 @@ def _other_strategies(
     model: Model, strategy: Strategy, batch: Batch, topology: Topology
 ) -> Iterator[tuple[Strategy, str]]:
     devices = list(strategy.mesh.devices.flat)
-    if len(devices) == 1 or isinstance(strategy, (ShardedStrategy, ModelParallelStrategy)):
+    if len(devices) == 1 or isinstance(strategy, ShardedStrategy):
         return
     yield FullyShardedStrategy(devices), "FullyShardedStrategy()"
+    if topology.hosts > 1:
+        hybrid = {REPLICA_AXIS: topology.hosts, SHARD_AXIS: topology.gpus_per_host}
+        yield FullyShardedStrategy(devices, mesh_shape=hybrid), f"FullyShardedStrategy(mesh_shape={hybrid})"
     layouts = core_of(copy_under(model, strategy, {})).state.shapes(model.sample_inputs(first_rows(batch))).layouts
     names = {name for _, layout in layouts for entry in layout for name in _axes(entry)} - {REPLICA_AXIS}
     if len(names) == 1 and topology.gpus_per_host > 1:

@@ -110,7 +110,7 @@ def _plan(model: Model, strategy: Strategy, batch: Batch, topology: Topology, me
         model=model.name, strategy=_strategy_text(strategy), topology=str(topology), device=topology.gpu.name,
         num_devices=devices, num_replicas=strategy.num_replicas_in_sync, batch_rows=rows, fused_steps=steps,
         memory=_memory(train, strategy, batch), device_bytes=topology.gpu.memory_bytes,
-        memory_fraction=memory_fraction, collectives=sent_rows(collectives, topology, executed),
+        memory_fraction=memory_fraction, collectives=sent_rows(collectives, topology, executed, strategy.mesh.shape),
         flops=cost.flops * per_device, product_flops=products, traffic_bytes=moved,
         kernels=launched, roofline=roofline(products, moved, launched, collectives, topology, executed),
         unknown_loops=len(unknown_loops(train.program)), host_transfers=len(host_transfers(train.program)),

@@ -174,12 +174,16 @@ class Plan:
     def _collective_lines(self) -> list[str]:
         if not self.collectives:
             return ["Collectives of a step: none"]
-        return columns(
-            [("Collectives of a step", "Devices", "Hosts", "Count", "With work beside", "Arrays", "A device sends",
-              "Least time"),
-             *((row.kind, str(row.devices), str(row.hosts), f"{row.times:.4g}", f"{row.overlapped:.4g}",
-                readable_bytes(round(row.nbytes)), readable_bytes(round(row.sent_bytes)), readable_secs(row.secs))
-               for row in self.collectives)], range(1, 8))
+        titles = ("Collectives of a step", "Devices", "Hosts", "Count", "With work beside", "Arrays", "A device sends",
+                  "Least time")
+        rows = [(row.kind, str(row.devices), str(row.hosts), f"{row.times:.4g}", f"{row.overlapped:.4g}",
+                 readable_bytes(round(row.nbytes)), readable_bytes(round(row.sent_bytes)), readable_secs(row.secs))
+                for row in self.collectives]
+        if len({row.axes for row in self.collectives}) == 1:
+            return columns([titles, *rows], range(1, 8))
+        axes = [", ".join(row.axes) for row in self.collectives]
+        return columns([(*titles, "Over the axes"), *((*row, over) for row, over in zip(rows, axes, strict=True))],
+                       range(1, 8))
 
     def _time_lines(self) -> list[str]:
         time, products = self.roofline, ", ".join(

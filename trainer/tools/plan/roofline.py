@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from trainer.distribute.placement.described import Topology
 from trainer.distribute.placement.gpu_kinds import NETWORK_BANDWIDTH
@@ -66,6 +69,7 @@ class SentRow(NamedTuple):
       nbytes: bytes of the whole arrays.
       sent_bytes: minimum number of bytes that a device sends.
       secs: minimum time in sequence.
+      axes: the mesh axes along which the devices of a group differ.
     """
 
     kind: str
@@ -76,6 +80,19 @@ class SentRow(NamedTuple):
     nbytes: float
     sent_bytes: float
     secs: float
+    axes: tuple[str, ...] = ()
+
+
+def axes_between(group: Sequence[int], mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
+    """Returns the mesh axes along which devices differ, given by their places in the mesh, the last axis fastest.
+
+    >>> axes_between([0, 8], {"replica": 2, "shard": 4, "model": 2})
+    ('replica',)
+    >>> axes_between([0, 2, 4, 6, 8, 10, 12, 14], {"replica": 2, "shard": 4, "model": 2})
+    ('replica', 'shard')
+    """
+    places = np.unravel_index(list(group), tuple(mesh_shape.values())) if mesh_shape else ()
+    return tuple(axis for axis, along in zip(mesh_shape, places, strict=True) if len(set(along.tolist())) > 1)
 
 
 def bandwidth(group: Sequence[int], topology: Topology) -> float:
@@ -94,19 +111,31 @@ def bandwidth(group: Sequence[int], topology: Topology) -> float:
     return link if len(by_host) == 1 else min(link, NETWORK_BANDWIDTH * min(by_host.values()))
 
 
-def sent_rows(collectives: Iterable[Collective], topology: Topology, steps: int) -> tuple[SentRow, ...]:
-    """Returns the collectives of a step, by kind and group, from the collectives of an execution of `steps` steps."""
-    rows: dict[tuple[str, int, int], SentRow] = {}
+def sent_rows(
+    collectives: Iterable[Collective], topology: Topology, steps: int,
+    mesh_shape: Mapping[str, int] = MappingProxyType({}),
+) -> tuple[SentRow, ...]:
+    """Returns the collectives of a step by kind, size of their groups and mesh axes.
+
+    Args:
+      collectives: the collectives of an execution of `steps` steps.
+      topology: the GPUs.
+      steps: number of steps.
+      mesh_shape: sizes of the mesh axes by name; without it, collectives are not told apart by axes.
+    """
+    rows: dict[Any, SentRow] = {}
     for each in collectives:
         hosts = len({device // topology.gpus_per_host for device in each.group})
         count = each.times / steps
         overlapped = count if each.is_asynchronous and each.kernels_between else 0.0
         sent = each.sent_bytes * count
         row = SentRow(each.kind, len(each.group), hosts, count, overlapped, each.nbytes * count, sent,
-                      count * _secs(each, topology))
-        before = rows.get(row[:3])
-        rows[row[:3]] = row if before is None else SentRow(*row[:3], *(
-            one + other for one, other in zip(before[3:], row[3:], strict=True)))
+                      count * _secs(each, topology), axes_between(each.group, mesh_shape))
+        key = *row[:3], row.axes
+        before = rows.get(key)
+        rows[key] = row if before is None else row._replace(**{
+            name: getattr(before, name) + getattr(row, name)
+            for name in ("times", "overlapped", "nbytes", "sent_bytes", "secs")})
     return tuple(sorted(rows.values(), key=lambda row: -row.sent_bytes))
 
 

@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.sharding import PartitionSpec
 
+from trainer.core.compile.jit import on_each_part
 from trainer.core.compile.traces.equations import CALLS, REMATERIALISED, jaxpr_of, program_of, run, scan_counts
 
 # Smaller arrays are gathered at the start, many in one collective, and stay: together they have few bytes.
@@ -35,7 +37,8 @@ def with_late_gathers(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
       function: a pure function of trees of arrays, which gathers arrays of the first tree by a tiled
-        `jax.lax.all_gather`. It is traced when the returned function is called.
+        `jax.lax.all_gather`, alone or on its own in a function of `jit.on_each_part`. It is traced when the returned
+        function is called.
     """
 
     def call(*args: Any) -> Any:
@@ -50,16 +53,26 @@ def with_late_gathers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Late:
-    """An array that is gathered where it is used, followed by the equations `then`; `part` is this replica's shard."""
+    """An array that is gathered where it is used, followed by the equations `then`; `part` is this replica's shard.
+
+    If the devices of a replica split it over mesh axes, these are `inner_axes`, and `layout` says how.
+    """
 
     part: Any
     gathering: Any
     axis: int
+    inner_axes: frozenset[str] = frozenset()
+    layout: tuple[Any, ...] = ()
     then: tuple[Any, ...] = ()
 
     def made(self, part: jax.Array) -> Any:
         """Returns the array, gathered from `part`."""
-        value, = _run(self.gathering, [part], all_gather_dimension=self.axis)
+        def gathered(part: jax.Array) -> Any:
+            value, = _run(self.gathering, [part], all_gather_dimension=self.axis)
+            return value
+
+        gather = on_each_part(gathered, self.inner_axes, PartitionSpec(*self.layout)) if self.inner_axes else gathered
+        value = gather(part)
         for equation in self.then:
             value, = _run(equation, [value])
         return value
@@ -71,11 +84,17 @@ class _Late:
     @property
     def can_be_sliced(self) -> bool:
         """Whether slices along the first axis can be gathered on their own."""
-        return self.axis > 0 and all(equation.primitive.name in _ELEMENTWISE for equation in self.then)
+        is_split = any(self.layout[:1])
+        return self.axis > 0 and not is_split and all(equation.primitive.name in _ELEMENTWISE for equation in self.then)
 
     def of_slice(self, part: jax.Array) -> _Late:
         """Returns a slice along the first axis, from the slice of the shard."""
-        return dataclasses.replace(self, part=part, axis=self.axis - 1)
+        return dataclasses.replace(self, part=part, axis=self.axis - 1, layout=self.layout[1:])
+
+    def of_stack(self, part: jax.Array) -> _Late:
+        """Returns the stack of such slices, from the shard of the stack."""
+        layout = (None, *self.layout) if self.layout else ()
+        return dataclasses.replace(self, part=part, axis=self.axis + 1, layout=layout)
 
 
 class _Rewriter:
@@ -100,13 +119,12 @@ class _Rewriter:
         return list(map(value_of, jaxpr.outvars))
 
     def _found(self, equation: JaxprEqn, read: list[Any]) -> Sequence[Any]:
-        name, late = equation.primitive.name, [isinstance(value, _Late) for value in read]
-        if name in CALLS and (any(late) or any(id(value) in self._parts for value in read)):
+        name, are_late = equation.primitive.name, [isinstance(value, _Late) for value in read]
+        if name in CALLS and (any(are_late) or any(id(value) in self._parts for value in read)):
             return self.run(program_of(equation), read)
-        if name == "all_gather" and id(read[0]) in self._parts and equation.params["tiled"] and (
-                _nbytes(equation.outvars[0].aval) >= LEAST_BYTES):
-            return [_Late(read[0], equation, equation.params["all_gather_dimension"])]
-        if not any(late):
+        if len(read) == 1 and id(read[0]) in self._parts and (gathered := _gathered(equation, read[0])) is not None:
+            return [gathered]
+        if not any(are_late):
             return _run(equation, read)
         if name in _OF_THE_SAME_VALUES and len(read) == 1:
             return [read[0].followed_by(equation)]
@@ -143,7 +161,7 @@ class _Rewriter:
             for number, value in enumerate(returned):
                 if number >= carried and isinstance(value, _Late):
                     index, = (index for index in sliced if args[index] is value.part)
-                    stack = dataclasses.replace(value, part=whole[index], axis=value.axis + 1)
+                    stack = value.of_stack(whole[index])
                     if stack.can_be_sliced:
                         same[number] = stack
             results = [None if number in same else rewriter.whole(value) for number, value in enumerate(returned)]
@@ -170,6 +188,19 @@ class _Rewriter:
             self._uses.append(begun)
         elif ended is not None:
             self._uses.append(ended)
+
+
+def _gathered(equation: Any, part: Any) -> _Late | None:
+    """Returns the result of an equation that only gathers a large array; None for other equations."""
+    params, gathering = equation.params, equation
+    if is_mapped := equation.primitive.name == "shard_map":
+        equations = jaxpr_of(params["jaxpr"]).eqns
+        gathering = equations[0] if len(equations) == 1 else equation
+    if gathering.primitive.name != "all_gather" or not gathering.params["tiled"] or (
+            _nbytes(equation.outvars[0].aval) < LEAST_BYTES):
+        return None
+    inner = (frozenset(params["newly_manual_axes"]), tuple(params["in_specs"][0])) if is_mapped else ()
+    return _Late(part, gathering, gathering.params["all_gather_dimension"], *inner)
 
 
 def _smallest_of_floats(values: Sequence[Any]) -> Any:

@@ -32,14 +32,14 @@ def can_draw_rows(equation: Any) -> bool:
             and math.prod(params["shape"][1:]) < 2**32 and is_partitionable)
 
 
-def with_bits_of_rows(function: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
+def with_bits_of_rows(function: Callable[..., Any], axis_name: str | tuple[str, ...]) -> Callable[..., Any]:
     """Returns a function of a replica's rows with the random draws of a single device for all rows.
 
     Args:
       function: a compiled, pure function of trees of arrays, of which the last tree holds the rows. Rows are the first
         axis of the bits drawn for them. The function is traced when the returned function is called; if it draws bits,
         also on twice the rows, to find the draws for rows.
-      axis_name: name of the replica axis, as for `jax.lax.axis_index`.
+      axis_name: name of the replica axis, or names in order, as for `jax.lax.axis_index`.
 
     Raises:
       UnlikeDraws: raised by the returned function, if draws differ in another way for twice the rows, as in code that
@@ -84,7 +84,9 @@ def _drawn(program: ClosedJaxpr | Jaxpr) -> list[tuple[int, ...]]:
     return shapes
 
 
-def _with_rows_drawn(program: ClosedJaxpr | Jaxpr, are_of_rows: Iterator[bool], axis_name: str) -> Any:
+def _with_rows_drawn(
+    program: ClosedJaxpr | Jaxpr, are_of_rows: Iterator[bool], axis_name: str | tuple[str, ...]
+) -> Any:
     def change(equation: Any, _: Any) -> Any:
         is_draw = equation.primitive.name == "random_bits"
         return _of_rows(equation, axis_name) if is_draw and next(are_of_rows) else equation
@@ -92,7 +94,7 @@ def _with_rows_drawn(program: ClosedJaxpr | Jaxpr, are_of_rows: Iterator[bool], 
     return with_equations(program, change)
 
 
-def _of_rows(draw: JaxprEqn, axis_name: str) -> Any:
+def _of_rows(draw: JaxprEqn, axis_name: str | tuple[str, ...]) -> Any:
     """Returns an equation that draws the bits of a replica's rows."""
     def bits(key: jax.Array) -> jax.Array:
         one, other = jax.random.key_data(key)
