@@ -51,7 +51,8 @@ def pytest_collection_modifyitems(items):
         is_divided = "every_case" not in marks if is_slow else "sampled" in marks
         if marks & {"smoke", "exhaustive"} or not is_divided:
             continue
-        if counts[test, is_slow] % CASES_FOR_ONE:  # all would take `make test-rest` half an hour more
+        sampled = item.get_closest_marker("sampled")
+        if counts[test, is_slow] % (sampled.args[0] if sampled and sampled.args else CASES_FOR_ONE):  # all would take `make test-rest` half an hour more
             item.add_marker(pytest.mark.slow if "every_case" in marks else pytest.mark.exhaustive)
         counts[test, is_slow] += 1
 

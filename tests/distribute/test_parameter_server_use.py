@@ -166,6 +166,9 @@ def test_ctrl_c_ends_a_fit_at_once_and_leaves_nothing():
         folder = process.stdout.readline().strip()
         assert process.stdout.readline() == "in a worker\n", "what a function prints is seen at once"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        try:
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert "KeyboardInterrupt" in errors and "run again" not in errors
     assert not os.path.exists(folder)

@@ -163,6 +163,7 @@ def test_non_finite_updates_are_found_and_left_out(capsys):
         exec(compile(block, "docs/non_finite.md", "exec"), names)
     printed = capsys.readouterr().out
     assert "[100]" in printed and "invalid value (nan)" in printed
+    assert names["guarded"]["skipped_steps"] == [1.0] and names["guarded"]["spike_streaks"] == [0.0]
     assert names["history"]["skipped_steps"] == [1.0, 1.0] and printed.rstrip().endswith("True")
 
 
