@@ -10,5 +10,6 @@ from trainer.data.sources.batches import (
     pack_x_y_sample_weight as pack_x_y_sample_weight,
     unpack_x_y_sample_weight as unpack_x_y_sample_weight,
 )
+from trainer.data.sources.columns import batches_from_columns as batches_from_columns
 from trainer.data.sources.dataset import Dataset as Dataset
 from trainer.data.sources.py_dataset import PyDataset as PyDataset

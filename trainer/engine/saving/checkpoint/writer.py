@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.core import errors
+from trainer.core import errors, plain
 from trainer.core.compile import jit
 from trainer.distribute.cluster import ProcessGroup
 from trainer.engine.saving.arrays import file_locks, safetensors_file
-from trainer.engine.saving.checkpoint import array_shards, disk, layout, plain, processes
+from trainer.engine.saving.checkpoint import array_shards, disk, layout, processes
 from trainer.engine.saving.checkpoint.manifest import CheckpointError, is_checkpoint, write_manifest
 
 LOGGER = logging.getLogger(__name__)
