@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 
+from tests.support.streams import LikeLoader
 from trainer.core import plain
 from trainer.data import batches_from_columns
 from trainer.data.adapt import adapt
@@ -42,49 +43,6 @@ class OfIterable(Counted):
 
     def load_state_dict(self, state):
         self.next, self.stop = state["next"], state["stop"]
-
-
-class LikeLoader(Counted):
-    """Like torchdata's `StatefulDataLoader`: a generator orders each pass, and a state is for the next iterator."""
-
-    def __init__(self):
-        self.generator, self.iterator, self.loaded = np.random.default_rng(0), None, None
-
-    def __iter__(self):
-        self.iterator = LoaderIterator(self, self.loaded)
-        self.loaded = None
-        if self.iterator.is_over:
-            self.iterator = LoaderIterator(self, None)
-        return self.iterator
-
-    def state_dict(self):
-        return self.iterator.state()
-
-    def load_state_dict(self, state):
-        self.iterator, self.loaded = None, state
-
-
-class LoaderIterator:
-    def __init__(self, loader, state):
-        self.loader = loader
-        if state is not None:
-            loader.generator.bit_generator.state = state["generator"]
-        self.generator = loader.generator.bit_generator.state
-        self.order = loader.generator.permutation(BATCHES)
-        self.given, self.is_over = (0, False) if state is None else (int(state["given"]), state["is_over"])
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.given == BATCHES:
-            self.is_over = True
-            raise StopIteration
-        self.given += 1
-        return self.loader.batch(self.order[self.given - 1])
-
-    def state(self):
-        return {"generator": self.generator, "given": np.array(self.given), "is_over": self.is_over}
 
 
 class OfIterator(Counted):
@@ -182,7 +140,7 @@ def test_a_state_that_is_no_plain_data_is_refused_by_name_and_batches_are_read_a
         def state_dict(self):
             return {**super().state_dict(), "inner": [Secret()]}
 
-    with pytest.warns(UserWarning, match=r"`Keeps\.state_dict\(\)\['inner'\]\[0\]` is of type .*Secret.*reads all batc"):
+    with pytest.warns(UserWarning, match=r"`Keeps\.state_dict\(\)\['inner'\]\[0\]` is of type .*Secret.*reads all"):
         skipped = check_resumes(Keeps)
     assert skipped[:4] == [1, 2, 3, 4]
 
@@ -211,13 +169,13 @@ def test_batches_are_read_again_if_a_state_does_not_restore_the_data():
 
 
 @pytest.mark.filterwarnings("ignore:The state that the data reported")
-@pytest.mark.parametrize("make", [Forgets, type("ForgetsOnce", (OneShot,), {"load_state_dict": Forgets.load_state_dict})])
+@pytest.mark.parametrize("make", [Forgets, type("Once", (OneShot,), {"load_state_dict": Forgets.load_state_dict})])
 def test_data_that_neither_a_state_nor_reading_restores_are_refused(make):
     with Reader(adapt(make()), 5) as reader:
         saved = list(itertools.islice(read(reader), 4))
     with Reader(adapt(make()), 5) as reader:
         reader.peek()
-        with pytest.raises(ValueError, match="does not restore them.*seed their random numbers"):
+        with pytest.raises(ValueError, match=r"does not restore them.*seed their random numbers"):
             reader.resume(0, 4, saved[3][-1])
 
 
@@ -264,7 +222,8 @@ STREAMS = {
     "plain": lambda rows: rows,
     "arrays": lambda rows: rows.with_format("numpy"),
     "mapped and filtered": lambda rows: rows.map(lambda row: {"a": row["a"] + 1}).filter(lambda row: row["a"] % 3 > 0),
-    "mapped by batches": lambda rows: rows.with_format("arrow").map(lambda t: t, batched=True, batch_size=7).with_format("numpy"),
+    "mapped by batches": lambda rows: (
+        rows.with_format("arrow").map(lambda t: t, batched=True, batch_size=7).with_format("numpy")),
     "repeated": lambda rows: rows.take(12).repeat(2),
 }
 

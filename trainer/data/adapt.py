@@ -18,6 +18,7 @@ import numpy as np
 from trainer.core.arguments import as_count
 from trainer.core.errors import describe
 from trainer.core.types import ArrayTree
+from trainer.data.buckets import BucketedDataset, BucketSource
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.files.row_source import RowSource
 from trainer.data.parallel_items import ParallelSource
@@ -149,6 +150,8 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
         return DatasetSource(x)
     if isinstance(x, RowDataset):
         return RowSource(x, processes if policy is AutoShardPolicy.AUTO else None)
+    if isinstance(x, BucketedDataset):
+        return BucketSource(x)
     if isinstance(x, ColumnBatches):
         return ColumnSource(x, _iterable_length(x.batches))
     if hasattr(x, "column_names"):

@@ -18,6 +18,7 @@ import numpy as np
 from trainer.core.arguments import as_count
 from trainer.core.tree_paths import argument_names
 from trainer.core.types import PyTree
+from trainer.data.buckets import BucketSource
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import (
     Batch,
@@ -63,6 +64,7 @@ class Reader:
       arrays: the arrays whose rows form the batches; None without arrays, or if batches are computed from them.
       batch_rows: number of rows per batch, except for the last, if the data define it; otherwise 0.
       num_batches: maximum number of batches per epoch; None if unknown before reading.
+      num_shapes: number of shapes of batches that the data are known to have.
       limit_batches: maximum number of batches per epoch in a dry run; otherwise None.
       exhausted: whether a one-shot source ended before its epoch; there are no further batches.
       keeps_resume_tokens: whether groups get a `resume_token` if it helps to resume; may be assigned between epochs.
@@ -93,6 +95,7 @@ class Reader:
         self.num_batches = steps_per_epoch
         if source.num_batches is not None and source.num_batches != math.inf:
             self.num_batches = int(min(source.num_batches, steps_per_epoch or math.inf, limit_batches or math.inf))
+        self.num_shapes = source.num_shapes if isinstance(source, BucketSource) else 1
         self._steps = steps_per_epoch
         self.limit_batches = limit_batches
         self._first_epoch = first_epoch if source.is_one_shot else 0

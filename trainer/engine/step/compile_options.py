@@ -36,7 +36,7 @@ class CompileOptions:
     ema_decay: float | None = None
     freeze: tuple[str, ...] = ()
     data_on_device: bool | str = "auto"
-    compile_guard: str = "warn"
+    compile_guard: str | int = "warn"
     skip_non_finite: bool = False
     regularizers: tuple[tuple[str, regularizers.Penalty], ...] = ()
     deterministic: bool = False
