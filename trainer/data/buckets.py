@@ -82,7 +82,7 @@ def bucketed(
     lengths = _lengths_of(columns)
     if mask not in (None, _SAMPLE_WEIGHT) and (not isinstance(x, Mapping) or mask in x):
         raise ValueError(f"`mask={mask!r}` is the name of a further input, so `x` must be a dict of inputs without it. "
-                         f"Received: a {type(x).__name__}{list(x) if isinstance(x, Mapping) else str()}.")
+                         f"Received: a {type(x).__name__}{list(x) if isinstance(x, Mapping) else ''}.")
     if int(lengths.max()) > boundaries[-1]:
         row = int(np.argmax(lengths > boundaries[-1]))
         raise ValueError(f"Row {row} has the length {lengths[row]}, and the last of `bucket_boundaries` is "
@@ -251,8 +251,8 @@ def _batch_sizes(
     if max_tokens is not None:
         max_tokens = arguments.as_count("max_tokens", max_tokens)
         if max_tokens < boundaries[-1]:
-            raise ValueError(f"`max_tokens` is less than the last of `bucket_boundaries`, {boundaries[-1]}, so no row of "
-                             f"it has room. Received: {max_tokens}.")
+            raise ValueError(f"`max_tokens` is less than the last of `bucket_boundaries`, {boundaries[-1]}, so a row "
+                             f"of this length has no room. Received: {max_tokens}.")
         return tuple(max_tokens // length for length in boundaries)
     if not isinstance(sizes, (list, tuple, np.ndarray)):
         return (arguments.as_count("bucket_batch_sizes", sizes),) * len(boundaries)
