@@ -7,7 +7,7 @@ from flax import linen as nn
 import trainer
 from trainer.callbacks import BackupAndRestore, EarlyStopping, LearningRateScheduler, ReduceLROnPlateau
 from trainer.callbacks.base.keras_callback import as_callback
-from trainer.engine.saving.checkpoint.plain import encode
+from trainer.core.plain import encode
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("KERAS_BACKEND", "jax")  # the one that needs no further package

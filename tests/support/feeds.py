@@ -7,7 +7,7 @@ import grain.python as grain_python
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.data import Dataset
+from trainer.data import Dataset, batches_from_columns, bucketed
 from trainer.data.adapt import adapt
 
 X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)
@@ -177,6 +177,8 @@ FEEDS = {
                            3, ROWS),
     "torch loader": (lambda: adapt(FakeTorchLoader()), 3, FULL),
     "tf dataset": (lambda: adapt(FakeTfDataset()), 3, FULL),
+    "bucketed": (lambda: adapt(bucketed((list(X), Y), [4], 4, shuffle=False)), 3, ROWS),
+    "columns": (lambda: adapt(batches_from_columns([{"a": x, "b": y} for x, y in pairs()], "a", "b")), 3, FULL),
     "grain map dataset": (lambda: adapt(grain_map()), 3, ROWS),
     "grain iter dataset": (lambda: adapt(grain_map().to_iter_dataset()), None, ROWS),
     "grain loader": (lambda: adapt(grain_loader()), None, ROWS),

@@ -18,6 +18,7 @@ import numpy as np
 from trainer.core.arguments import as_count
 from trainer.core.errors import describe
 from trainer.core.types import ArrayTree
+from trainer.data.buckets import BucketedDataset, BucketSource
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.files.row_source import RowSource
 from trainer.data.parallel_items import ParallelSource
@@ -28,6 +29,7 @@ from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batches
 from trainer.data.sources.batches import pack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
+from trainer.data.sources.columns import ColumnBatches, ColumnSource
 from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import Count
@@ -148,6 +150,10 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
         return DatasetSource(x)
     if isinstance(x, RowDataset):
         return RowSource(x, processes if policy is AutoShardPolicy.AUTO else None)
+    if isinstance(x, BucketedDataset):
+        return BucketSource(x)
+    if isinstance(x, ColumnBatches):
+        return ColumnSource(x, _iterable_length(x.batches))
     if hasattr(x, "column_names"):
         raise _rows_of_columns(x)
     if any(hasattr(part, "tocsr") for part in (x.values() if isinstance(x, dict) else (x,))):
@@ -168,6 +174,11 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
 
 
 def _rows_of_columns(x: object) -> ValueError:
+    if hasattr(x, "set_epoch") and not hasattr(x, "__len__"):  # Hugging Face's streams
+        return ValueError(
+            f"`x` must be arrays, or yield batches. Received: a {_kind(x)} of named columns, which does not say which "
+            "columns are inputs and which are targets. Pass `trainer.data.batches_from_columns(data.batch(32), "
+            'x="tokens", y="label")` with the names of yours.')
     return ValueError(
         f"`x` must be arrays, or yield batches. Received: a {_kind(x)} of rows with named columns, which does not say "
         "which columns are inputs and which are targets. Pass `trainer.data.Dataset.from_columns(data, x=\"image\", "

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 from trainer.core.arguments import as_count
 from trainer.core.tree_paths import argument_names
 from trainer.core.types import PyTree
+from trainer.data.buckets import BucketSource
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import (
     Batch,
@@ -28,11 +29,12 @@ from trainer.data.sources.batches import (
     ResumeToken,
     all_rows,
     as_batch,
+    digest_of,
     rows_here,
 )
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.sources import DatasetSource, Source
-from trainer.data.stream import END, Stream, named
+from trainer.data.stream import END, Mark, Stream, named
 
 _ROWS_AT_ONCE = 2**15  # number of rows whose indices are computed ahead
 # Minimum capacity of a group in bytes, of rows and of row indices: short arrays of any length then share a program.
@@ -62,6 +64,7 @@ class Reader:
       arrays: the arrays whose rows form the batches; None without arrays, or if batches are computed from them.
       batch_rows: number of rows per batch, except for the last, if the data define it; otherwise 0.
       num_batches: maximum number of batches per epoch; None if unknown before reading.
+      num_shapes: number of shapes of batches that the data are known to have.
       limit_batches: maximum number of batches per epoch in a dry run; otherwise None.
       exhausted: whether a one-shot source ended before its epoch; there are no further batches.
       keeps_resume_tokens: whether groups get a `resume_token` if it helps to resume; may be assigned between epochs.
@@ -92,6 +95,7 @@ class Reader:
         self.num_batches = steps_per_epoch
         if source.num_batches is not None and source.num_batches != math.inf:
             self.num_batches = int(min(source.num_batches, steps_per_epoch or math.inf, limit_batches or math.inf))
+        self.num_shapes = source.num_shapes if isinstance(source, BucketSource) else 1
         self._steps = steps_per_epoch
         self.limit_batches = limit_batches
         self._first_epoch = first_epoch if source.is_one_shot else 0
@@ -230,9 +234,12 @@ class Reader:
         stream, start = self._stream, self._start_of(epoch)
         # While another thread is reading, the state of an iterator may be in the middle of a batch. Without a token,
         # the first batches of the epoch are read again.
-        if (resume_token is None and stream is not None and start is not None and not self._is_being_read
-                and (stream.pass_index, stream.position) == (start[0], start[1] + batch)):
-            resume_token = self._resume_token(stream, batch)
+        if resume_token is None and start is not None and not self._is_being_read:
+            place = start[0], start[1] + batch
+            if stream is not None and (stream.pass_index, stream.position) == place:
+                resume_token = _token(self._mark(stream), start[1])
+            elif stream is None and place[1] == 0 and (state := self._state_before(place[0])) is not None:
+                resume_token = ResumeToken(batch, state)  # after the end of a pass
         # All checkpoints have the key "mark".
         return {"mark": None if resume_token is None else dataclasses.asdict(resume_token), "start": start}
 
@@ -260,14 +267,42 @@ class Reader:
             self._stream = self._seek(epoch, batch)
         else:
             self.close()
-            state, skipped = token["source_state"], batch - token["batch"]
-            first = self._locate(epoch, token["batch"])
-            self._stream = Stream(self._source.read_from(state), *first, ResumeToken(token["batch"], state))
+            first, after = self._locate(epoch, token["batch"]), batch - token["batch"]
+            state = token["source_state"]
+            self._stream = Stream(self._source.read_from(state), *first, state)
+            skipped = after if after > self.group_size else 0
+            if not self._continues(token):
+                skipped = self._read_up_to_token(first, token) + after
             for number in range(token["batch"], batch):
                 self._next_batch(self._stream, number)
-        if self._steps is None or batch < self._steps:  # the next batch may depend on the end of the epoch
+        begins_pass = self._stream.position == 0 and not self._source.is_one_shot  # which callbacks may still affect
+        if not begins_pass and (self._steps is None or batch < self._steps):  # as the epoch's end may affect the next
             self._look_at(self._stream, batch)
         return 0 if self.is_exact else skipped
+
+    def _continues(self, token: Mapping[str, Any]) -> bool:
+        """Returns whether the stream's next batch is the batch that followed in the run of a token."""
+        if (digest := token.get("digest")) is None:
+            return True
+        assert self._stream is not None, "a stream is open"
+        batch = self._look_at(self._stream, token["batch"])
+        return batch is not None and digest_of(rows_here(batch)) == digest
+
+    def _read_up_to_token(self, place: tuple[int, int], token: Mapping[str, Any]) -> int:
+        """Reads all batches before a token, whose state has not restored the source; returns their number."""
+        message = (f"The state that the data reported at batch {token['batch']} does not restore them: with it, "
+                   "they go on with another batch than in the run that was saved")
+        count = 0
+        if not self._source.is_one_shot:
+            warnings.warn(f"{message}. Their batches are read from the beginning instead.", stacklevel=2)
+            self.close()
+            count = self._read_up_to(place)
+            self._stream = self._seek_place(*place)
+        if self._source.is_one_shot or not self._continues(token):
+            raise ValueError(f"{message}{'' if self._source.is_one_shot else ', also after all batches before it'}. "
+                             "Give the data a state that says all, seed their random numbers, or start in another "
+                             "folder.")
+        return count
 
     def _read_up_to(self, place: tuple[int, int]) -> int:
         """Reads and drops all batches before a position, on which a pass may depend; returns their number."""
@@ -321,13 +356,14 @@ class Reader:
 
     def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Generator[Group, None, None]:
         stream = self._seek(epoch, start)
-        number, buffer, token = start, GroupBuffer(self.capacity), None
+        number, buffer, mark = start, GroupBuffer(self.capacity), None
+        before = stream.position - start  # batches of the pass before the epoch
         most = self.limit_batches if self._steps is None else self._steps
         self._is_being_read = True
         try:
             while most is None or number < most:
                 if self.keeps_resume_tokens and buffer.count == 0:
-                    token = self._resume_token(stream, number)
+                    mark = self._mark(stream)
                 element = self._draw(stream, number)
                 if element is END:
                     break
@@ -335,18 +371,20 @@ class Reader:
                     batch = self._checked(element, number)
                     if not buffer.add_if_alike(batch):
                         if buffer.count:
-                            yield buffer.take(token)  # valid for the next group too: its first batch was read
+                            yield buffer.take(_token(mark, before))  # also for the next group: its first batch was read
+                        elif mark is not None and mark.position == before + number and batch is rows_here(batch):
+                            mark.digest = mark.digest or digest_of(batch)
                         buffer.capacity = self._capacity_for(batch)
                         buffer.begin(batch, number)
                 number += 1
                 if number == _MANY_BATCHES:
                     self._warn_if_endless(epoch)
                 if buffer.is_full or is_urgent():
-                    yield buffer.take(token)
+                    yield buffer.take(_token(mark, before))
         except (DataError, RuntimeError):
             # Yields the batches before the faulty batch first.
             if buffer.count:
-                yield buffer.take(token)
+                yield buffer.take(_token(mark, before))
             raise
         finally:
             self._is_being_read = False
@@ -355,7 +393,7 @@ class Reader:
         self._note_end(epoch, stream, number)
         self._source.end_epochs(1)
         if buffer.count:
-            yield buffer.take(token)
+            yield buffer.take(_token(mark, before))
         if number < (self._steps or 1):
             self._report_end(stream, number)
 
@@ -365,10 +403,10 @@ class Reader:
         return stream, self._look_at(stream, 0)
 
     def _look_at(self, stream: Stream, number: int) -> Batch | LocalRows | None:
-        token = self._resume_token(stream, number)
+        self._mark(stream)
         batch = self._next_batch(stream, number)
         if batch is not None:
-            stream.push_back(batch, token)
+            stream.push_back(batch)
         return batch
 
     def _locate(self, epoch: int, start: int) -> tuple[int, int]:
@@ -404,12 +442,16 @@ class Reader:
             self._starts[epoch + 1] = (
                 (stream.pass_index + 1, 0) if is_pass_over else (stream.pass_index, stream.position))
 
-    def _resume_token(self, stream: Stream, number: int) -> ResumeToken | None:
-        if stream.is_ahead:  # also the source is ahead, or has not reached this stream yet
-            token = stream.next_token
-            return None if token is None else dataclasses.replace(token, batch=number)
-        state = self._source.state()
-        return None if state is None else ResumeToken(number, state)
+    def _mark(self, stream: Stream) -> Mark | None:
+        """Returns the last place from which the stream can be read, which is that of its next batch, if possible."""
+        if not stream.is_ahead and (state := self._source.state()) is not None:
+            stream.mark = Mark(stream.position, state)
+        return stream.mark
+
+    def _state_before(self, pass_index: int) -> dict[str, Any] | None:
+        """Returns the state of the source before a pass that follows the pass that was read to its end, if known."""
+        state = self._source.state() if self.keeps_resume_tokens and pass_index > 0 else None
+        return state if state is not None and state["pass_index"] == pass_index else None
 
     def _seek(self, epoch: int, start: int) -> Stream:
         """Returns the stream of batches from the epoch's batch `start` on."""
@@ -432,7 +474,8 @@ class Reader:
         return stream
 
     def _open(self, pass_index: int, position: int) -> Stream:
-        return Stream(self._source.read(pass_index, position), pass_index, position)
+        state = self._state_before(pass_index) if position == 0 else None
+        return Stream(self._source.read(pass_index, position), pass_index, position, state)
 
     @property
     def _is_continuous(self) -> bool:
@@ -498,3 +541,8 @@ class Reader:
                              "read. Make it yield more, or pass data that can be read again.")
         return DataError(f"The data are empty: the {kind} must yield at least one batch. A generator that was read to "
                          "its end before yields nothing more.")
+
+
+def _token(mark: Mark | None, before: int) -> ResumeToken | None:
+    """Returns a mark as the token of an epoch that begins after `before` batches of the pass."""
+    return None if mark is None else ResumeToken(mark.position - before, mark.source_state, mark.digest)

@@ -5,14 +5,30 @@ Owns looking ahead at a batch without consuming it. It must not inspect batches.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator
 from typing import Any
 
 from trainer.data.sources.arrays import DataError
-from trainer.data.sources.batches import Batch, LocalRows, ResumeToken
+from trainer.data.sources.batches import Batch, LocalRows
 
 END: Any = object()
 """What comes after the last batch; None might be what a pipeline yields."""
+
+
+@dataclasses.dataclass
+class Mark:
+    """A place in a pass from which its batches can be read.
+
+    Attributes:
+      position: number of batches of the pass before it.
+      source_state: the state of the source there.
+      digest: of the batch that follows; None if it has not been read.
+    """
+
+    position: int
+    source_state: Any
+    digest: str | None = None
 
 
 class Stream:
@@ -22,38 +38,37 @@ class Stream:
       batches: the batches from the position on.
       pass_index: index of the pass of the source.
       position: number of batches of the pass before the position.
-      resume_token: the position of the next batch, if the source was set to it and does not report it yet.
+      source_state: the state of the source at the position, if known.
 
     Attributes:
       position: number of batches of the pass before the next batch.
       is_ahead: whether the state of the source is not the state before the next batch.
-      next_token: the position of the next batch in this case, if known.
+      mark: the last place at which the state of the source was known.
     """
 
     def __init__(
-        self, batches: Generator[Any, None, None], pass_index: int, position: int,
-        resume_token: ResumeToken | None = None,
+        self, batches: Generator[Any, None, None], pass_index: int, position: int, source_state: Any = None,
     ):
         self.pass_index = pass_index
         self.position = position
         self.is_ahead = True
-        self.next_token = resume_token
+        self.mark = None if source_state is None else Mark(position, source_state)
         self._batches = batches
         self._pushed_back = END
 
     def next(self) -> Any:
         """Returns the next element of the source; `END` after the last batch."""
         batch, self._pushed_back = self._pushed_back, END
-        self.is_ahead, self.next_token = False, None
+        self.is_ahead = False
         if batch is END:
             batch = next(self._batches, END)
         if batch is not END:
             self.position += 1
         return batch
 
-    def push_back(self, batch: Batch | LocalRows, resume_token: ResumeToken | None) -> None:
-        """Makes the last batch the next batch again, with its position."""
-        self._pushed_back, self.is_ahead, self.next_token = batch, True, resume_token
+    def push_back(self, batch: Batch | LocalRows) -> None:
+        """Makes the last batch the next batch again."""
+        self._pushed_back, self.is_ahead = batch, True
         self.position -= 1
 
     def close(self) -> None:

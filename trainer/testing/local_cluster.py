@@ -20,9 +20,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.core import arguments, errors
+from trainer.core import arguments, errors, plain
 from trainer.engine.saving.arrays import safetensors_file
-from trainer.engine.saving.checkpoint import plain
 from trainer.launch import output
 from trainer.launch.job import Job
 from trainer.launch.supervisor import TIMEOUT, describe_end, supervise

@@ -5,12 +5,14 @@ Owns the expected compilations of a run, and the messages about all others.
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from typing import Any
 
 import jax
 
 from trainer.core import errors
+from trainer.core.arguments import as_count
 from trainer.core.tree_paths import argument_names
 from trainer.core.types import PyTree
 
@@ -24,12 +26,15 @@ class CompileGuard:
     fewer rows. Batches of ever new shapes compile each time, which costs seconds each and otherwise goes unnoticed.
 
     Args:
-      mode: "warn" issues a RuntimeWarning, "error" raises before compiling, "off" does nothing.
+      mode: "warn" issues a RuntimeWarning, "error" raises before compiling, "off" does nothing; a number is "warn"
+        after this number of shapes.
       step: name of the step, for messages.
+      shapes: number of shapes that the data are known to have.
     """
 
-    def __init__(self, mode: str, step: str):
-        self._mode = mode
+    def __init__(self, mode: str | int, step: str, shapes: int = 1):
+        self._mode = "warn" if isinstance(mode, int) else mode
+        self._shapes = max(shapes, mode) if isinstance(mode, int) else shapes
         self._step = step
         self._compiled: list[Any] = []
         self._begins_midway = False
@@ -54,12 +59,13 @@ class CompileGuard:
         # A resumed run may begin with the last batch of an epoch.
         is_first_tail = len(before) == 1 and (
             _is_shorter(batch, before[0]) or (self._begins_midway and _is_shorter(before[0], batch)))
-        if not before or is_first_tail:
+        if len(before) < self._shapes or is_first_tail:
             return
         message = (f"The {self._step} compiles again (time {len(before) + 1} in this run) for batch {number}: "
                    f"{difference(before[-1], batch)}. Every new shape compiles once more. Give all batches equally "
-                   "many rows (the last one of an epoch may have fewer) and pad them to few lengths, or allow it with "
-                   f"`compile(compile_guard='off')`. {errors.see('compiles-again')}")
+                   "many rows (the last one of an epoch may have fewer) and pad them to few lengths, as "
+                   "`trainer.data.bucketed` does, or allow a number of shapes with `compile(compile_guard=8)`, or any "
+                   f"with `compile(compile_guard='off')`. {errors.see('compiles-again')}")
         self._report(message)
 
     def report_dropped(self, number: int, kept: int) -> None:
@@ -85,9 +91,11 @@ class CompileGuard:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def check_mode(mode: object) -> str:
+def check_mode(mode: object) -> str | int:
     """Returns `mode`, or raises ValueError for an unknown mode."""
-    if mode not in MODES:
+    if isinstance(mode, numbers.Integral) and not isinstance(mode, bool):
+        return as_count("compile_guard", mode)
+    if not isinstance(mode, str) or mode not in MODES:
         raise errors.unknown_name("compile_guard", str(mode), MODES)
     return mode
 

@@ -5,8 +5,8 @@ Owns the synchronization of processes with different data: their rows in each ba
 
 from __future__ import annotations
 
+import base64
 import functools
-import json
 import math
 from collections.abc import Generator
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from trainer.core import plain
 from trainer.data.sharding.processes import Channel, Processes
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import Batch, BatchConverter, LocalRows, as_batch
@@ -59,11 +60,11 @@ class JoinedSource:
         return self._joined(self._source.read(pass_index, start), self._channel.open())
 
     def state(self) -> dict[str, Any] | None:
-        """Returns the states of all processes' iterators; None if any has no state, or none that is plain data."""
+        """Returns the states of all processes' iterators; None if any has no state."""
         own = self._source.state()
-        states = self._states.all(own if _is_plain(own) else None)
-        if own is None or None in states:
-            return None
+        states = [state and _received(state) for state in self._states.all(own and _sent(own))]
+        if own is None or None in states or any(state["pass_index"] != own["pass_index"] for state in states):
+            return None  # the last: while others still read a pass, it is over here
         return {"pass_index": own["pass_index"], "processes": states}
 
     def read_from(self, state: dict[str, Any]) -> Generator[LocalRows, None, None]:
@@ -119,8 +120,15 @@ class JoinedSource:
         return jax.tree.map(all_rows, own)
 
 
-def _is_plain(state: object) -> bool:
-    try:
-        return json.loads(json.dumps(state)) == state
-    except (TypeError, ValueError):
-        return False
+def _sent(state: dict[str, Any]) -> list[Any]:
+    """Returns a state, which is plain data and arrays, as JSON."""
+    jsonable, arrays = plain.encode(state)
+    return [jsonable, {name: [array.dtype.name, array.shape, base64.b64encode(array.tobytes()).decode()]
+                       for name, array in arrays.items()}]
+
+
+def _received(sent: list[Any]) -> dict[str, Any]:
+    jsonable, arrays = sent
+    return plain.decode(jsonable, {
+        name: np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape)
+        for name, (dtype, shape, data) in arrays.items()})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,8 @@ from trainer.data.sources.arrays import (
     map_casting,
 )
 from trainer.data.sources.buffers import POOL
+
+_DIGESTED = 4096  # numbers of an array
 
 Batch = Any
 """A tree of numpy arrays with equal first dimensions, the rows: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
@@ -212,17 +215,28 @@ class BatchConverter:
         return batch
 
 
+def digest_of(batch: Batch) -> str:
+    """Returns a digest of the types, the shapes and some thousand numbers of each array: microseconds for any size."""
+    digest = hashlib.blake2b(digest_size=8)
+    for leaf in jax.tree.leaves(batch):
+        digest.update(f"{leaf.dtype} {leaf.shape}".encode())
+        digest.update(leaf.ravel()[::leaf.size // _DIGESTED | 1].tobytes())  # odd steps see all columns of most arrays
+    return digest.hexdigest()
+
+
 @dataclasses.dataclass(frozen=True)
 class ResumeToken:
     """A position in an epoch.
 
     Attributes:
-      batch: the index of the next batch in the epoch.
+      batch: the index of the next batch in the epoch; less than 0 in an earlier epoch of the same pass.
       source_state: the state of the source (see `Source.state`).
+      digest: a digest of the next batch, to check a restored source by; None if unknown.
     """
 
     batch: int
     source_state: Any
+    digest: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

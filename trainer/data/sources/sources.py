@@ -6,7 +6,6 @@ batches or know of epochs.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import re
@@ -24,6 +23,7 @@ from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import Count
+from trainer.data.sources.positions import positions_of
 
 _ONE_SHOT: weakref.WeakSet[IterableSource] = weakref.WeakSet()  # that are being read
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -65,7 +65,10 @@ class Source(Protocol):
         """
 
     def state(self) -> dict[str, Any] | None:
-        """Returns plain data from which `read_from` continues the last generator; None if that is impossible."""
+        """Returns plain data from which `read_from` continues the last generator; None if that is impossible.
+
+        After the end of a pass, they may be those of the next pass; their "pass_index" says which it is.
+        """
 
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         """Returns a generator of the rest of the pass in which `state` was taken."""
@@ -123,7 +126,7 @@ class SampleSource(DatasetSource):
 class IterableSource:
     """Batches of any iterable; an iterator is one-shot, any other iterable restarts in each pass.
 
-    Iterators with `get_state` and `set_state`, such as Grain's, continue from a saved state.
+    Iterators and iterables with states continue from a saved state; see `Positions`.
 
     Args:
       iterable: yields batches.
@@ -140,8 +143,9 @@ class IterableSource:
         self._iterable = self._described = iterable
         self.num_batches = num_batches
         self.is_one_shot = hasattr(iterable, "__next__")
+        self._positions = positions_of(iterable)
         self._pass_index = 0
-        self._iterator: Any = iterable if self.is_one_shot else None  # opened by the last `read`
+        self._is_over = False  # the last generator was read to the end of its pass
         self._thread = threading.current_thread()
         if self.is_one_shot:
             _ONE_SHOT.add(self)  # before the look at others: of two that begin together, one sees the other
@@ -155,7 +159,7 @@ class IterableSource:
 
     @property
     def is_exact(self) -> bool:
-        return hasattr(self._iterator, "get_state") and hasattr(self._iterator, "set_state")
+        return self._positions.is_exact
 
     @property
     def pipeline(self) -> list[str]:
@@ -172,10 +176,11 @@ class IterableSource:
         return self._read(pass_index, start)
 
     def state(self) -> dict[str, Any] | None:
-        if not self.is_exact:
-            return None
-        # A copy, because an iterator may modify the returned state.
-        return {"pass_index": self._pass_index, "iterator": copy.deepcopy(self._iterator.get_state())}
+        if self._is_over and not self.is_one_shot:
+            found = self._positions.next_pass()
+            return None if found is None else {"pass_index": self._pass_index + 1, "iterator": found[0]}
+        state = self._positions.state()
+        return None if state is None else {"pass_index": self._pass_index, "iterator": state}
 
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         return self._read(state["pass_index"], 0, state["iterator"])
@@ -191,12 +196,11 @@ class IterableSource:
         return elements
 
     def _read(self, pass_index: int, start: int, state: Any = None) -> Generator[Any, None, None]:
-        iterator = iter(self._iterable)
-        self._pass_index, self._iterator = pass_index, iterator
-        if state is not None:
-            iterator.set_state(state)
+        iterator = self._positions.begin(state)
+        self._pass_index, self._is_over = pass_index, False
         try:
             yield from self._batches(itertools.islice(iterator, start, None))
+            self._is_over = True
         finally:
             # The user's own iterator stays open; an iterator of this pass is closed.
             if not self.is_one_shot and hasattr(iterator, "close"):

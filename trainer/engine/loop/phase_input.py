@@ -217,7 +217,7 @@ def start_phase(
     with timing.compile:
         phase = core.prepared_phase(kind, batch)
     reader.group_size = phase.steps_per_execution
-    inputs = PhaseInput(core, kind, phase, reader, passes, data_on_device, phase.new_guard(), timing,
+    inputs = PhaseInput(core, kind, phase, reader, passes, data_on_device, phase.new_guard(reader.num_shapes), timing,
                         f"{name}_" if name else "")
     inputs.place_arrays()
     return inputs

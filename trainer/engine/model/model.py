@@ -90,7 +90,7 @@ class Model(StatefulModel):
         ema_decay: float | None = None,
         freeze: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
         data_on_device: bool | Auto = "auto",
-        compile_guard: Literal["warn", "error", "off"] = "warn",
+        compile_guard: Literal["warn", "error", "off"] | int = "warn",
         skip_non_finite: bool = False,
         log_norms: bool = False,
         regularizers: Mapping[str, str | Penalty] | None = None,
@@ -142,7 +142,8 @@ class Model(StatefulModel):
             the shard fits. The data are placed once for all fits, until they are written to. Data of the last `fit`
             stay on the devices as long as the arrays exist, if all resident data fit into a quarter of the memory.
             True does so for the training data of `fit`, regardless of size.
-          compile_guard: the reaction to a step that recompiles for ever new batch shapes: "warn", "error" or "off".
+          compile_guard: the reaction to a step that recompiles for ever new batch shapes: "warn", "error" or "off"; or
+            the number of shapes after which to warn. Data of `trainer.data.bucketed` say how many shapes they have.
           skip_non_finite: whether to skip updates with non-finite gradients: parameters, optimizer state and model
             state stay unchanged. The log "skipped_steps" counts skipped updates, and "skipped_in_a_row" is the largest
             number in a row. The loss scale of float16 does this in any case.

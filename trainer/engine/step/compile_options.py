@@ -42,7 +42,7 @@ class CompileOptions:
     freeze: tuple[str, ...] = ()
     trained_only: tuple[str, ...] = ()
     data_on_device: bool | str = "auto"
-    compile_guard: str = "warn"
+    compile_guard: str | int = "warn"
     skip_non_finite: bool = False
     log_norms: bool = False
     spike_rule: SpikeRule | None = None

@@ -61,7 +61,7 @@ class CompiledPhase:
 
     def __init__(
         self, kind: str, user_step: steps.Step, strategy: Strategy, steps_per_execution: int | str, eager: bool,
-        compile_guard: str = "off", deterministic: bool = False, why_partitioned: WhyPartitioned | None = None,
+        compile_guard: str | int = "off", deterministic: bool = False, why_partitioned: WhyPartitioned | None = None,
     ):
         self._kind, self._strategy, self._eager = kind, strategy, eager
         self._requested = 1 if eager else steps_per_execution
@@ -175,9 +175,9 @@ class CompiledPhase:
         """Returns a group of batches placed on the devices; see `Strategy.place_group`."""
         return self._strategy.place_group(group, arrays)
 
-    def new_guard(self) -> CompileGuard:
+    def new_guard(self, shapes: int = 1) -> CompileGuard:
         """Returns a guard of the compilations of a run."""
-        return CompileGuard(self._compile_guard, f"{self._kind} step")
+        return CompileGuard(self._compile_guard, f"{self._kind} step", shapes)
 
     @property
     def precompiles_in_background(self) -> bool:

@@ -181,7 +181,7 @@ def _of_file_with_text(path: str, file: Any, key: str) -> Inspection:
     with naming_file(path) if whole else contextlib.suppress(
             ValueError, TypeError, LookupError, AttributeError, RecursionError):
         document = parse_json(file.metadata[key])
-        # The plain values of a training state are tagged; see `engine/saving/checkpoint/plain.py`.
+        # The plain values of a training state are tagged; see `core/plain.py`.
         tagged = document.get("dict", document)
         found.facts = {name: value for name, value in tagged.items()
                        if name in ("format_version", "jax", "optimizer")}

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.core import tree_paths
+from trainer.core import plain, tree_paths
 from trainer.core.errors import brief, naming_file, see
 from trainer.core.files import parse_json, storage
 from trainer.core.train_state import TrainState
@@ -30,7 +30,6 @@ from trainer.engine.saving.checkpoint import (
     is_checkpoint,
     open_checkpoint,
     orbax_arrays,
-    plain,
 )
 from trainer.optimizers.named import optimizer_kinds
 

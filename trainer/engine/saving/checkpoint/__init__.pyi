@@ -8,6 +8,5 @@ from trainer.engine.saving.checkpoint.manifest import (
     is_checkpoint as is_checkpoint,
     write_manifest as write_manifest,
 )
-from trainer.engine.saving.checkpoint.plain import decode as decode, encode as encode
 from trainer.engine.saving.checkpoint.reader import Checkpoint as Checkpoint, open_checkpoint as open_checkpoint
 from trainer.engine.saving.checkpoint.writer import CheckpointWriter as CheckpointWriter

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.core import errors
+from trainer.core import errors, plain
 from trainer.core.files import read_json, storage
 from trainer.engine.saving.arrays import safetensors_file
-from trainer.engine.saving.checkpoint import array_shards, layout, orbax_arrays, plain, processes
+from trainer.engine.saving.checkpoint import array_shards, layout, orbax_arrays, processes
 from trainer.engine.saving.checkpoint.manifest import CheckpointError, check_manifest, data_folder
 
 

@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.core import errors
+from trainer.core import errors, plain
 from trainer.core.compile import jit
 from trainer.core.files import new_file, storage
 from trainer.distribute.cluster import ProcessGroup
 from trainer.engine.saving.arrays import file_locks, safetensors_file
-from trainer.engine.saving.checkpoint import array_shards, disk, layout, object_store, orbax_arrays, plain, processes
+from trainer.engine.saving.checkpoint import array_shards, disk, layout, object_store, orbax_arrays, processes
 from trainer.engine.saving.checkpoint.manifest import (
     CheckpointError,
     is_checkpoint,

@@ -9,6 +9,7 @@ JSON values are encoded as themselves, and other values as an object with a tag:
 from __future__ import annotations
 
 import base64
+import importlib
 import math
 import struct
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ _EXACT_IN_JSON = 2**63  # longer whole numbers are written in hexadecimal: Pytho
 _STORED_AS_THEY_ARE = frozenset(["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
                                  "float16", "bfloat16", "float32", "float64", "complex64"])
 _ALLOWED = ("a dict with keys of type str or int, a list, a tuple, None, a bool, an int, a float, a str, bytes, a "
-            "NumPy array or scalar, or a JAX array")
+            "NumPy array or scalar, a JAX array, or a tensor of torch")
 
 
 def encode(tree: object, name: str = "document") -> tuple[Any, dict[str, np.ndarray]]:
@@ -31,8 +32,8 @@ def encode(tree: object, name: str = "document") -> tuple[Any, dict[str, np.ndar
 
     Args:
       tree: dicts with keys of type str or int, lists and tuples of None, bool, int, float, str, bytes, NumPy arrays and
-        scalars of any dtype but object, and JAX arrays. Subclasses of these types, such as named tuples, are rejected
-        because they would be restored as another type.
+        scalars of any dtype but object, JAX arrays, and torch's tensors of NumPy's dtypes. Subclasses of these types,
+        such as named tuples, are rejected because they would be restored as another type.
       name: name of the value in error messages.
 
     Returns:
@@ -57,7 +58,7 @@ def encode(tree: object, name: str = "document") -> tuple[Any, dict[str, np.ndar
 
 
 def decode(jsonable: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Returns the value that was passed to `encode`. A JAX array is returned as a NumPy array.
+    """Returns the value that was passed to `encode`. A JAX array is returned as a NumPy array, a tensor as a tensor.
 
     Args:
       jsonable: data returned by `encode`, before or after a JSON round trip.
@@ -65,6 +66,7 @@ def decode(jsonable: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
     Raises:
       ValueError: if `jsonable` is not from `encode`, or an array is missing.
+      ImportError: if there is a tensor of torch, which is not installed.
 
     >>> decode(*encode({"patience": (3, np.float32(0.5))}))
     {'patience': (3, np.float32(0.5))}
@@ -97,6 +99,8 @@ def _encoded(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
         return {"scalar": [_dtype_as_json(value.dtype, name), value.tobytes().hex()]}
     if kind is np.ndarray or isinstance(value, jax.Array):
         return _encoded_array(_on_host(value, name), name, arrays)
+    if _type_name(kind) == "torch.Tensor":  # such as the state of a generator of random numbers
+        return {"torch": _encoded_array(np.array(value.detach().cpu().numpy()), name, arrays)}
     raise TypeError(f"`{name}` is of type {_type_name(kind)}, which a checkpoint cannot hold. It can hold {_ALLOWED}."
                     f"{_hint(value)}")
 
@@ -187,6 +191,8 @@ def _decoded(node: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     if "scalar" in node:
         described, data = node["scalar"]
         return _array_of(bytes.fromhex(data), _dtype_of(described), ())[()]
+    if "torch" in node:
+        return importlib.import_module("torch").from_numpy(np.array(_decoded(node["torch"], arrays)))
     array = arrays[node["array"]]
     if "dtype" in node:
         return _array_of(array.tobytes(), _dtype_of(node["dtype"]), tuple(node["shape"]))

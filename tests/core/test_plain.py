@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as hnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from trainer.core.plain import decode, encode
 from trainer.engine.saving.arrays import safetensors_file
-from trainer.engine.saving.checkpoint.plain import decode, encode
 
 DTYPES = ["bool", "int8", "uint8", ">i2", "int64", "uint64", "float16", "bfloat16", "float32", ">f8", "longdouble",
           "complex64", "complex128", "float8_e4m3fn", "int4", "U3", "S5", "V4", "M8[ns]", "m8[D]",
