@@ -2,6 +2,13 @@ from trainer.models.generative.dcgan import DCGANDiscriminator as DCGANDiscrimin
 from trainer.models.generative.vae import VAE as VAE
 from trainer.models.mlp import MLP as MLP
 from trainer.models.text.generation import generate as generate
+from trainer.models.text.llama import (
+    Llama as Llama,
+    Llama2_7B as Llama2_7B,
+    Llama3Scaling as Llama3Scaling,
+    Llama31_8B as Llama31_8B,
+    Llama32_1B as Llama32_1B,
+)
 from trainer.models.text.transformer_encoder import TransformerEncoder as TransformerEncoder
 from trainer.models.text.transformer_lm import TransformerLM as TransformerLM
 from trainer.models.vision.cnn import CNN as CNN
