@@ -76,19 +76,71 @@ def rotated(x: jax.Array, positions: jax.Array, theta: float, scaling: Llama3Sca
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-class LlamaBlock(nn.Module):
-    """Causal attention with rotary positions, and a gated MLP, each with RMSNorm of its inputs and a residual connection.
+def dense(features: int, name: str, dtype: DTypeLike, param_dtype: DTypeLike) -> nn.Dense:
+    """Returns a dense layer without a bias."""
+    return nn.Dense(features, use_bias=False, kernel_init=nn.initializers.normal(KERNEL_STDDEV), dtype=dtype,
+                    param_dtype=param_dtype, name=name)
+
+
+class LlamaAttention(nn.Module):
+    """Causal self-attention with rotary positions, whose keys and values are shared by groups of heads.
+
+    Ainslie et al., "GQA: Training generalized multi-query Transformer models", https://arxiv.org/abs/2305.13245.
 
     Attributes:
-      num_heads: number of heads of the queries.
-      num_kv_heads: number of heads of keys and values, each for `num_heads / num_kv_heads` heads of queries. Ainslie et
-        al., "GQA: Training generalized multi-query Transformer models", https://arxiv.org/abs/2305.13245.
-      mlp_dim: width of the hidden layer. Shazeer, "GLU variants improve Transformer", https://arxiv.org/abs/2002.05202.
+      num_heads: number of heads of the queries. The features are divided among these heads.
+      num_kv_heads: number of heads of keys and values, each for `num_heads / num_kv_heads` heads of queries.
       rope_theta: base of the wavelengths of rotary positions.
       rope_scaling: scaling of their frequencies.
-      norm_epsilon: value that RMSNorm adds to the mean square.
       dtype: dtype of the computation; inferred from inputs and parameters by default.
       param_dtype: dtype of the parameters.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    rope_theta: float
+    rope_scaling: Llama3Scaling | None
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, cache: Cache | None = None, start: int | jax.Array = 0
+    ) -> tuple[jax.Array, Cache | None]:
+        """Returns the outputs, of the shape of `x`, and the cache with the rotated keys and the values of `x`.
+
+        Args:
+          x: array of shape `(rows, length, features)`.
+          cache: rotated keys, and values, of earlier positions, if `x` follows them.
+          start: position of the first element of `x`.
+        """
+        features = x.shape[-1]
+        size = features // self.num_heads
+
+        def heads(name: str, count: int) -> jax.Array:
+            y = dense(count * size, name, self.dtype, self.param_dtype)(x)
+            return y.reshape(*x.shape[:-1], count, size)
+
+        query, key = heads("query", self.num_heads), heads("key", self.num_kv_heads)
+        value = heads("value", self.num_kv_heads)
+        positions = start + jnp.arange(x.shape[1])
+        query, key = (rotated(part, positions, self.rope_theta, self.rope_scaling) for part in (query, key))
+        allowed = None
+        if cache is not None:
+            cache, allowed = extended(cache, key, value, start)
+            key, value = cache
+        outputs = jax.nn.dot_product_attention(
+            query, key.astype(query.dtype), value.astype(query.dtype), mask=allowed, is_causal=cache is None)
+        return dense(features, "out", self.dtype, self.param_dtype)(outputs.reshape(x.shape)), cache
+
+
+class LlamaBlock(nn.Module):
+    """Self-attention and a gated MLP, each with RMSNorm of its inputs and a residual connection.
+
+    Attributes:
+      mlp_dim: width of the hidden layer. Shazeer, "GLU variants improve Transformer", https://arxiv.org/abs/2002.05202.
+      norm_epsilon: value that RMSNorm adds to the mean square.
+      num_heads, num_kv_heads, rope_theta, rope_scaling, dtype, param_dtype: as in `LlamaAttention`.
     """
 
     num_heads: int
@@ -104,46 +156,15 @@ class LlamaBlock(nn.Module):
     def __call__(
         self, x: jax.Array, cache: Cache | None = None, start: int | jax.Array = 0
     ) -> tuple[jax.Array, Cache | None]:
-        """Returns the outputs, of the shape of `x`, and the cache with the keys and values of `x`.
-
-        Args:
-          x: array of shape `(rows, length, features)`.
-          cache: rotated keys and values of earlier positions, if `x` follows them.
-          start: position of the first element of `x`.
-        """
-        y, cache = self._attention(self._norm("attention_norm")(x), cache, start)
+        """Returns the outputs, of the shape of `x`, and the cache, as in `LlamaAttention`."""
+        options = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        attention = LlamaAttention(self.num_heads, self.num_kv_heads, self.rope_theta, self.rope_scaling, **options,
+                                   name="attention")
+        y, cache = attention(nn.RMSNorm(self.norm_epsilon, **options, name="attention_norm")(x), cache, start)
         x = x + y
-        y = self._norm("mlp_norm")(x)
-        hidden = nn.silu(self._dense(self.mlp_dim, "mlp_gate")(y)) * self._dense(self.mlp_dim, "mlp_up")(y)
-        return x + self._dense(x.shape[-1], "mlp_down")(hidden), cache
-
-    def _attention(
-        self, x: jax.Array, cache: Cache | None, start: int | jax.Array
-    ) -> tuple[jax.Array, Cache | None]:
-        features = x.shape[-1]
-        size = features // self.num_heads
-
-        def heads(name: str, count: int) -> jax.Array:
-            return self._dense(count * size, name)(x).reshape(*x.shape[:-1], count, size)
-
-        query, key = heads("query", self.num_heads), heads("key", self.num_kv_heads)
-        value = heads("value", self.num_kv_heads)
-        positions = start + jnp.arange(x.shape[1])
-        query, key = (rotated(part, positions, self.rope_theta, self.rope_scaling) for part in (query, key))
-        allowed = None
-        if cache is not None:
-            cache, allowed = extended(cache, key, value, start)
-            key, value = cache
-        outputs = jax.nn.dot_product_attention(
-            query, key.astype(query.dtype), value.astype(query.dtype), mask=allowed, is_causal=cache is None)
-        return self._dense(features, "out")(outputs.reshape(x.shape)), cache
-
-    def _dense(self, features: int, name: str) -> nn.Dense:
-        return nn.Dense(features, use_bias=False, kernel_init=nn.initializers.normal(KERNEL_STDDEV), dtype=self.dtype,
-                        param_dtype=self.param_dtype, name=name)
-
-    def _norm(self, name: str) -> nn.RMSNorm:
-        return nn.RMSNorm(epsilon=self.norm_epsilon, dtype=self.dtype, param_dtype=self.param_dtype, name=name)
+        y = nn.RMSNorm(self.norm_epsilon, **options, name="mlp_norm")(x)
+        gate, up = (dense(self.mlp_dim, name, **options)(y) for name in ("mlp_gate", "mlp_up"))
+        return x + dense(x.shape[-1], "mlp_down", **options)(nn.silu(gate) * up), cache
 
 
 class Llama(nn.Module):
