@@ -71,6 +71,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "layer_prefix": (lambda value: isinstance(value, str), "text"),
     "activation": (callable, "a function"),
     "norm_momentum": (_is_share, "a number in [0, 1]"), "norm_epsilon": _POSITIVE,
+    "layer_norm_epsilon": _POSITIVE,
     "layer_scale_init_value": _or_none(_POSITIVE), "bottleneck": _FLAG, "divides_by_sqrt_stddev": _FLAG,
     "include_top": _FLAG, "include_preprocessing": _FLAG, "minimalistic": _FLAG,
     "classifier_activation": (_is_activation, f"{', '.join(map(repr, ACTIVATIONS))}, a function or None"),

@@ -21,13 +21,21 @@ _SHOWN = 5  # maximum number of names in a message
 class HasWeights(Protocol):
     """A `trainer.Model`, or any object with these methods."""
 
+    @property
+    def module(self) -> Any:
+        """The Flax module."""
+
+    @property
+    def weights(self) -> Sequence[Any]:
+        """The arrays of `params` and `model_state`, each with a `path`, a `dtype` and a method `numpy`."""
+
     def state_shapes(self) -> Any:
         """Returns an object with `params` and `model_state`, trees of shapes."""
 
     def get_weights(self) -> list[np.ndarray]:
         """Returns the arrays of `params` and `model_state`."""
 
-    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+    def set_weights(self, weights: Sequence[Any]) -> None:
         """Replaces the arrays of `params` and `model_state`."""
 
 
@@ -91,20 +99,20 @@ def split_at_architecture(
 
 
 def problems_of(
-    missing: Sequence[str], unused: Sequence[str], differing: Sequence[str], what: str = "layer"
+    missing: Sequence[str], unused: Sequence[str], differing: Sequence[str], what: str = "layer", shown: int = _SHOWN
 ) -> str:
-    """Returns a sentence that lists missing, unused and differing layers."""
+    """Returns a sentence that lists missing, unused and differing layers, at most `shown` of each."""
     problems = {(f"{what} is not in the file", f"{what}s are not in the file"): missing,
                 (f"{what} of the file is not in the model", f"{what}s of the file are not in the model"): unused,
                 (f"{what} has another shape", f"{what}s have other shapes"): differing}
-    return "; ".join(f"{len(names)} {one if len(names) == 1 else several}: {listed(names)}"
+    return "; ".join(f"{len(names)} {one if len(names) == 1 else several}: {listed(names, shown)}"
                      for (one, several), names in problems.items() if names)
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], shown: int = _SHOWN) -> str:
     """Returns the first names, and the number of omitted names."""
-    more = len(names) - _SHOWN
-    return ", ".join(map(brief, names[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - shown
+    return ", ".join(map(brief, names[:shown])) + (f" and {more} more" if more > 0 else "")
 
 
 def shapes_of(shapes: Iterable[Sequence[int]]) -> str:
