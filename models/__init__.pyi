@@ -1,5 +1,6 @@
 from trainer.models.generative.dcgan import DCGANDiscriminator as DCGANDiscriminator, DCGANGenerator as DCGANGenerator
 from trainer.models.generative.vae import VAE as VAE
+from trainer.models.layouts import layout_map as layout_map
 from trainer.models.mlp import MLP as MLP
 from trainer.models.text.generation import generate as generate
 from trainer.models.text.llama import (

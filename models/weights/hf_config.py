@@ -99,7 +99,7 @@ def config_of(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], dtype: n
     """
     family = family_of(module)
     has_head = getattr(module, "include_top", True)
-    config = {"model_type": family.name, "architectures": [family.headed if has_head else family.body]}
+    config: dict[str, Any] = {"model_type": family.name, "architectures": [family.headed if has_head else family.body]}
     config |= {name: allowed[0] for name, (allowed, _) in family.constants.items()}
     config |= {key.theirs: _value(module, key.ours) for key in family.keys}
     scaling = config.get("rope_scaling")

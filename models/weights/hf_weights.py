@@ -10,8 +10,8 @@ import json
 import os
 import re
 import secrets
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core.arguments import check_count
+from trainer.core.errors import brief
 from trainer.core.tree_paths import named_leaves
 from trainer.models.weights.hf_config import CONFIG_NAME, check_config, config_of
 from trainer.models.weights.hf_families import Family, Row, family_of
@@ -26,7 +27,7 @@ from trainer.models.weights.model_layers import HasWeights, problems_of, shapes_
 from trainer.models.weights.safetensors_files import INDEX_NAME, NAME, FileArray, arrays_at, weights_in
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_OLD_NAMES = ((re.compile(r"LayerNorm[.]gamma$"), "LayerNorm.weight"), (re.compile(r"LayerNorm[.]beta$"), "LayerNorm.bias"))
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _NUMBER = re.compile(r"(?<=[.])\d+(?=[.])")
 _ROWS_AT_ONCE = 4096
 
@@ -190,7 +191,7 @@ class _Assembled:
             offset = row.of_theirs[0] * width - begin
             ours = [*(slice(*bound) for bound in bounds), slice(start + offset, stop + offset)]
             piece = array.read(tuple(ours[axis] for axis in _inverse(row.axes, len(ours))))
-            pieces.append(piece.transpose(row.axes or None) if row.axes else piece)
+            pieces.append(piece.transpose(row.axes) if row.axes else piece)
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=-1)
 
 
@@ -199,8 +200,8 @@ def _without_prefix(family: Family, arrays: Mapping[str, FileArray]) -> dict[str
     found = {}
     for name, array in arrays.items():
         short = name.removeprefix(family.prefix)
-        for pattern, new in _OLD_NAMES:
-            short = pattern.sub(new, short)
+        for old, new in _OLD_NAMES.items():
+            short = short.replace(old, new)
         found[short] = array
     return found
 
@@ -249,10 +250,11 @@ def _take_tied(
 
 
 def _check_equal(path: str, head: FileArray, table: FileArray) -> None:
-    starts = range(0, table.shape[0], _ROWS_AT_ONCE)
-    if head.shape != table.shape or not all(np.array_equal(*(
-            array.read((slice(start, start + _ROWS_AT_ONCE), slice(None))) for array in (head, table)))
-            for start in starts):
+    def agree(start: int) -> bool:
+        rows = slice(start, min(start + _ROWS_AT_ONCE, table.shape[0])), slice(0, table.shape[1])
+        return np.array_equal(head.read(rows), table.read(rows))
+
+    if head.shape != table.shape or not all(map(agree, range(0, table.shape[0], _ROWS_AT_ONCE))):
         raise ValueError(f"{path!r} has an output layer, {head.name!r}, other than the table of its tokens, and the "
                          "model ties them. Make the model with `tied_embedding=False`, if it has this attribute.")
 
@@ -264,7 +266,7 @@ def _check_arrays(path: str, family: Family, rows: Sequence[Row], arrays: Mappin
                  for name, shape in wanted.items() if name in arrays and arrays[name].shape != shape]
     missing = [name for name in wanted if name not in arrays]
     unused = [array.name for name, array in arrays.items() if name not in wanted]
-    if found := problems_of(_summarized(missing), _summarized(unused), differing, "array", shown=len(shapes)):
+    if found := problems_of(missing, unused, differing, "array", _all):
         heads = [name for name in (*missing, *unused) if family.their_heads.fullmatch(name) or "pooler" in name]
         advice = " `skip_head=True` leaves the layers after the body as they are." if heads and not skip_head else ""
         raise ValueError(f"{path!r} does not fit the model: {found}. Make the module with `models.from_hf(folder)`, or "
@@ -274,20 +276,17 @@ def _check_arrays(path: str, family: Family, rows: Sequence[Row], arrays: Mappin
                          "Quantized weights are not read: take the original ones.")
 
 
-def _summarized(names: Iterable[str]) -> list[str]:
-    """Returns names with "*" for the numbers of blocks, and their counts.
+def _all(names: Sequence[str]) -> str:
+    """Returns all names as text, with "*" for the numbers of blocks.
 
-    >>> _summarized(["h.0.ln_1.bias", "h.1.ln_1.bias", "ln_f.bias"])
-    ['h.*.ln_1.bias (2)', 'ln_f.bias']
+    >>> _all(["h.0.ln_1.bias", "h.1.ln_1.bias", "ln_f.bias"])
+    'h.*.ln_1.bias (2), ln_f.bias'
     """
     originals = defaultdict(list)
     for name in names:
         originals[_NUMBER.sub("*", name, count=1)].append(name)
-    return [f"{pattern} ({len(found)})" if len(found) > 1 else found[0] for pattern, found in originals.items()]
-
-
-def _all(names: Sequence[str]) -> str:
-    return ", ".join(_summarized(names))
+    return ", ".join(brief(f"{pattern} ({len(found)})" if len(found) > 1 else found[0])
+                     for pattern, found in originals.items())
 
 
 def _joined(sources: Sequence[tuple[Row, np.ndarray]], name: str, dtype: np.dtype) -> np.ndarray:
@@ -301,19 +300,18 @@ def _joined(sources: Sequence[tuple[Row, np.ndarray]], name: str, dtype: np.dtyp
     with np.errstate(over="ignore"):
         cast = np.ascontiguousarray(whole.astype(dtype))
     if not (np.isfinite(cast) | ~np.isfinite(whole)).all():
-        raise ValueError(f"The array {name!r} has numbers that are too large for {dtype}. Save it with another `dtype`.")
+        raise ValueError(f"The array {name!r} has numbers that are too large for {dtype}. Save it with another "
+                         "`dtype`.")
     return cast
 
 
 def _grouped(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     """Returns names in groups of at most `most` bytes, in their order."""
     groups: list[list[str]] = [[]]
-    total: Counter[int] = Counter()
     for name, size in sizes.items():
-        if groups[-1] and total[len(groups)] + size > most:
+        if groups[-1] and sum(sizes[other] for other in groups[-1]) + size > most:
             groups.append([])
         groups[-1].append(name)
-        total[len(groups)] += size
     return groups
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -99,20 +99,21 @@ def split_at_architecture(
 
 
 def problems_of(
-    missing: Sequence[str], unused: Sequence[str], differing: Sequence[str], what: str = "layer", shown: int = _SHOWN
+    missing: Sequence[str], unused: Sequence[str], differing: Sequence[str], what: str = "layer",
+    show: Callable[[Sequence[str]], str] | None = None,
 ) -> str:
-    """Returns a sentence that lists missing, unused and differing layers, at most `shown` of each."""
+    """Returns a sentence that lists missing, unused and differing layers; `show` lists names, instead of `listed`."""
     problems = {(f"{what} is not in the file", f"{what}s are not in the file"): missing,
                 (f"{what} of the file is not in the model", f"{what}s of the file are not in the model"): unused,
                 (f"{what} has another shape", f"{what}s have other shapes"): differing}
-    return "; ".join(f"{len(names)} {one if len(names) == 1 else several}: {listed(names, shown)}"
+    return "; ".join(f"{len(names)} {one if len(names) == 1 else several}: {(show or listed)(names)}"
                      for (one, several), names in problems.items() if names)
 
 
-def listed(names: Sequence[str], shown: int = _SHOWN) -> str:
+def listed(names: Sequence[str]) -> str:
     """Returns the first names, and the number of omitted names."""
-    more = len(names) - shown
-    return ", ".join(map(brief, names[:shown])) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _SHOWN
+    return ", ".join(map(brief, names[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
 
 
 def shapes_of(shapes: Iterable[Sequence[int]]) -> str:

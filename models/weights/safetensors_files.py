@@ -1,4 +1,4 @@
-"""Safetensors files of other libraries: one file, or several with an index, as Hugging Face's `transformers` writes them.
+"""Safetensors files of other libraries: one file, or several with an index, as `transformers` writes them.
 
 Owns the search for the files of a folder, and the errors about files that are none. Arrays are read in parts.
 """
