@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from trainer.core.arguments import as_path
 from trainer.core.errors import brief, naming_file
 from trainer.core.files import read_json
 from trainer.models.text.llama import Llama3Scaling
@@ -39,7 +40,7 @@ def from_hf(folder: str | os.PathLike[str], **attributes: Any) -> nn.Module:
 
     Raises:
       ValueError: if the configuration is of another family, or has a key whose value the module does not support.
-      TypeError: if the module has no such attribute.
+      TypeError: if the module has no such attribute, or `folder` is not a path.
       OSError: if the file cannot be read.
 
     Example:
@@ -51,7 +52,7 @@ def from_hf(folder: str | os.PathLike[str], **attributes: Any) -> nn.Module:
     >>> type(module).__name__, module.d_model, module.max_len
     ('Llama', 32, 64)
     """
-    path = os.fspath(folder)
+    path = as_path("folder", folder, "the path of a folder")
     path = os.path.join(path, CONFIG_NAME) if os.path.isdir(path) else path
     config, family = _read(path)
     with naming_file(path):

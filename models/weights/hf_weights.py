@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from trainer.core.arguments import check_count
+from trainer.core.arguments import as_path, check_count
 from trainer.core.errors import brief
 from trainer.core.tree_paths import named_leaves
 from trainer.models.weights.hf_config import CONFIG_NAME, check_config, config_of
@@ -52,7 +52,7 @@ def load_hf_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_hea
         shapes differ, or an array is not floating-point; the message names all such arrays. Also if the configuration
         disagrees, the output layer of a model that ties it is not the table of the tokens, or a file is damaged.
       RuntimeError: if the model is not built.
-      TypeError: if `model` is not a `trainer.Model` of such a module.
+      TypeError: if `model` is not a `trainer.Model` of such a module, or the path is not a path.
       ImportError: if safetensors is not installed.
       OSError: if a file cannot be read.
 
@@ -63,7 +63,7 @@ def load_hf_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_hea
     >>> model.build(np.zeros((1, 8), np.int32))  # doctest: +SKIP
     >>> models.load_hf_weights(model, "Llama-3.2-1B")  # doctest: +SKIP
     """
-    path = os.fspath(path)
+    path = as_path("path", path, "the path of a file or a folder")
     weights_of(model)  # is built
     family, module = family_of(model.module), model.module
     arrays = _without_prefix(family, arrays_at(path))
@@ -108,7 +108,7 @@ def save_hf_weights(
     Raises:
       FileExistsError: if the folder has weights.
       RuntimeError: if the model is not built.
-      TypeError: if `model` is not a `trainer.Model` of such a module.
+      TypeError: if `model` is not a `trainer.Model` of such a module, or the path is not a path.
       ValueError: if a weight is too large for `dtype`, `transformers` has no such model, or `max_file_bytes` is not
         positive.
       ImportError: if safetensors is not installed.
@@ -119,13 +119,14 @@ def save_hf_weights(
     >>> models.save_hf_weights(model, "tuned", dtype="bfloat16")  # doctest: +SKIP
     >>> transformers.AutoModelForCausalLM.from_pretrained("tuned")  # doctest: +SKIP
     """
+    folder = as_path("folder", folder, "the path of a folder")
     try:
         from safetensors.numpy import save_file
     except ImportError as error:
         raise ImportError("These files need safetensors. Install it: pip install 'trainer-jax[images]'.") from error
     weights_of(model)  # is built
     check_count("max_file_bytes", max_file_bytes, 1)
-    folder, family = os.fspath(folder), family_of(model.module)
+    family = family_of(model.module)
     shapes, variables = _shapes_of(model), {variable.path: variable for variable in model.weights}
     saved = np.dtype(dtype or next(iter(variables.values())).dtype)
     config = config_of(model.module, shapes, saved)
