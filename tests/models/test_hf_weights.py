@@ -3,6 +3,8 @@
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import trainer
-from tests.support import hf_models
+from tests.support import hf_models, project_files
 from trainer import models
 from trainer.models.weights.safetensors_files import FileArray
 
@@ -330,3 +332,18 @@ def test_models_of_no_family_are_refused(tmp_path):
             call(model, tmp_path / "none")
     with pytest.raises(RuntimeError, match="is not built"):
         models.load_hf_weights(trainer.Model(models.from_hf(FILES / "gpt2")), FILES / "gpt2")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_load_needs_host_memory_for_an_array_and_not_for_the_model(tmp_path):
+    def run(*arguments):
+        done = subprocess.run([sys.executable, "-m", "tests.support.load_of_hf_weights", *arguments], text=True,
+                              capture_output=True, cwd=project_files.ROOT, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run(str(tmp_path), "--make", "240", "60")
+    assert len(list(tmp_path.glob("*.safetensors"))) >= 4
+    assert float(run(str(tmp_path))) < 60 + 60  # of 240 MB; the largest array has 17 MB
