@@ -89,6 +89,7 @@ def test_outputs_are_those_of_the_installed_transformers_both_ways(tmp_path, mon
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
+@pytest.mark.slow
 def test_a_language_model_continues_with_its_cache_as_without():
     model, prompt = loaded("llama3"), hf_models.inputs("llama3")[:, :6]
     found, expected = models.generate(model, prompt, 12, temperature=0), prompt
@@ -98,6 +99,8 @@ def test_a_language_model_continues_with_its_cache_as_without():
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("strategy", [
     lambda: trainer.distribute.MirroredStrategy([f"cpu:{number}" for number in range(4)]),
     lambda: trainer.distribute.FullyShardedStrategy([f"cpu:{number}" for number in range(4)]),
@@ -105,8 +108,6 @@ def test_a_language_model_continues_with_its_cache_as_without():
         {"replica": 2, "model": 2}, [f"cpu:{number}" for number in range(4)],
         models.layout_map(models.from_hf(FILES / "llama2"))),
 ], ids=["mirrored", "fully sharded", "model parallel"])
-@pytest.mark.slow
-@pytest.mark.every_case
 def test_each_device_reads_its_part_and_trains_as_one_device(strategy, monkeypatch):
     x = hf_models.inputs("llama2")
     results, parts = [], []
@@ -132,6 +133,7 @@ def test_each_device_reads_its_part_and_trains_as_one_device(strategy, monkeypat
 # --- dtypes -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_dtypes_are_kept_or_cast(tmp_path):
     model = loaded("gpt2")
     models.save_hf_weights(model, tmp_path / "half", dtype="bfloat16")
@@ -146,6 +148,7 @@ def test_dtypes_are_kept_or_cast(tmp_path):
     assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_numbers_that_a_dtype_cannot_hold_are_refused(tmp_path):
     model = loaded("gpt2")
     large = [100000 * weight for weight in model.get_weights()]
@@ -174,6 +177,7 @@ def changed(name, tmp_path, change):
     return folder
 
 
+@pytest.mark.slow
 def test_buffers_other_prefixes_and_old_names_are_known(tmp_path):
     def older(found):
         for name in list(found):
@@ -186,6 +190,8 @@ def test_buffers_other_prefixes_and_old_names_are_known(tmp_path):
     np.testing.assert_allclose(found, np.load(folder / "outputs.npy"), atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "change", "message"), [
     ("llama2", lambda found: [found.pop(name) for name in list(found) if "mlp.up_proj" in name],
      r"2 arrays are not in the file: layers\.\*\.mlp\.up_proj\.weight \(2\)\. Make the module with `models.from_hf"),
@@ -209,6 +215,7 @@ def test_arrays_that_do_not_fit_are_named_and_change_nothing(tmp_path, name, cha
     jax.tree.map(np.testing.assert_array_equal, model.get_weights(), before)
 
 
+@pytest.mark.slow
 def test_an_output_layer_that_equals_the_table_is_the_table(tmp_path):
     folder = changed("llama3", tmp_path, lambda found: found.update(
         {"lm_head.weight": found["model.embed_tokens.weight"].copy()}))
@@ -216,6 +223,7 @@ def test_an_output_layer_that_equals_the_table_is_the_table(tmp_path):
     np.testing.assert_allclose(found, np.load(folder / "outputs.npy"), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_heads_are_skipped_on_request():
     x = hf_models.inputs("bert")
     body = models.from_hf(FILES / "bert")
@@ -263,6 +271,8 @@ def test_configurations_with_another_meaning_are_refused(tmp_path, name, changes
         models.from_hf(folder)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "attributes", "message"), [
     ("llama3", {"num_heads": 2, "num_kv_heads": 1}, r"num_heads=4 \(the model's is 2\)"),
     ("llama3", {"rope_theta": 10000.0, "rope_scaling": None},
@@ -276,6 +286,11 @@ def test_attributes_that_no_shape_shows_are_compared(name, attributes, message):
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return loaded("llama2")
 
 
 def index_outside(folder):
@@ -302,14 +317,14 @@ def pickled(folder):
     (lambda folder: (folder / "model-00001-of-00002.safetensors").write_bytes(b"12345678" * 9), ValueError,
      "is no safetensors file, or is damaged"),
 ], ids=["outside", "lost", "index", "pickle", "nothing", "damaged"])
-def test_damaged_folders_are_refused(tmp_path, damage, error, message):
+def test_damaged_folders_are_refused(tmp_path, llama, damage, error, message):
     folder = copied("llama2", tmp_path)
     damage(folder)
-    model = built(models.from_hf(folder), hf_models.inputs("llama2"))
     with pytest.raises(error, match=message):
-        models.load_hf_weights(model, folder)
+        models.load_hf_weights(llama, folder)
 
 
+@pytest.mark.slow
 def test_a_file_and_an_index_are_read_without_their_folder():
     model = built(models.from_hf(FILES / "llama2" / "config.json"), hf_models.inputs("llama2"))
     models.load_hf_weights(model, FILES / "llama2" / "model.safetensors.index.json")
@@ -318,10 +333,10 @@ def test_a_file_and_an_index_are_read_without_their_folder():
     models.load_hf_weights(model, FILES / "gpt2" / "model.safetensors")
 
 
-def test_weights_are_never_replaced_by_a_save(tmp_path):
+def test_weights_are_never_replaced_by_a_save(tmp_path, llama):
     folder = copied("llama2", tmp_path)
     with pytest.raises(FileExistsError, match=r"has weights already, such as 'model-00001-of-00002.safetensors'"):
-        models.save_hf_weights(loaded("llama2"), folder)
+        models.save_hf_weights(llama, folder)
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in (FILES / "llama2").iterdir())
 
 
