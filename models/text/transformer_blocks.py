@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from trainer.models.layers.dot_product_attention import AttentionImplementation, dot_product_attention
 
 Cache = tuple[jax.Array, jax.Array]
-"""Keys and values of one block, of shape `(rows, length, num_heads, d_model / num_heads)`."""
+"""Keys and values of one block, of shape `(rows, length, heads, features per head)`."""
 
 KERNEL_STDDEV = 0.02  # as in GPT-2 and BERT
 
@@ -60,10 +60,8 @@ class SelfAttention(nn.Module):
         query, key, value = heads("query"), heads("key"), heads("value")
         allowed = None if mask is None else mask[:, None, None, :]
         if cache is not None:
-            key, value = cache = (_written(cache[0], key, start), _written(cache[1], value, start))
-            # The cache is zero after `x`; positions of `x` must not attend to it.
-            seen = jnp.arange(key.shape[1]) <= start + jnp.arange(x.shape[1])[:, None]
-            allowed = seen[None, None]
+            cache, allowed = extended(cache, key, value, start)
+            key, value = cache
         outputs = dot_product_attention(
             query, key.astype(query.dtype), value.astype(query.dtype), allowed, self.is_causal and cache is None,
             self.implementation if cache is None else "xla")
@@ -167,6 +165,24 @@ def check_tokens(name: str, tokens: jax.Array, max_len: int) -> None:
     if not 1 <= tokens.shape[1] <= max_len:
         raise ValueError(f"{name} expects rows of 1 to {max_len} tokens. Received: shape {tokens.shape}. Cut them into "
                          "parts, or make the model with a larger `max_len`.")
+
+
+def extended(cache: Cache, key: jax.Array, value: jax.Array, start: int | jax.Array) -> tuple[Cache, jax.Array]:
+    """Returns the cache with further keys and values, and the mask of their causal attention to it.
+
+    Args:
+      cache: keys and values of earlier positions.
+      key: keys, of shape `(rows, length, heads, features per head)`.
+      value: values, of the same shape.
+      start: cache position of the first key.
+
+    Returns:
+      The cache, and a bool array of shape `(1, 1, length, length of the cache)`.
+    """
+    written = (_written(cache[0], key, start), _written(cache[1], value, start))
+    # The cache is zero after these keys, and no position may attend to it.
+    seen = jnp.arange(written[0].shape[1]) <= start + jnp.arange(key.shape[1])[:, None]
+    return written, seen[None, None]
 
 
 def _written(kept: jax.Array, new: jax.Array, start: int | jax.Array) -> jax.Array:

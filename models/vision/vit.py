@@ -23,21 +23,23 @@ class EncoderBlock(ConvLayers):
       mlp_width: width of the MLP's hidden layer.
       dropout_rate: dropout rate of each part's outputs and of the MLP's hidden layer.
       attention: kernel of the attention, as in `dot_product_attention`.
+      layer_norm_epsilon: value that LayerNorm adds to the variance.
     """
 
     num_heads: int = 12
     mlp_width: int = 3072
     dropout_rate: float = 0.0
     attention: AttentionImplementation = "auto"
+    layer_norm_epsilon: float = 1e-6
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
         """Returns an array of the shape of `x`: `(rows, tokens, channels)`."""
-        y = self.layer_norm(x, name="norm1")
+        y = self.layer_norm(x, name="norm1", epsilon=self.layer_norm_epsilon)
         y = MultiHeadAttention(self.num_heads, kernel_init=_INIT, implementation=self.attention, dtype=self.dtype,
                                param_dtype=self.param_dtype, name="attn")(y)
         x = x + self._dropped(y, training)
-        y = self.layer_norm(x, name="norm2")
+        y = self.layer_norm(x, name="norm2", epsilon=self.layer_norm_epsilon)
         y = nn.gelu(self.dense(y, self.mlp_width, name="mlp_fc1", kernel_init=_INIT), approximate=False)
         y = self.dense(self._dropped(y, training), x.shape[-1], name="mlp_fc2", kernel_init=_INIT)
         return x + self._dropped(y, training)
@@ -67,6 +69,7 @@ class ViT(ImageModel):
         layer.
       attention: kernel of the attention: "auto", which on NVIDIA's GPUs in 16 bits is cuDNN's and stores no scores; or
         "xla".
+      layer_norm_epsilon: value that LayerNorm adds to the variance: 1e-6 as in timm; Hugging Face's default is 1e-12.
 
     Raises:
       ValueError: if the sides of the images are not multiples of `patch_size`, or the weights have another number of
@@ -80,6 +83,7 @@ class ViT(ImageModel):
     mlp_width: int = 3072
     smallest_side: int = 1
     attention: AttentionImplementation = "auto"
+    layer_norm_epsilon: float = 1e-6
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
         """Returns tokens of shape `(rows, 1 + patches, width)`, class token first."""
@@ -95,8 +99,9 @@ class ViT(ImageModel):
         x = nn.Dropout(self.dropout_rate, deterministic=not training)(x + positions)
         for block in range(self.depth):
             x = EncoderBlock(num_heads=self.num_heads, mlp_width=self.mlp_width, dropout_rate=self.dropout_rate,
-                             attention=self.attention, name=f"blocks_{block}", **self.layer_options)(x, training)
-        return self.layer_norm(x, name="norm")
+                             attention=self.attention, layer_norm_epsilon=self.layer_norm_epsilon,
+                             name=f"blocks_{block}", **self.layer_options)(x, training)
+        return self.layer_norm(x, name="norm", epsilon=self.layer_norm_epsilon)
 
     def _positions(self, tokens: int) -> jax.Array:
         """Returns the position embeddings, of shape `(1, tokens, width)`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -21,13 +21,21 @@ _SHOWN = 5  # maximum number of names in a message
 class HasWeights(Protocol):
     """A `trainer.Model`, or any object with these methods."""
 
+    @property
+    def module(self) -> Any:
+        """The Flax module."""
+
+    @property
+    def weights(self) -> Sequence[Any]:
+        """The arrays of `params` and `model_state`, each with a `path`, a `dtype` and a method `numpy`."""
+
     def state_shapes(self) -> Any:
         """Returns an object with `params` and `model_state`, trees of shapes."""
 
     def get_weights(self) -> list[np.ndarray]:
         """Returns the arrays of `params` and `model_state`."""
 
-    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+    def set_weights(self, weights: Sequence[Any]) -> None:
         """Replaces the arrays of `params` and `model_state`."""
 
 
@@ -91,13 +99,14 @@ def split_at_architecture(
 
 
 def problems_of(
-    missing: Sequence[str], unused: Sequence[str], differing: Sequence[str], what: str = "layer"
+    missing: Sequence[str], unused: Sequence[str], differing: Sequence[str], what: str = "layer",
+    show: Callable[[Sequence[str]], str] | None = None,
 ) -> str:
-    """Returns a sentence that lists missing, unused and differing layers."""
+    """Returns a sentence that lists missing, unused and differing layers; `show` lists names, instead of `listed`."""
     problems = {(f"{what} is not in the file", f"{what}s are not in the file"): missing,
                 (f"{what} of the file is not in the model", f"{what}s of the file are not in the model"): unused,
                 (f"{what} has another shape", f"{what}s have other shapes"): differing}
-    return "; ".join(f"{len(names)} {one if len(names) == 1 else several}: {listed(names)}"
+    return "; ".join(f"{len(names)} {one if len(names) == 1 else several}: {(show or listed)(names)}"
                      for (one, several), names in problems.items() if names)
 
 

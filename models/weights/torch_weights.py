@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from trainer.core.errors import brief, naming_file
-from trainer.core.files import open_file
+from trainer.core.errors import naming_file
 from trainer.models.weights.model_layers import (
     HasWeights,
     Weight,
@@ -18,6 +16,7 @@ from trainer.models.weights.model_layers import (
     split_at_architecture,
     weights_of,
 )
+from trainer.models.weights.safetensors_files import opened
 
 # Layer names in a file, and their names in the model; the first number in a ResNet layer is the stage, from 1.
 _RENAMED = (
@@ -61,7 +60,7 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_
     """
     path = os.fspath(path)
     layers = weights_of(model)
-    with naming_file(path), _opened(path) as file:
+    with naming_file(path), opened(path) as file:
         names = [name for name in file.keys() if not name.endswith(_COUNTER)]  # noqa: SIM118  it is no mapping
         own, outside = map(_arrays_of, split_at_architecture(layers, {_layer(name) for name in names}))
         in_file = {_name(name, own): name for name in names}
@@ -87,27 +86,6 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_
 def _arrays_of(layers: dict[str, dict[str, Weight]]) -> dict[str, Weight]:
     return {f"{layer}/{name}" if layer else name: weight
             for layer, weights in layers.items() for name, weight in weights.items()}
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[Any]:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ImportError("These weights need safetensors. Install it: pip install 'trainer-jax[images]'.") from error
-    with open_file(path) as file:
-        beginning = file.read(4)
-    if beginning == b"\x89HDF" or path.endswith(".keras"):
-        raise ValueError(f"{path!r} is a file of Keras, whose weights `models.load_keras_weights` loads.")
-    if beginning.startswith((b"PK", b"\x80\x02")):
-        raise ValueError(f"{path!r} is a pickle of `torch.save`, which is not read. Write its arrays, in torch: "
-                         "`safetensors.torch.save_file(model.state_dict(), \"model.safetensors\")`.")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path!r} is no safetensors file, or is damaged: {brief(error)}. Download or copy it again.") from error
 
 
 def _in_head(name: str) -> bool:

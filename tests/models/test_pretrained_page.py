@@ -1,6 +1,8 @@
 """docs/pretrained.md is true: its blocks run one after another, on small images and weights that a test makes."""
 
+import pathlib
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ def files(tmp_path, monkeypatch, keras):
         for number in range(20):
             pixels = rng.normal(colour, 40, (40, 48, 3)).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    shutil.copytree(pathlib.Path(__file__).parent / "hf" / "llama2", tmp_path / "llama")
     monkeypatch.chdir(tmp_path)
 
 
@@ -43,7 +46,8 @@ def test_the_page_runs_from_its_beginning_to_its_end(files):
             "initial_epoch=3, epochs=6", "initial_epoch=1, epochs=2")
         exec(compile(block, "docs/pretrained.md", "exec"), names)
     model = names["model"]
-    assert len(BLOCKS) == 3 and model.count_params() == 2_257_984 + 2 * 1281
+    assert names["texts"].shape == (1, 23) and pathlib.Path("tuned", "model.safetensors").is_file()
+    assert len(BLOCKS) == 4 and model.count_params() == 2_257_984 + 2 * 1281
     fresh = trainer.Model(models.MobileNetV2(num_classes=2))
     fresh.build(np.zeros((1, 32, 32, 3), np.float32))
     models.load_keras_weights(fresh, "mobilenet_v2.weights.h5", skip_head=True)

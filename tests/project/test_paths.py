@@ -101,7 +101,8 @@ def given():
         "JSONLines.log_artifact": {"self": trainer.callbacks.loggers.JSONLines("log.jsonl")},
         "Tracker.log_artifact": {"self": tracker}, "Profile": {"steps": (0, 1)},
         "get_file": {"fname": "words.txt", "origin": "words.txt"},
-        "load_keras_weights": {"model": model}, "load_torch_weights": {"model": model},
+        **{f"load_{kind}_weights": {"model": model} for kind in ("keras", "torch", "hf")},
+        "save_hf_weights": {"model": model},
     }
 
 

@@ -6,7 +6,7 @@ They are wide on purpose: data are checked when they are used, with a message th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
@@ -27,6 +27,27 @@ class SupportsBatches(Protocol):
 
     def __getitem__(self, index: int, /) -> Any:
         """Returns a batch."""
+
+
+@runtime_checkable
+class ReadInParts(Protocol):
+    """An array that is not in memory: each device's part is read by itself.
+
+    Attributes:
+      name: name for messages.
+      shape: its shape.
+    """
+
+    @property
+    def name(self) -> str:
+        """See above."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See above."""
+
+    def read_part(self, index: tuple[slice, ...]) -> np.ndarray:
+        """Returns a part, given by a slice for each dimension, in memory that nothing else uses."""
 
 
 ArrayLike: TypeAlias = jax.Array | np.ndarray | SupportsArray | float | Sequence[Any]

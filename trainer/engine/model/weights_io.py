@@ -18,6 +18,8 @@ from trainer.core import errors, replica_context, tree_paths
 from trainer.core.files import check_suffix, storage
 from trainer.core.modules import FunctionalModule
 from trainer.core.train_state import TrainState
+from trainer.core.types import ReadInParts
+from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
 from trainer.engine.model.core import saved_model
 from trainer.engine.model.core.configuration import Configuration
@@ -99,7 +101,8 @@ def _set_some(holder: StateHolder, numbers: Sequence[int], weights: Any, owner: 
         if np.shape(weight) != leaf.shape:
             raise ValueError(f"`weights[{index}]` has shape {np.shape(weight)}, but {owner}'s has {leaf.shape}.")
     # Copies: JAX would use the memory of the user's arrays on CPU.
-    _replace(holder, ((number, cast_to(f"weights[{index}]", np.array(weight), leaf.dtype)) for index, (
+    _replace(holder, ((number, weight if isinstance(weight, ReadInParts) else cast_to(
+        f"weights[{index}]", np.array(weight), leaf.dtype)) for index, (
         number, weight, leaf) in enumerate(zip(numbers, weights, leaves, strict=True))))
 
 
@@ -202,7 +205,7 @@ def check_may_write(path: str, overwrite: bool) -> None:
         raise FileExistsError(f"{path!r} exists already. Pass `overwrite=True` to replace it, or another path.")
 
 
-def _replace(holder: StateHolder, values: Iterable[tuple[int, Any]]) -> None:
+def _replace(holder: StateHolder, values: Iterable[tuple[int, np.ndarray | jax.Array | ReadInParts]]) -> None:
     """Replaces weights by number with values in unshared memory, and restarts averages and unused optimizers."""
     state = holder.current
     leaves, structure = jax.tree.flatten((state.params, state.model_state))
@@ -213,7 +216,7 @@ def _replace(holder: StateHolder, values: Iterable[tuple[int, Any]]) -> None:
         leaves[number] = _placed_like(leaves[number], value)
         average = averages.get(names[number]) if number < len(names) else None
         if average is not None:
-            averages[names[number]] = _placed_like(average, value.astype(average.dtype))
+            averages[names[number]] = _placed_like(average, value)
     params, model_state = jax.tree.unflatten(structure, leaves)
     opt_state = _with_averages(state, lambda name, _: averages[name])
     holder.set(state.replace(params=params, model_state=model_state, opt_state=opt_state))
@@ -241,12 +244,21 @@ def _check_holds_weights(path: str, metadata: Mapping[str, str]) -> None:
                          f"knows version {FORMAT_VERSION}. Install the version that wrote the file.")
 
 
-def _placed_like(leaf: jax.Array, values: Any) -> jax.Array:
-    """Returns host values placed like `leaf`; each device gets its shard only."""
+def _placed_like(leaf: jax.Array, values: np.ndarray | jax.Array | ReadInParts) -> jax.Array:
+    """Returns values placed like `leaf`, in its dtype; each device gets its shard only."""
     if isinstance(values, jax.Array) and values.sharding == leaf.sharding:
         return values
     # Waits, so that copies of many arrays do not accumulate in host memory.
-    return to_devices(values, leaf.sharding).block_until_ready()
+    if not isinstance(values, ReadInParts):
+        return to_devices(values.astype(leaf.dtype, copy=False), leaf.sharding).block_until_ready()
+    parts: dict[str, np.ndarray] = {}  # by their places, as several devices can have the same
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        if str(index) not in parts:
+            parts[str(index)] = cast_to(values.name, values.read_part(index), leaf.dtype)
+        return parts[str(index)]
+
+    return retried(jax.make_array_from_callback, leaf.shape, leaf.sharding, part).block_until_ready()
 
 
 def _with_averages(state: TrainState, average: Callable[[str, jax.Array], jax.Array]) -> Any:
