@@ -52,7 +52,8 @@ def pytest_collection_modifyitems(items):
         if marks & {"smoke", "exhaustive"} or not is_divided:
             continue
         sampled = item.get_closest_marker("sampled")
-        if counts[test, is_slow] % (sampled.args[0] if sampled and sampled.args else CASES_FOR_ONE):  # all would take `make test-rest` half an hour more
+        # All cases would take `make test-rest` half an hour more.
+        if counts[test, is_slow] % (sampled.args[0] if sampled and sampled.args else CASES_FOR_ONE):
             item.add_marker(pytest.mark.slow if "every_case" in marks else pytest.mark.exhaustive)
         counts[test, is_slow] += 1
 

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from trainer.losses.linear_logits import LinearLogits, linear_logits
 from trainer.models.layers.checks import check
+from trainer.models.layers.dot_product_attention import AttentionImplementation, dot_product_attention
 from trainer.models.text.transformer_blocks import (
     KERNEL_STDDEV,
     Cache,
@@ -92,6 +94,7 @@ class LlamaAttention(nn.Module):
       num_kv_heads: number of heads of keys and values, each for `num_heads / num_kv_heads` heads of queries.
       rope_theta: base of the wavelengths of rotary positions.
       rope_scaling: scaling of their frequencies.
+      implementation: kernel of the attention, as in `dot_product_attention`. With a cache, it is XLA's.
       dtype: dtype of the computation; inferred from inputs and parameters by default.
       param_dtype: dtype of the parameters.
     """
@@ -100,6 +103,7 @@ class LlamaAttention(nn.Module):
     num_kv_heads: int
     rope_theta: float
     rope_scaling: Llama3Scaling | None
+    implementation: AttentionImplementation = "auto"
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -129,8 +133,9 @@ class LlamaAttention(nn.Module):
         if cache is not None:
             cache, allowed = extended(cache, key, value, start)
             key, value = cache
-        outputs = jax.nn.dot_product_attention(
-            query, key.astype(query.dtype), value.astype(query.dtype), mask=allowed, is_causal=cache is None)
+        outputs = dot_product_attention(
+            query, key.astype(query.dtype), value.astype(query.dtype), allowed, cache is None,
+            self.implementation if cache is None else "xla")
         return dense(features, "out", self.dtype, self.param_dtype)(outputs.reshape(x.shape)), cache
 
 
@@ -140,7 +145,7 @@ class LlamaBlock(nn.Module):
     Attributes:
       mlp_dim: width of the hidden layer. Shazeer, "GLU variants improve Transformer", https://arxiv.org/abs/2002.05202.
       norm_epsilon: value that RMSNorm adds to the mean square.
-      num_heads, num_kv_heads, rope_theta, rope_scaling, dtype, param_dtype: as in `LlamaAttention`.
+      num_heads, num_kv_heads, rope_theta, rope_scaling, implementation, dtype, param_dtype: as in `LlamaAttention`.
     """
 
     num_heads: int
@@ -149,6 +154,7 @@ class LlamaBlock(nn.Module):
     rope_theta: float
     rope_scaling: Llama3Scaling | None
     norm_epsilon: float
+    implementation: AttentionImplementation = "auto"
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -158,8 +164,8 @@ class LlamaBlock(nn.Module):
     ) -> tuple[jax.Array, Cache | None]:
         """Returns the outputs, of the shape of `x`, and the cache, as in `LlamaAttention`."""
         options = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        attention = LlamaAttention(self.num_heads, self.num_kv_heads, self.rope_theta, self.rope_scaling, **options,
-                                   name="attention")
+        attention = LlamaAttention(self.num_heads, self.num_kv_heads, self.rope_theta, self.rope_scaling,
+                                   self.implementation, **options, name="attention")
         y, cache = attention(nn.RMSNorm(self.norm_epsilon, **options, name="attention_norm")(x), cache, start)
         x = x + y
         y = nn.RMSNorm(self.norm_epsilon, **options, name="mlp_norm")(x)
@@ -187,6 +193,10 @@ class Llama(nn.Module):
       rope_scaling: scaling of their frequencies, as in Llama 3.1; None for none.
       norm_epsilon: value that RMSNorm adds to the mean square.
       tied_embedding: whether the output layer is the table of the token embedding, and not one of its own, "head".
+      attention: kernel of the attention: "auto", which on NVIDIA's GPUs in 16 bits is cuDNN's and stores no scores; or
+        "xla".
+      logits_chunk_size: returns `trainer.losses.LinearLogits` in training, of which the loss computes this many
+        positions at a time; None returns all logits.
       dtype: dtype of the computation; the dtype of the parameters by default.
       param_dtype: dtype of the parameters.
 
@@ -215,6 +225,8 @@ class Llama(nn.Module):
     rope_scaling: Llama3Scaling | None = None
     norm_epsilon: float = 1e-5
     tied_embedding: bool = False
+    attention: AttentionImplementation = "auto"
+    logits_chunk_size: int | None = None
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -235,22 +247,25 @@ class Llama(nn.Module):
         self.token_embedding = embedding(self.vocab_size, self.d_model, self.dtype, self.param_dtype)
         self.blocks = [LlamaBlock(
             num_heads=self.num_heads, num_kv_heads=self._kv_heads, mlp_dim=self.mlp_dim, rope_theta=self.rope_theta,
-            rope_scaling=self.rope_scaling, norm_epsilon=self.norm_epsilon, dtype=self.dtype,
-            param_dtype=self.param_dtype, name=f"block_{number}") for number in range(self.num_layers)]
+            rope_scaling=self.rope_scaling, norm_epsilon=self.norm_epsilon, implementation=self.attention,
+            dtype=self.dtype, param_dtype=self.param_dtype, name=f"block_{number}")
+            for number in range(self.num_layers)]
         self.final_norm = nn.RMSNorm(epsilon=self.norm_epsilon, dtype=self.dtype, param_dtype=self.param_dtype)
         if not self.tied_embedding:
             self.head = embedding(self.vocab_size, self.d_model, self.dtype, self.param_dtype)
 
-    def __call__(self, tokens: jax.Array, training: bool = False) -> jax.Array:
+    def __call__(self, tokens: jax.Array, training: bool = False) -> jax.Array | LinearLogits:
         """Returns the logits of the token after each position, float32 of shape `(rows, length, vocab_size)`.
 
         Args:
           tokens: integers below `vocab_size`, of shape `(rows, length)`.
-          training: has no effect, as Llama has no dropout.
+          training: whether to return `LinearLogits` if `logits_chunk_size` is given. Llama has no dropout.
         """
         x = self._embedded(tokens)
         for block in self.blocks:
             x, _ = block(x)
+        if training and self.logits_chunk_size is not None:
+            return LinearLogits(self.final_norm(x), self._table.T, self.logits_chunk_size)
         return self._logits(x)
 
     def next_logits(
@@ -291,10 +306,12 @@ class Llama(nn.Module):
         return x
 
     def _logits(self, x: jax.Array) -> jax.Array:
-        x = self.final_norm(x)
-        table = (self.token_embedding if self.tied_embedding else self.head).embedding.astype(x.dtype)
-        # Sums in at least float32: a loss exponentiates the rounding errors of a narrower sum.
-        return jnp.dot(x, table.T, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+        return linear_logits(self.final_norm(x), self._table.T)
+
+    @property
+    def _table(self) -> jax.Array:
+        table: jax.Array = (self.token_embedding if self.tied_embedding else self.head).embedding
+        return table
 
 
 class Llama2_7B(Llama):

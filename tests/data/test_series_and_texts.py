@@ -35,6 +35,7 @@ def test_windows_and_their_targets(options, first, last, count):
     assert (found[0], found[-1], len(found)) == (first, last, count)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("start", [None, 0, 3, 7])
 @pytest.mark.parametrize("end", [None, 14, 19])
 @pytest.mark.parametrize(("stride", "rate"), [(1, 1), (2, 1), (1, 2), (3, 2)])

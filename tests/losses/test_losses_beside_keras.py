@@ -19,7 +19,7 @@ REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", N
 DTYPES = (("float32", "float32"), ("uint8", "float64"), ("int32", "float16"), ("bool", "float32"))
 OF_BATCH = ("Dice", "Tversky")  # one value, for `axis=None`, which rows' weights cannot weigh
 OF_INDICES = ("SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy", "CTC", "Circle")
-OURS_ALONE = {"as_loss"}  # losses that Keras lacks, and other names
+OURS_ALONE = {"as_loss", "LinearLogits"}  # losses that Keras lacks, and other names
 SLOW = ("CTC", "Circle")  # many operations, each of which is compiled for each shape
 FIRST = 3  # cases of a loss, which `make test-rest` runs; quick are the stored numbers of `test_losses.py`
 CASES = [pytest.param(name, *case, id="-".join([name, *map(str, case[0].values()), case[1]]),

@@ -30,6 +30,7 @@ def metric_of(case):
     return getattr(metrics, case["name"])(**case["arguments"])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
 def test_results_are_those_of_keras(case):
     metric = metric_of(case)

@@ -367,6 +367,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("kinds", "words", "call"), CASES.values(), ids=CASES)
 def test_bad_input_is_refused_in_words_that_help(kinds, words, call):
     with pytest.raises(kinds) as caught:

@@ -24,6 +24,7 @@ def differ(ours, theirs):
     return not compare.are_equal(ours, theirs)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda difference: f"{difference.room}-{difference.names}")
 def test_a_listed_difference_is_one(difference):
     with warnings.catch_warnings():

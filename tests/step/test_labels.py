@@ -93,6 +93,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.filterwarnings("ignore:The metric .binary_accuracy. takes")
 def test_a_label_that_would_be_counted_wrong_is_refused(case):

@@ -251,7 +251,9 @@ def good_calls() -> list[Good]:
     column = estimator.categorical_column_with_identity("a", 3)
     found = [
         *_methods(),
-        *_classes(losses, {}), *_functions(losses, kept),
+        *_classes(losses, {"LinearLogits": {
+            "features": np.ones((2, 3, 4), np.float32), "kernel": np.ones((4, 5), np.float32), "chunk_size": 2}}),
+        *_functions(losses, kept),
         *_classes(metrics, {
             "IoU": {"num_classes": 2, "target_class_ids": [0]}, "MeanIoU": {"num_classes": 2},
             "OneHotIoU": {"num_classes": 2, "target_class_ids": [0]}, "OneHotMeanIoU": {"num_classes": 2},

@@ -89,8 +89,8 @@ def bucketed(
                          f"{boundaries[-1]}. Add a boundary, or cut or drop longer rows.")
     made = tuple(_column_of(name, column, lengths) for name, column in zip(names, columns, strict=True))
     values = _padding_of(padding_values, structure)
-    if sample_weight is not None and mask == _SAMPLE_WEIGHT and jax.tree.structure(y, is_leaf=_is_column) != (
-            jax.tree.structure(sample_weight, is_leaf=_is_column)):
+    of_y, of_weights = (jax.tree.map(lambda column: 0, tree, is_leaf=_is_column) for tree in (y, sample_weight))
+    if sample_weight is not None and mask == _SAMPLE_WEIGHT and of_y != of_weights:
         raise ValueError("`sample_weight` must have the structure of `y`, a column of weights for each column of it. "
                          f"Received: {describe(_placeholders(sample_weight))} and {describe(_placeholders(y))}.")
     dataset = BucketedDataset(boundaries, sizes, jax.tree.unflatten(structure, made), values, lengths, mask,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from trainer.core import arguments, errors
 from trainer.core.types import PyTree
 
 
@@ -34,7 +35,8 @@ class LinearLogits:
         by default.
 
     Raises:
-      ValueError: if the shapes do not match, or the features have no axis of positions.
+      TypeError: if an argument has a wrong type.
+      ValueError: if the shapes do not match, the features have no axis of positions, or `chunk_size` is below 1.
 
     Example:
 
@@ -60,8 +62,14 @@ class LinearLogits:
     compute_dtype: DTypeLike | None = None
 
     def __post_init__(self) -> None:
-        if self.compute_dtype is None:  # a policy of mixed precision casts the outputs of a module
-            object.__setattr__(self, "compute_dtype", self.features.dtype)
+        arguments.check_count("chunk_size", self.chunk_size)
+        for name in ("features", "kernel"):
+            dtype = getattr(getattr(self, name), "dtype", None)
+            if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+                raise errors.wrong_type(name, getattr(self, name), "an array of floats")
+        # A policy of mixed precision casts the outputs of a module.
+        dtype = self.features.dtype if self.compute_dtype is None else self.compute_dtype
+        object.__setattr__(self, "compute_dtype", arguments.as_dtype("compute_dtype", dtype))
         features, kernel = tuple(self.features.shape), tuple(self.kernel.shape)
         if len(features) < 3 or len(kernel) != 2 or features[-1] != kernel[0]:
             raise ValueError("LinearLogits takes features of shape (rows, positions, features), and a kernel of shape "

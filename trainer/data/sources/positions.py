@@ -121,7 +121,7 @@ def _protocol_of(
 
 def _lossy_step(dataset: Any) -> str | None:
     """Returns a step of Hugging Face's dataset whose rows a restored state loses or skips, in words."""
-    steps = [getattr(dataset, "_ex_iterable", None)]
+    steps: list[Any] = [getattr(dataset, "_ex_iterable", None)]
     while steps:
         step = steps.pop()
         if type(step).__name__.startswith("BufferShuffled"):
