@@ -66,13 +66,17 @@ def test_what_cannot_work_is_refused(attributes, message):
 
 
 @pytest.mark.slow
-def test_rematerialised_steps_are_the_same():
+@pytest.mark.every_case
+@pytest.mark.parametrize(("attributes", "options"), [
+    ({}, {"remat": True}), ({"logits_chunk_size": 3}, {}), ({"logits_chunk_size": 3, "tied_embedding": True}, {})],
+    ids=["remat", "chunks", "tied"])
+def test_steps_that_save_memory_are_the_same(attributes, options):
     results = []
-    for remat in (False, True):
+    for chosen, compiled in ((attributes, options), ({**attributes, "logits_chunk_size": None}, {})):
         with trainer.distribute.OneDeviceStrategy().scope():
-            model = trainer.Model(LLAMA)
-            model.compile(trainer.optimizers.SGD(0.1), remat=remat,
-                          loss=trainer.losses.SparseCategoricalCrossentropy(from_logits=True))
+            model = trainer.Model(LLAMA.clone(**chosen))
+            model.compile(trainer.optimizers.SGD(0.1),
+                          loss=trainer.losses.SparseCategoricalCrossentropy(from_logits=True), **compiled)
         for _ in range(2):
             model.train_on_batch(TOKENS[:, :-1], TOKENS[:, 1:])
         results.append(model.get_weights())
