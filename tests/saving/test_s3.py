@@ -34,8 +34,8 @@ folder = CheckpointFolder(path, keep=2)
 folder.prepare()
 with CheckpointWriter() as writer:
     for step in (1, 2, 3, 3):
-        writer.save(
-            folder.path_of(step), arrays, {"step": step}, replace=True, on_saved=folder.prune, as_orbax=as_orbax)
+        writer.save(folder.path_of(step), arrays, {"step": step}, replace=True, on_saved=folder.prune,
+                    as_orbax=as_orbax)
 checkpoint = open_checkpoint(folder.newest_whole(), verify=False)
 wanted = {"a/rows": on(P()), "a/all": on(P(None, "d")), "none": arrays["none"]}
 for name, array in checkpoint.restore(wanted).items():
@@ -128,10 +128,11 @@ def test_the_parts_of_an_upload_that_was_killed_are_removed(place):
     assert keys() == []
 
 
-def test_a_bucket_that_is_not_there_or_not_reached_is_named(place, monkeypatch):
+@pytest.mark.usefixtures("place")
+def test_a_bucket_that_is_not_there_is_named():
     model = compiled()
     model.build(np.zeros((1, 3)))
-    with pytest.raises(OSError, match=r"(?s)s3://no-such-bucket/w\.safetensors.*bucket"):
+    with pytest.raises(OSError, match=r"s3://no-such-bucket/w\.safetensors.*bucket"):
         model.save_weights("s3://no-such-bucket/w.safetensors")
 
 

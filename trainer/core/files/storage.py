@@ -138,6 +138,8 @@ def remove(path: str) -> None:
                 raise FileNotFoundError(f"There is nothing at {path!r}.")
             for each in sorted(found, key=lambda each: each.count("/")):
                 store.rm_file(each)  # fsspec's `rm` takes brackets and stars in names for patterns
+            folders = getattr(store, "pseudo_dirs", [])  # that uploads make in fsspec's memory
+            folders[:] = [folder for folder in folders if not f"{folder}/".startswith(f"{name}/")]
     elif os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
