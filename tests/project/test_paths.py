@@ -1,10 +1,11 @@
-"""Every path that a user gives is checked: the URL of an object store is refused, and makes no local folder."""
+"""Every path that a user gives is checked: a URL of an object store is opened there or refused, and makes no folder."""
 
 import importlib
 import inspect
 import os
 import pathlib
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -36,6 +37,13 @@ NO_PATHS = {
     ("RunDetails.begin_save", "filepath"): "protocol",
     **{(f"{name}Exporter.export", path): "of the estimator" for name in ("Best", "Final", "Latest")
        for path in ("export_path", "checkpoint_path")},
+}
+IN_STORES = {
+    *((f"StatefulModel.{name}", "filepath") for name in ("save", "save_weights", "load_weights", "export")),
+    ("load_model", "filepath"), ("load_exported", "filepath"), ("BackupAndRestore", "backup_dir"),
+    ("ModelCheckpoint", "filepath"), ("CSVLogger", "filename"), ("JSONLines", "path"), ("TensorBoard", "log_dir"),
+    ("TensorBoardFiles", "log_dir"), ("RunRecord", "folder"), ("report", "folder"), ("report", "path"),
+    ("enable_compilation_cache", "folder"),
 }
 # `trainer.models` imports nothing else of the trainer; a file that is not there cannot be read without a word.
 READ_BY_MODELS = ("load_keras_weights", "load_torch_weights")
@@ -111,7 +119,17 @@ def called(owner, arguments_of, name):
     return list(result) if inspect.isgenerator(result) else result
 
 
-@pytest.mark.parametrize(("qualname", "name"), [key for key in ARGUMENTS if key[0] not in READ_BY_MODELS])
+@pytest.mark.parametrize(("qualname", "name"), sorted(IN_STORES))
+def test_a_url_of_a_store_needs_its_driver_and_makes_no_folder(qualname, name, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ImportError, match=r"'gs://bucket/run' is in an object store.*'trainer-jax\[remote\]' gcsfs`"):
+        called(ARGUMENTS[qualname, name], given.get(qualname, {}), name)
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize(("qualname", "name"), [
+    key for key in ARGUMENTS if key[0] not in READ_BY_MODELS and key not in IN_STORES])
 def test_a_url_is_refused_and_makes_no_folder(qualname, name, given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=REFUSED):
