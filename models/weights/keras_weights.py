@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trainer.core.arguments import as_path
 from trainer.core.errors import naming_file
 from trainer.models.weights.keras_files import keras_layers, read
 from trainer.models.weights.keras_matching import Loaded, arrays_of, corresponding, in_order, matched
@@ -54,7 +55,7 @@ def load_keras_weights(
     >>> model.build(np.zeros((1, 224, 224, 3), np.float32))  # doctest: +SKIP
     >>> models.load_keras_weights(model, "mobilenet_v2.weights.h5", skip_head=True)  # doctest: +SKIP
     """
-    path = os.fspath(path)
+    path = as_path("path", path)
     layers = weights_of(model)
     size = sum(4 * int(np.prod(weight.shape)) for layer in layers.values() for weight in layer.values())
     with keras_layers(path, most_bytes=4 * size + 2**26) as saved:

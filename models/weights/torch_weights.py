@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from trainer.core.arguments import as_path
 from trainer.core.errors import naming_file
 from trainer.models.weights.model_layers import (
     HasWeights,
@@ -58,7 +59,7 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_
     >>> model.build(np.zeros((1, 224, 224, 3), np.float32))  # doctest: +SKIP
     >>> models.load_torch_weights(model, "model.safetensors", skip_head=True)  # doctest: +SKIP
     """
-    path = os.fspath(path)
+    path = as_path("path", path)
     layers = weights_of(model)
     with naming_file(path), opened(path) as file:
         names = [name for name in file.keys() if not name.endswith(_COUNTER)]  # noqa: SIM118  it is no mapping

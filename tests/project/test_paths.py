@@ -45,8 +45,6 @@ IN_STORES = {
     ("TensorBoardFiles", "log_dir"), ("RunRecord", "folder"), ("report", "folder"), ("report", "path"),
     ("enable_compilation_cache", "folder"),
 }
-# `trainer.models` imports nothing else of the trainer; a file that is not there cannot be read without a word.
-READ_BY_MODELS = ("load_keras_weights", "load_torch_weights")
 
 
 def is_path(parameter):
@@ -128,8 +126,7 @@ def test_a_url_of_a_store_needs_its_driver_and_makes_no_folder(qualname, name, g
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize(("qualname", "name"), [
-    key for key in ARGUMENTS if key[0] not in READ_BY_MODELS and key not in IN_STORES])
+@pytest.mark.parametrize(("qualname", "name"), [key for key in ARGUMENTS if key not in IN_STORES])
 def test_a_url_is_refused_and_makes_no_folder(qualname, name, given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=REFUSED):
@@ -137,17 +134,9 @@ def test_a_url_is_refused_and_makes_no_folder(qualname, name, given, tmp_path, m
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("name", READ_BY_MODELS)
-def test_weights_at_a_url_are_not_found(name, given, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        getattr(trainer.models, name)(given[name]["model"], URL)
-    assert os.listdir() == []
-
-
 def test_the_exceptions_are_of_functions_that_there_are():
     every = path_arguments(exceptions={})
-    assert {*NO_PATHS} <= {*every} and {*READ_BY_MODELS} <= {qualname for qualname, _ in every}
+    assert {*NO_PATHS} <= {*every} and {*ARGUMENTS} >= IN_STORES
 
 
 @pytest.mark.parametrize("url", [
