@@ -53,5 +53,5 @@ def test_files_that_hold_less_than_an_array_are_an_error(tmp_path, devices):
     with pytest.raises(ValueError, match=r"The 3 parts of an array of shape \(16, 8\) do not cover each of its values"):
         array_shards.read_array(found[1:], wanted, array_shards.ShardFiles())
     os.truncate(tmp_path / "0.bytes", VALUES.nbytes - 1)
-    with pytest.raises(ValueError, match=r"0.bytes' is cut short"):
-        array_shards.read_array(found, wanted, array_shards.ShardFiles())
+    with array_shards.ShardFiles() as files, pytest.raises(ValueError, match=r"0.bytes' is cut short"):
+        array_shards.read_array(found, wanted, files)
