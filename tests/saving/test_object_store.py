@@ -5,7 +5,7 @@ import os
 import re
 import sys
 
-import fsspec.registry
+import fsspec
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -240,6 +240,7 @@ def test_other_urls_are_refused(value, error, message):
     ("gs://a/b", "gcsfs", "'trainer-jax[remote]' gcsfs")])
 def test_a_missing_driver_names_its_packages(monkeypatch, url, missing, packages):
     monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.delitem(fsspec.registry._registry, url.partition(":")[0], raising=False)  # another test has opened it
+    known = sys.modules["fsspec.registry"]._registry
+    monkeypatch.delitem(known, url.partition(":")[0], raising=False)  # another test has opened it
     with pytest.raises(ImportError, match=re.escape(f"packages that are not installed: `pip install {packages}`")):
         storage.as_place("folder", url)
