@@ -66,6 +66,8 @@ def kill_during_saves(place, kills, seed=0, longest_secs=1.0):
         with subprocess.Popen([sys.executable, "-c", _SAVE, place], stdout=subprocess.PIPE, text=True,
                               env={**os.environ, "JAX_PLATFORMS": "cpu"}) as process:
             first = process.stdout.readline()
+            if not first:
+                raise RuntimeError(f"a process has saved nothing, and ended with {process.wait()}")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(moment.uniform(0, longest_secs))
             process.kill()
