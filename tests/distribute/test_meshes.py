@@ -142,6 +142,36 @@ def test_loops_of_ones_own_run_on_all_replicas_of_a_mesh():
         np.testing.assert_allclose(other, one - 0.1, rtol=1e-5, atol=1e-6)
 
 
+class Recurrent(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        weights = self.param("weights", nn.initializers.lecun_normal(), (11, 8))
+
+        def step(carry, x):
+            return jnp.tanh(jnp.concatenate([carry, x], -1) @ weights), None
+
+        return nn.Dense(4, name="last")(jax.lax.scan(step, jnp.zeros((len(x), 8)), x.swapaxes(0, 1))[0])
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("gathers_first", [True, False])
+def test_xla_alone_computes_other_numbers_for_a_recurrent_layer_over_three_axes(gathers_first, monkeypatch):
+    def build():
+        model = OwnStep(Recurrent())
+        model.compile("sgd", logits_loss())
+        return model
+
+    strategy = ModelParallelStrategy({"replica": 2, "shard": 2, "model": 2}, devices(8), {"last/kernel": ("model",)},
+                                     min_shard_bytes=0)
+    if not gathers_first:
+        monkeypatch.setattr(strategy, "with_params_in_place", lambda state: state)
+    series = np.random.default_rng(0).normal(size=(16, 4, 3)).astype(np.float32)
+    differs = pytest.raises(AssertionError, match="does not give the numbers")
+    with contextlib.nullcontext() if gathers_first else differs:
+        assert_strategies_equal(build, (series, Y), [strategy], batch_size=8)
+
+
 TOKENS = np.random.default_rng(0).integers(1, 20, (8, 8))
 RULES = (("batch", ("replica", "shard")), ("tokens", "sequence"))
 

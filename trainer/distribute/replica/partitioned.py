@@ -36,7 +36,7 @@ class PartitionedContext(ReplicaContext):
 
     def gather_params(self, state: TrainState) -> TrainState:
         self._layouts = self._strategy.layouts(state)
-        return state
+        return self._strategy.with_params_in_place(state)
 
     def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
         return self._strategy.with_gradients_in_place(grads, self._layouts)

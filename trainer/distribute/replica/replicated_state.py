@@ -147,6 +147,10 @@ class Replicas:
         """Returns the partition specs of the parameters that are split by their paths; see `ModelParallelStrategy`."""
         return {}
 
+    def with_params_in_place(self, state: TrainState) -> TrainState:
+        """Returns a state whose parameters are split as code for the whole batch reads them."""
+        return state
+
     def check_axes(self, state: TrainState, program: Any) -> None:
         """Raises ValueError if a mesh axis splits neither rows, the state, nor an array of a traced step.
 

@@ -22,6 +22,7 @@ from trainer.distribute.placement.placement import REPLICA_AXIS, ROW_AXES, SHARD
 from trainer.distribute.replica.collectives import NcclAllReduce
 from trainer.distribute.replica.communication_options import CommunicationOptions, without_implementation
 from trainer.distribute.replica.zero import (
+    WHOLE,
     ShardedReplicaContext,
     ShardingRule,
     layout_at,
@@ -153,6 +154,15 @@ class ShardedStrategy(Strategy):
         mesh_axis = self._rule.mesh_axis
         return super().replica_context(rows, row_mask) if mesh_axis is None else ShardedReplicaContext(
             self._rule, mesh_axis, self._inner_axes, self.layouts, *self._context_arguments(rows, row_mask))
+
+    def with_params_in_place(self, state: TrainState) -> TrainState:
+        if self._rule.num_shards == 1 or not self._inner_axes:
+            return state
+        # With parameters and rows over one mesh axis and activations over another, XLA computes wrong products in the
+        # loop of a recurrent layer (jax 0.10 and 0.12). So parameters are gathered first.
+        layouts = self.layouts(state)
+        whole = jax.tree.map(lambda leaf: WHOLE, state.params)
+        return state.replace(params=constrained(state.params, self._shardings(whole, layouts)))
 
     def with_gradients_in_place(self, grads: PyTree, layouts: Layouts) -> Any:
         return grads if self._rule.mesh_axis is None else constrained(
