@@ -95,7 +95,8 @@ def sharded():
 
 def on_a_mesh(kind):
     layouts = {"layers_0/kernel": (None, "model")} if kind == "dense" else {
-        "^Dense_0/kernel": (None, "model"), ".*/Dense_0/kernel": (None, None, "model"), ".*/Dense_1/kernel": (None, "model")}
+        "^Dense_0/kernel": (None, "model"), ".*/Dense_0/kernel": (None, None, "model"),
+        ".*/Dense_1/kernel": (None, "model")}
     return distribute.ModelParallelStrategy(
         {"replica": 2, "shard": 2, "model": 2}, [f"cpu:{index}" for index in range(8)], layouts, min_shard_bytes=0)
 
