@@ -67,8 +67,8 @@ def main() -> None:
         models.load_hf_weights(model, base, skip_head=True)  # the new classes have a head of their own
         if not given.full:
             # Small random weights know nothing of images, so their patches are trained as they are.
-            model = trainer.lora(model, given.rank, ["attn", "mlp_fc"],
-                                 train=["head"] if given.model else ["head", "patch_embed", "pos_embed"])
+            model = trainer.lora(model, given.rank, ["attn", "mlp_fc."],
+                                 train=["head"] if given.model else ["head", "patch_embed_proj", "pos_embed"])
         model.compile(trainer.optimizers.AdamW(1e-3 if given.full else 5e-3, weight_decay=0.01),
                       trainer.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
         history = model.fit(*inputs, **options, epochs=given.epochs, validation_data=validation, verbose=2, callbacks=[
