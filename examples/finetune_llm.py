@@ -2,8 +2,8 @@
 
     python finetune_llm.py --model Llama-3.2-1B --tokenizer Llama-3.2-1B/tokenizer.json --texts "corpus/*.txt"
 
-Without arguments it writes a small Llama of random weights in Hugging Face's format, and trains all of it, byte by
-byte, on scikit-learn's descriptions of its data. Killed at any moment, the same command goes on where it was, to the
+Without arguments it writes a small Llama of random weights in Hugging Face's format, and adapts it, byte by byte, to
+scikit-learn's descriptions of its data. Killed at any moment, the same command goes on where it was, to the
 same weights. `--backup s3://bucket/run` keeps the checkpoints in an object store.
 """
 

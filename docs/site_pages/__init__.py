@@ -16,7 +16,7 @@ from site_pages import docstrings, elsewhere, gallery, reference, sources
 DOCS = pathlib.Path(__file__).parents[1]
 GENERATED = DOCS / "generated"
 # The examples that run at each build, if they have changed: the quickest. GALLERY_RUNS=0 runs none.
-QUICK: dict[str, tuple[str, ...]] = {"digits": ()}
+QUICK: dict[str, tuple[str, ...]] = {"digits": (), "finetune_llm": ("--epochs", "10"), "vit_finetune": ()}
 
 
 def setup(app: Any) -> dict[str, bool]:

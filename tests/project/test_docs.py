@@ -125,6 +125,8 @@ STRATEGIES = {
     "MirroredStrategy": lambda: distribute.MirroredStrategy(DEVICES),
     "TPUStrategy": lambda: distribute.TPUStrategy(devices=DEVICES),
     "FullyShardedStrategy": lambda: distribute.FullyShardedStrategy(DEVICES),
+    'FullyShardedStrategy(mesh_shape={"replica": R, "shard": N/R})': lambda: distribute.FullyShardedStrategy(
+        DEVICES, mesh_shape={"replica": 2, "shard": 2}),
     'FullyShardedStrategy(level="optimizer")': lambda: distribute.FullyShardedStrategy(DEVICES, level="optimizer"),
     "CentralStorageStrategy": lambda: distribute.CentralStorageStrategy(DEVICES, min_host_bytes=0),
     "ModelParallelStrategy": lambda: distribute.ModelParallelStrategy({"replica": 2, "model": 2}, DEVICES, LAYOUT),
@@ -171,7 +173,7 @@ def test_a_strategy_places_and_sends_what_the_table_says(name, capsys):
     parameters, optimizer_state = (sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
                                    for tree in (state.params, state.opt_state))
     report = strategy.explain(model)
-    sizes = {"P": parameters, "S": optimizer_state, "N": strategy.num_replicas_in_sync, "M": 2}
+    sizes = {"P": parameters, "S": optimizer_state, "N": strategy.num_replicas_in_sync, "M": 2, "R": 2}
     expected = [eval(term, {}, sizes) for term in re.search(r"`(.+?)`", memory)[1].split(" + ")]
     held = [report.parameter_bytes, report.gradient_bytes, report.optimizer_bytes]
     assert held == [pytest.approx(size, abs=SCALARS_BYTES) for size in expected]
@@ -184,7 +186,8 @@ def test_a_strategy_places_and_sends_what_the_table_says(name, capsys):
     assert {each.kind for each in found} == set(re.findall(r"all-reduce|all-gather|reduce-scatter", sent))
     if "all-gather" in sent:
         assert total_bytes(found, "all-gather") == parameters
-        assert total_bytes(found, "reduce-scatter") == parameters // strategy.num_replicas_in_sync
+        shards = strategy.mesh.shape.get("shard", strategy.num_replicas_in_sync)
+        assert total_bytes(found, "reduce-scatter") == parameters // shards
     # "During a step each device holds all parameters", and where a rule splits a layer, none does.
     assert ("f32[64,256]" in program) == (name != "ModelParallelStrategy")
 

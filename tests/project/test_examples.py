@@ -12,11 +12,16 @@ import pytest
 from tests.support import project_files
 
 
+def command_of(name, *arguments):
+    """Returns the command of an example."""
+    return [sys.executable, "-u", str(project_files.ROOT / "examples" / name), *map(str, arguments)]
+
+
 def run(name, folder, *arguments, succeeds=True):
     """Returns how an example ended; it runs in a folder, with the devices of this machine."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return subprocess.run([sys.executable, str(project_files.ROOT / "examples" / name), *map(str, arguments)],
-                          cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=succeeds)
+    return subprocess.run(command_of(name, *arguments), cwd=folder, env=environment, capture_output=True, text=True,
+                          timeout=300, check=succeeds)
 
 
 def printed_by(name, folder, *arguments):
@@ -35,6 +40,32 @@ def test_the_digits_demo_reaches_its_accuracy_and_writes_its_curves(tmp_path):
     assert lines[0] == "Training on 8 replicas."
     assert ast.literal_eval(lines[-1])["accuracy"] > 0.97
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_language_model_is_fine_tuned_killed_and_continued_to_the_same_bits(tmp_path):
+    def started(output):  # on eight simulated devices
+        command = command_of("finetune_llm.py", "--epochs", 4, "--output", output)
+        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+
+    def finished(output):
+        printed, _ = started(output).communicate(timeout=300)
+        return ast.literal_eval(printed.splitlines()[-1])
+
+    whole = finished("whole")
+    assert whole["devices"] == 8 and whole["loss"] < whole["first_loss"] - 1
+    with started("killed") as process:
+        assert process.stdout.readline().startswith("Epoch 1/4")  # a checkpoint follows
+        process.kill()
+    assert finished("killed")["loss"] == whole["loss"]
+    for file in ("adapters.safetensors", "log.csv", "hf/model.safetensors"):
+        assert (tmp_path / "killed" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+@pytest.mark.exhaustive
+def test_a_vision_transformer_is_fine_tuned(tmp_path):
+    metrics = metrics_of("vit_finetune.py", tmp_path)
+    assert metrics["val_accuracy"] > 0.8 and metrics["trained_parameters"] < metrics["parameters"] / 3
 
 
 @pytest.mark.exhaustive
