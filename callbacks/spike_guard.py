@@ -12,6 +12,7 @@ from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.run_protocol import Run, SavePoint
 from trainer.core import arguments
 from trainer.core.ambient.interactive_logging import print_message
+from trainer.core.files import storage
 from trainer.core.updates.spikes import SpikeRule
 
 LOGGER = logging.getLogger(__name__)
@@ -71,7 +72,8 @@ class SpikeGuard(LateLogsCallback):
             raise ValueError("`rollback_after` goes back to a checkpoint in `backup_dir`: give both, or neither. "
                              f"Received: rollback_after={rollback_after!r}, backup_dir={backup_dir!r}.")
         self.window, self.deviations, self.rollback_after = window, float(deviations), rollback_after
-        self.backup_dir = None if backup_dir is None else arguments.as_path("backup_dir", backup_dir)
+        self.backup_dir = None if backup_dir is None else storage.as_place(
+            "backup_dir", backup_dir, "the folder of `BackupAndRestore`")
         self.max_rollbacks = max_rollbacks
         self._streaks = self._rollbacks = 0
         self._is_due = False
@@ -110,7 +112,7 @@ class SpikeGuard(LateLogsCallback):
             return
         self._rollbacks += 1
         assert self.backup_dir is not None
-        path = point.roll_back(self.backup_dir)
+        path = point.roll_back(storage.absolute(self.backup_dir))  # as `BackupAndRestore` gives it
         LOGGER.warning("%d updates in a row were spikes, and skipped. %s", self.rollback_after,
                        f"The run has gone back to the weights of {path!r}." if path else
                        f"There is no checkpoint in {self.backup_dir!r} yet to go back to.")

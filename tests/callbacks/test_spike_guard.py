@@ -162,6 +162,20 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_folder_may_be_relative_or_in_a_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    weights = []
+    for folder in (tmp_path / "absolute", "relative", "memory://bucket/spikes"):
+        model = compiled(steps_per_execution=1)
+        history = fitted(model, guard(rollback_after=3, backup_dir=folder), BackupAndRestore(folder, save_freq=6),
+                         spikes=(15, 16, 17))
+        assert sum(history["spike_streaks"]) == 1
+        weights.append(model.get_weights())
+    jax.tree.map(np.testing.assert_array_equal, *weights[:2])
+    jax.tree.map(np.testing.assert_array_equal, *weights[1:])
+
+
+@pytest.mark.slow
 def test_spikes_that_go_on_end_the_training_and_the_first_updates_are_never_spikes(tmp_path, capsys):
     model = compiled(steps_per_execution=1)
     back = guard(rollback_after=2, backup_dir=tmp_path, max_rollbacks=2)

@@ -32,7 +32,8 @@ NO_PATHS = {
     ("RowDataset", "file_paths"): "made by the loaders", ("model_to_dot", "rankdir"): "a direction",
     ("plot_model", "rankdir"): "a direction",
     # Of the protocol through which callbacks reach a run: the folders come from the callbacks' own, checked arguments.
-    **{(f"SavePoint.{name}", "folder"): "protocol" for name in ("delete", "restore", "save", "start_from")},
+    **{(f"SavePoint.{name}", "folder"): "protocol"
+       for name in ("delete", "restore", "roll_back", "save", "start_from")},
     ("Run.save", "filepath"): "protocol", ("Run.save_weights", "filepath"): "protocol",
     ("RunDetails.begin_save", "filepath"): "protocol",
     **{(f"{name}Exporter.export", path): "of the estimator" for name in ("Best", "Final", "Latest")
@@ -41,7 +42,9 @@ NO_PATHS = {
 IN_STORES = {
     *((f"StatefulModel.{name}", "filepath") for name in ("save", "save_weights", "load_weights", "export")),
     ("load_model", "filepath"), ("load_exported", "filepath"), ("BackupAndRestore", "backup_dir"),
-    ("ModelCheckpoint", "filepath"), ("CSVLogger", "filename"), ("JSONLines", "path"), ("TensorBoard", "log_dir"),
+    ("ModelCheckpoint", "filepath"), ("SpikeGuard", "backup_dir"),
+    ("LoraModel.save_adapters", "filepath"), ("LoraModel.load_adapters", "filepath"),
+    ("CSVLogger", "filename"), ("JSONLines", "path"), ("TensorBoard", "log_dir"),
     ("TensorBoardFiles", "log_dir"), ("RunRecord", "folder"), ("report", "folder"), ("report", "path"),
     ("enable_compilation_cache", "folder"),
 }
@@ -80,6 +83,7 @@ def given():
     model = trainer.Model(nn.Dense(1))
     model.compile("sgd", "mse")
     model.build(np.ones((1, 2), np.float32))
+    lora = trainer.lora(model, 1)
     column = trainer.estimator.numeric_column("x")
     estimator = trainer.estimator.BaselineRegressor()
     head, units, image = trainer.estimator.RegressionHead(), [1], np.zeros((2, 2, 3))
@@ -108,7 +112,8 @@ def given():
         "Tracker.log_artifact": {"self": tracker}, "Profile": {"steps": (0, 1)},
         "get_file": {"fname": "words.txt", "origin": "words.txt"},
         **{f"load_{kind}_weights": {"model": model} for kind in ("keras", "torch", "hf")},
-        "save_hf_weights": {"model": model},
+        "save_hf_weights": {"model": model}, "SpikeGuard": {"rollback_after": 1},
+        **{f"LoraModel.{name}": {"self": lora} for name in ("save_adapters", "load_adapters")},
     }
 
 

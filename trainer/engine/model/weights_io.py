@@ -133,7 +133,7 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
     if path.endswith((".h5", ".hdf5", ".keras")) and os.path.isfile(path):
         raise ValueError(f"{path!r} is a file of Keras. `trainer.models.load_keras_weights(model, path)` loads weights "
                          "of Keras's models; `load_weights` those that `save_weights` has written.")
-    if not storage.is_remote(path) and (found := orbax_arrays.find(path)):
+    if not metadata and not storage.is_remote(path) and (found := orbax_arrays.find(path)):
         return _load_from_orbax(holder, path, found, patterns, partial)
     expected = "a safetensors file, as `save_weights` writes it"
     with open_arrays(path, expected, "A checkpoint folder is loaded with `trainer.load`.") as file:
