@@ -10,6 +10,8 @@ import jax
 
 from trainer.core.ambient import state
 
+_ROW_AXES = ("replica", "shard")  # of the trainer's strategies
+
 AttentionImplementation = Literal["auto", "xla"]
 
 
@@ -30,7 +32,7 @@ def dot_product_attention(
       mask: bool of a shape that broadcasts to `(rows, heads, length, positions)`, False at positions to ignore.
       is_causal: whether each position attends only to itself and earlier positions.
       implementation: "xla"; or "auto", which is cuDNN's kernel on NVIDIA's GPUs for arrays in 16 bits whose shapes it
-        takes, and XLA's elsewhere.
+        takes, and XLA's elsewhere, also where a strategy splits layers (`ModelParallelStrategy`).
 
     Example:
 
@@ -50,8 +52,16 @@ def dot_product_attention(
 
 
 def _is_for_cuda() -> bool:
-    """Returns whether the program is for NVIDIA's GPUs, which may be only described."""
-    return state.current().described_platform == "cuda" or jax.default_backend() == "gpu"
+    """Returns whether the program is for NVIDIA's GPUs, which may be only described, and splits only rows.
+
+    JAX cannot partition cuDNN's kernel where the compiler splits heads or features by shardings of its own: measured
+    with jax 0.10.2.
+    """
+    mesh = getattr(state.current().strategy, "mesh", None)
+    if mesh is None:
+        return jax.default_backend() == "gpu"
+    splits_rows_alone = all(size == 1 or axis in _ROW_AXES for axis, size in mesh.shape.items())
+    return splits_rows_alone and mesh.devices.flat[0].platform in ("gpu", "cuda")
 
 
 def _is_accepted(attention: Callable[..., jax.Array], *arrays: jax.Array) -> bool:

@@ -38,8 +38,6 @@ class Ambient:
         objects.
       read_constants: the `Constants` that the code being compiled has read.
       constrain: function that replaces JAX's sharding constraints (`core/compile/constraints.py`).
-      described_platform: platform of the described devices that a program is traced for, such as "cuda"
-        (`distribute/placement/described_cudnn.py`).
       layer_observer: object that calls layers, to rematerialize them or to plan it (`core/modules/remat.py`).
       metric_values: temporary values of metric variables by `id`, a dict that assignments update
         (`metrics/variable.py`).
@@ -58,7 +56,6 @@ class Ambient:
     traced_owner: Any = None
     read_constants: Any = None
     constrain: Callable[[Any, Any], Any] | None = None
-    described_platform: str | None = None
     layer_observer: Any = None
     metric_values: dict[int, Any] | None = None
     metric_values_are_closed: bool = False

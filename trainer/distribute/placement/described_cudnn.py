@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from trainer.core.ambient import state
 from trainer.core.ambient.workarounds import are_on
 from trainer.distribute.placement.gpu_kinds import CUDNN_VERSION, GpuKind
 
@@ -38,7 +37,7 @@ def traced_for(kind: GpuKind) -> Iterator[None]:
     answers: dict[str, Any] = {
         "check_cudnn_version": lambda: CUDNN_VERSION, "check_compute_capability": is_at_least,
         "is_cuda_compute_capability_equal": is_equal}
-    with _lock, mock.patch.multiple(attention, **answers), state.replaced(described_platform="cuda"):
+    with _lock, mock.patch.multiple(attention, **answers):
         yield
 
 
