@@ -115,6 +115,7 @@ def tagger(replicas=1, **options):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "steps"), [(1, 1), (1, 4), (3, 1)])
 def test_a_training_has_the_numbers_of_a_loop_by_hand_over_the_real_tokens(replicas, steps):
     data = bucketed((TOKENS, LABELS), [4, 8], [4, 3], seed=1)

@@ -50,6 +50,7 @@ def test_every_kind_of_data_gives_its_batches_in_order(build, num_batches, expec
         assert [column(as_batch(element)) for element in source.read(1, 1)] == expected[1:]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [name for name in FEEDS if name != "generator"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -254,6 +255,7 @@ def test_peeking_opens_a_re_iterable_once_and_every_pass_is_closed():
     assert data.closed == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [name for name in FEEDS if name != "generator"])
 @pytest.mark.parametrize("steps", [None, 2, 4])
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")

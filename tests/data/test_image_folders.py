@@ -89,6 +89,7 @@ def test_labels_have_the_form_that_was_asked_for(folder, mode, dtype, shape):
     assert y.shape == (4, 1) and y.dtype == np.float32 and x.dtype == np.float32
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("color_mode", "channels"), [("rgb", 3), ("rgba", 4), ("grayscale", 1)])
 @pytest.mark.parametrize("saved", ["RGB", "L", "P", "RGBA", "CMYK", "I;16", "1", "LA"])
 def test_images_of_any_mode_are_read(tmp_path, color_mode, channels, saved):

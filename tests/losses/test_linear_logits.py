@@ -85,6 +85,8 @@ def at_once():
     return trained(None)
 
 
+@pytest.mark.every_case
+@pytest.mark.slow
 @pytest.mark.usefixtures("seeds_stay")
 @pytest.mark.parametrize(("make", "options"), [
     (distribute.OneDeviceStrategy, {}), (distribute.OneDeviceStrategy, {"microbatches": 2, "remat": True}),

@@ -70,6 +70,7 @@ def test_compiled_accumulators_of_parts_merge_to_those_of_the_whole(case):
     assert all(variable.value.dtype == jnp.float32 and not variable.numpy().any() for variable in metric.variables)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
 def test_rows_of_weight_zero_are_as_if_absent(case):
     metric, without = metric_of(case), metric_of(case)

@@ -136,6 +136,7 @@ def fitted(model, **options):
     return model.fit(IDS, IDS, batch_size=4, shuffle=False, verbose=0, **options).history["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linen", pytest.param("nnx", marks=pytest.mark.slow)])
 def test_adapters_train_as_in_a_loop_by_hand_and_merge_to_equal_outputs(kind, tmp_path):
     base = shared_base(kind)

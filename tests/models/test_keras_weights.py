@@ -419,7 +419,7 @@ def test_images_are_prepared_for_a_class_a_module_and_its_style():
 def test_all_models_with_published_weights_have_a_way_to_prepare_images():
     others = {"CNN", "MLP", "VAE", "UNet", "DCGANGenerator", "DCGANDiscriminator", "TransformerEncoder",
               "TransformerLM"}
-    for name in {name for name in models.__all__ if name[0].isupper()} - others:
+    for name in {name for name in models.__all__ if name[0].isupper() and not name.startswith("Llama")} - others:
         assert models.preprocess_input(np.zeros((1, 2, 2, 3)), name).shape == (1, 2, 2, 3)
 
 
