@@ -75,8 +75,9 @@ def main() -> None:
             continue
         plan = planned(*arguments)
         memory, least = plan.memory, plan.roofline
+        compute, traffic, step = (1e3 * secs for secs in (least.compute, least.memory, least.step))
         print(f"{name}: temporary {memory.temporary / GIB:.1f} GiB, peak {memory.peak / GIB:.1f} GiB; at least "
-              f"{1e3 * least.compute:.1f} ms of compute, {1e3 * least.memory:.1f} ms of memory, {1e3 * least.step:.1f} ms")
+              f"{compute:.1f} ms of compute, {traffic:.1f} ms of memory, {step:.1f} ms")
         for row in plan.collectives:
             print(f"    {row.kind} over {row.axes or row.devices}, hosts {row.hosts}: {row.sent_bytes / GIB:.1f} GiB, "
                   f"{1e3 * row.secs:.1f} ms", flush=True)
