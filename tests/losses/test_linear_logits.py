@@ -9,6 +9,7 @@ from flax import linen as nn
 import trainer
 from trainer import distribute, losses, models
 from trainer.core.compile.cost_analysis import cost_of
+from trainer.engine.model.core.model_core import core_of
 from trainer.losses.linear_logits import linear_logits
 
 RNG = np.random.default_rng(0)
@@ -120,3 +121,12 @@ def test_mixed_precision_trains(precision):
 def test_shapes_that_do_not_match_are_refused(features, kernel, error):
     with pytest.raises(ValueError, match=error):
         losses.LinearLogits(np.zeros(features, np.float32), np.zeros(kernel, np.float32), 4)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_steps_on_several_devices_are_replicated(chunk_size):
+    with distribute.MirroredStrategy(jax.devices()[:2]).scope():
+        model = trainer.Model(models.TransformerLM(
+            50, num_layers=0, d_model=8, num_heads=2, max_len=16, logits_chunk_size=chunk_size))
+        model.compile("sgd", losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert core_of(model).prepared_phase("train", (X, Y)).partitioned_because is None

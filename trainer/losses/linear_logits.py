@@ -131,7 +131,8 @@ def linear_logits(features: jax.Array, kernel: jax.Array) -> jax.Array:
     Sums in at least float32: a loss exponentiates the rounding errors of a narrower sum. The products of the gradients
     are of the features' dtype too, as in mixed precision elsewhere: without this rule, JAX multiplies in float32.
     """
-    return _product(features, kernel.astype(features.dtype))
+    wide = jnp.promote_types(features.dtype, jnp.float32)
+    return jnp.dot(features, kernel.astype(features.dtype), preferred_element_type=wide)
 
 
 def _forward(features: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -140,20 +141,9 @@ def _forward(features: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[j
 
 def _backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     features, kernel = saved
-    gradient = gradient.astype(features.dtype)
-    of_features = _product(gradient, kernel.astype(features.dtype).T).astype(features.dtype)
-    rows = tuple(range(features.ndim - 1))
-    of_kernel = jax.lax.dot_general(
-        features, gradient, ((rows, rows), ((), ())), preferred_element_type=_wide(features))
+    _, transposed = jax.vjp(jnp.dot, features, kernel.astype(features.dtype))
+    of_features, of_kernel = transposed(gradient.astype(features.dtype))
     return of_features, of_kernel.astype(kernel.dtype)
-
-
-def _product(left: jax.Array, right: jax.Array) -> jax.Array:
-    return jnp.dot(left, right, preferred_element_type=_wide(left))
-
-
-def _wide(array: jax.Array) -> Any:
-    return jnp.promote_types(array.dtype, jnp.float32)
 
 
 linear_logits.defvjp(_forward, _backward)

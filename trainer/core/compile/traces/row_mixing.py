@@ -7,6 +7,7 @@ as mixing rows. Traces on other numbers of rows show computations with the numbe
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -46,8 +47,9 @@ _PROGRAMS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "
 # Packages whose custom derivatives of functions of rows keep rows apart too.
 _KNOWN = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (jax, flax, optax))
 # A custom backward pass may be any function of the cotangents, so the mean over replicas may differ from the result for
-# the batch. The backward pass in this file is linear.
-_LINEAR_BACKWARD = os.path.join(os.path.dirname(str(jax.__file__)), "_src", "cudnn", "fused_attention_stablehlo.py")
+# the batch. The backward passes in these files are linear: cuDNN's attention, and the logits of a last layer.
+_LINEAR_BACKWARD = (str(pathlib.Path(str(jax.__file__)).parent / "_src/cudnn/fused_attention_stablehlo.py"),
+                    str(pathlib.Path(__file__).parents[3] / "losses/linear_logits.py"))
 
 
 class RowsMix(Exception):
