@@ -156,17 +156,22 @@ class ShardedStrategy(Strategy):
             self._rule, mesh_axis, self._inner_axes, self.layouts, *self._context_arguments(rows, row_mask))
 
     def with_params_in_place(self, state: TrainState) -> TrainState:
+        return state.replace(params=self._gathered(state.params, self.layouts(state)))
+
+    def _gathered(self, tree: PyTree, layouts: Layouts) -> Any:
+        """Returns parameters or gradients whole over the shards, on meshes that split activations too.
+
+        With parameters and rows over one mesh axis and activations over another, XLA computes wrong products in the
+        loop of a recurrent layer (jax 0.10 and 0.12), so that parameters are gathered before it, and gradients split
+        after it.
+        """
         if self._rule.num_shards == 1 or not self._inner_axes:
-            return state
-        # With parameters and rows over one mesh axis and activations over another, XLA computes wrong products in the
-        # loop of a recurrent layer (jax 0.10 and 0.12). So parameters are gathered first.
-        layouts = self.layouts(state)
-        whole = jax.tree.map(lambda leaf: WHOLE, state.params)
-        return state.replace(params=constrained(state.params, self._shardings(whole, layouts)))
+            return tree
+        return constrained(tree, self._shardings(jax.tree.map(lambda leaf: WHOLE, tree), layouts))
 
     def with_gradients_in_place(self, grads: PyTree, layouts: Layouts) -> Any:
         return grads if self._rule.mesh_axis is None else constrained(
-            grads, self._shardings(self._rule.axes(grads, layouts), layouts))
+            self._gathered(grads, layouts), self._shardings(self._rule.axes(grads, layouts), layouts))
 
     def gradient_shardings(self, state: TrainState) -> Any:
         trained, layouts = state.trainable(state.params), self.layouts(state)
