@@ -115,8 +115,9 @@ def new_file(path: str) -> Iterator[Any]:
         with storage.NewObject(path) as entry:
             yield entry
         return
-    with open(path, "xb", buffering=0) as file:
+    with open(path, "xb") as file:  # buffered, as unbuffered writes may be short, of a full disk or of 2 GiB
         yield file
+        file.flush()
         os.fsync(file.fileno())
 
 
