@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from trainer.losses.linear_logits import LinearLogits, linear_logits
-from trainer.models.layers.checks import check
+from trainer.losses.linear_logits import LinearLogits
 from trainer.models.layers.dot_product_attention import AttentionImplementation, dot_product_attention
+from trainer.models.text.causal_lm import CausalLM
 from trainer.models.text.transformer_blocks import (
     KERNEL_STDDEV,
     Cache,
@@ -173,7 +173,7 @@ class LlamaBlock(nn.Module):
         return x + dense(x.shape[-1], "mlp_down", **options)(nn.silu(gate) * up), cache
 
 
-class Llama(nn.Module):
+class Llama(CausalLM):
     """Llama 2 and 3: causal attention with rotary positions and shared keys and values, RMSNorm, and gated MLPs.
 
     Touvron et al., "Llama 2: Open foundation and fine-tuned chat models", https://arxiv.org/abs/2307.09288, and "The
@@ -230,10 +230,6 @@ class Llama(nn.Module):
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
-    def __post_init__(self) -> None:
-        check(self)
-        super().__post_init__()
-
     def setup(self) -> None:
         """Creates the layers."""
         check_sizes("Llama", self.d_model, self.num_heads)
@@ -261,52 +257,19 @@ class Llama(nn.Module):
           tokens: integers below `vocab_size`, of shape `(rows, length)`.
           training: whether to return `LinearLogits` if `logits_chunk_size` is given. Llama has no dropout.
         """
-        x = self._embedded(tokens)
+        x = self._embedded(tokens, 0, training)
         for block in self.blocks:
             x, _ = block(x)
-        if training and self.logits_chunk_size is not None:
-            return LinearLogits(self.final_norm(x), self._table.T, self.logits_chunk_size)
-        return self._logits(x)
-
-    def next_logits(
-        self, tokens: jax.Array, cache: list[Cache], start: int | jax.Array = 0
-    ) -> tuple[jax.Array, list[Cache]]:
-        """Returns the logits of the next token, of shape `(rows, vocab_size)`, and the cache extended by `tokens`.
-
-        Args:
-          tokens: tokens that follow the cached tokens, of shape `(rows, length)`.
-          cache: cache from `empty_cache` or an earlier call.
-          start: number of cached tokens.
-        """
-        x = self._embedded(tokens)
-        new_cache: list[Any] = []
-        for block, kept in zip(self.blocks, cache, strict=True):
-            x, seen = block(x, cache=kept, start=start)
-            new_cache.append(seen)
-        return self._logits(x[:, -1]), new_cache
-
-    def empty_cache(self, rows: int, length: int, dtype: DTypeLike) -> list[Cache]:
-        """Returns an empty cache for each block.
-
-        Args:
-          rows: number of rows.
-          length: capacity in tokens per row.
-          dtype: dtype of keys and values.
-        """
-        zeros = jnp.zeros((rows, length, self._kv_heads, self.d_model // self.num_heads), dtype)
-        return [(zeros, zeros) for _ in range(self.num_layers)]
+        return self._logits(x, training)
 
     @property
     def _kv_heads(self) -> int:
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
-    def _embedded(self, tokens: jax.Array) -> jax.Array:
+    def _embedded(self, tokens: jax.Array, start: int | jax.Array, training: bool) -> jax.Array:
         check_tokens("Llama", tokens, self.max_len)
         x: jax.Array = self.token_embedding(tokens)
         return x
-
-    def _logits(self, x: jax.Array) -> jax.Array:
-        return linear_logits(self.final_norm(x), self._table.T)
 
     @property
     def _table(self) -> jax.Array:

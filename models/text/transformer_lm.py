@@ -8,14 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import DTypeLike
 
-from trainer.losses.linear_logits import LinearLogits, linear_logits
-from trainer.models.layers.checks import check
+from trainer.losses.linear_logits import LinearLogits
 from trainer.models.layers.dot_product_attention import AttentionImplementation
+from trainer.models.text.causal_lm import CausalLM
 from trainer.models.text.transformer_blocks import (
     KERNEL_STDDEV,
-    Cache,
     TransformerBlock,
     check_sizes,
     check_tokens,
@@ -24,7 +22,7 @@ from trainer.models.text.transformer_blocks import (
 )
 
 
-class TransformerLM(nn.Module):
+class TransformerLM(CausalLM):
     """GPT-2: causal attention, LayerNorm before each part, learned positions and tied token embeddings.
 
     Radford et al., "Language models are unsupervised multitask learners", 2019. With the defaults and
@@ -72,10 +70,6 @@ class TransformerLM(nn.Module):
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
-    def __post_init__(self) -> None:
-        check(self)
-        super().__post_init__()
-
     def setup(self) -> None:
         """Creates the layers."""
         check_sizes("TransformerLM", self.d_model, self.num_heads)
@@ -101,42 +95,9 @@ class TransformerLM(nn.Module):
         x = self._embedded(tokens, 0, training)
         for block in self.blocks:
             x, _ = block(x, training=training)
-        if training and self.logits_chunk_size is not None:
-            return LinearLogits(self.final_norm(x), self.token_embedding.embedding.T, self.logits_chunk_size)
-        return self._logits(x)
-
-    def next_logits(
-        self, tokens: jax.Array, cache: list[Cache], start: int | jax.Array = 0
-    ) -> tuple[jax.Array, list[Cache]]:
-        """Returns the logits of the next token, of shape `(rows, vocab_size)`, and the cache extended by `tokens`.
-
-        Args:
-          tokens: tokens that follow the cached tokens, of shape `(rows, length)`.
-          cache: cache from `empty_cache` or an earlier call.
-          start: number of cached tokens.
-        """
-        x = self._embedded(tokens, start, training=False)
-        new_cache: list[Any] = []
-        for block, kept in zip(self.blocks, cache, strict=True):
-            x, seen = block(x, cache=kept, start=start)
-            new_cache.append(seen)
-        return self._logits(x[:, -1]), new_cache
-
-    def empty_cache(self, rows: int, length: int, dtype: DTypeLike) -> list[Cache]:
-        """Returns an empty cache for each block.
-
-        Args:
-          rows: number of rows.
-          length: capacity in tokens per row.
-          dtype: dtype of keys and values.
-        """
-        zeros = jnp.zeros((rows, length, self.num_heads, self.d_model // self.num_heads), dtype)
-        return [(zeros, zeros) for _ in range(self.num_layers)]
+        return self._logits(x, training)
 
     def _embedded(self, tokens: jax.Array, start: int | jax.Array, training: bool) -> jax.Array:
         check_tokens("TransformerLM", tokens, self.max_len)
         x = self.token_embedding(tokens) + self.position_embedding(start + jnp.arange(tokens.shape[1]))
         return self.dropout(x, deterministic=not training)
-
-    def _logits(self, x: jax.Array) -> jax.Array:
-        return linear_logits(self.final_norm(x), self.token_embedding.embedding.T)
