@@ -83,13 +83,16 @@ def leaked_threads(before: set[threading.Thread]) -> list[str]:
     Those are the trainer's own, and any that would keep the process from exiting. A thread that is just ending gets
     a moment to do so.
     """
-    deadline = time.monotonic() + THREAD_GRACE_SECS
+    began = time.monotonic()
     while True:
         leaked = [thread.name for thread in threading.enumerate()
                   if thread not in before and (not thread.daemon or thread.name.startswith("trainer"))]
-        if not leaked or time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if not leaked or waited > THREAD_GRACE_SECS:
             return leaked
-        gc.collect()  # some end with an object of a cycle, such as the traceback of an error
+        # Some end with an object of a cycle, such as the traceback of an error. To search all objects takes long, and
+        # those of a test are mostly young.
+        gc.collect(2 if waited > THREAD_GRACE_SECS / 2 else 1)
         time.sleep(0.01)
 
 

@@ -107,7 +107,7 @@ def test_an_interrupted_validation_begins_anew(tmp_path, undisturbed):
     assert counter.batches == 2 * 3, "the validations of the second and third epoch"
 
 
-@pytest.mark.smoke
+@pytest.mark.every_case
 def test_a_run_that_was_interrupted_twice_goes_on(tmp_path, undisturbed):
     interrupted(tmp_path, Interrupt(0, 5))
     interrupted(tmp_path, Interrupt(2, 1))

@@ -319,7 +319,7 @@ def test_a_line_that_was_cut_is_ended_before_others_are_appended(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("save_freq", "crash"), [
-    pytest.param(2, (1, 4), marks=pytest.mark.smoke), ("epoch", (1, 3)), (4, (0, 1)), ("epoch", (2, 0))])
+    (2, (1, 4)), ("epoch", (1, 3)), (4, (0, 1)), ("epoch", (2, 0))])
 def test_files_of_a_run_that_was_resumed_are_those_of_one_that_was_not_interrupted(tmp_path, save_freq, crash):
     fit(LogTo(*file_loggers(tmp_path / "whole"), log_every=2))
     with pytest.raises(KeyError):

@@ -47,8 +47,8 @@ def train_by_hand(replicas, rows, epochs=2):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "rows"), [
-    pytest.param(2, 32, marks=pytest.mark.smoke), pytest.param(4, 35, marks=pytest.mark.every_case),
-    pytest.param(2, 35, marks=pytest.mark.every_case), pytest.param(4, 32, marks=pytest.mark.every_case)])
+    (2, 32), pytest.param(4, 35, marks=pytest.mark.every_case), pytest.param(2, 35, marks=pytest.mark.every_case),
+    pytest.param(4, 32, marks=pytest.mark.every_case)])
 def test_a_loop_around_a_train_state_gives_one_devices_numbers(replicas, rows):
     for ours, theirs in zip(jax.tree.leaves(train_by_hand(1, rows)), jax.tree.leaves(train_by_hand(replicas, rows)),
                             strict=True):

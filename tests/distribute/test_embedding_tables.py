@@ -89,6 +89,7 @@ def test_a_table_of_another_size_or_none_is_refused(tmp_path):
         made(1).restore(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_a_table_that_was_restored_may_be_saved_to_the_same_folder(tmp_path):
     made(3).save(tmp_path)
     table = made(2, seed=5)
@@ -99,6 +100,8 @@ def test_a_table_that_was_restored_may_be_saved_to_the_same_folder(tmp_path):
     np.testing.assert_array_equal(restored.lookup(np.arange(11)), made(1).lookup(np.arange(11)))
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.every_case
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam", "sgd"])
 def test_the_state_of_another_optimizer_is_refused(tmp_path, optimizer):
     made(2, "adagrad").save(tmp_path)

@@ -217,6 +217,7 @@ def test_tokens_over_a_sequence_axis_give_one_devices_numbers(mesh, constrain, k
                             evaluate=False, predict=True)
 
 
+@pytest.mark.slow
 def test_a_device_computes_its_tokens_alone():
     strategy = SEQUENCES["replicas"]()
     with strategy.scope():
@@ -291,6 +292,7 @@ RESTORED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("before", "after"), [
     ("hybrid", "layouts"), ("layouts", "no replicas"), ("layouts", "one device"), ("one device", "hybrid"),

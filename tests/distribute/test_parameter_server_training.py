@@ -56,7 +56,7 @@ def assert_same(model, expected, history, expected_history, atol=3e-5):
 
 
 @pytest.mark.parametrize("optimizer", [
-    pytest.param("adam", marks=pytest.mark.smoke, id="adam"),
+    pytest.param("adam", marks=pytest.mark.every_case, id="adam"),
     pytest.param(optax.sgd(0.1, momentum=0.9), marks=pytest.mark.every_case, id="momentum"),
     pytest.param(trainer.optimizers.SGD(optax.exponential_decay(0.1, 5, 0.5)), marks=pytest.mark.every_case,
                  id="schedule"),

@@ -100,6 +100,7 @@ def test_a_constraint_over_an_axis_of_the_strategy_is_honoured(name):
     assert "spec=P(None, 'model')" in str(jax.make_jaxpr(on_replicas)(jnp.ones((8, 8))))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("strategy", [mirrored, lambda: distribute.FullyShardedStrategy(jax.devices()[:2])])
 def test_constraints_are_ignored_where_each_replica_is_one_device(strategy):

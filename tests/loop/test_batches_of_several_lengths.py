@@ -42,6 +42,7 @@ def step_by_step():
     return model.get_weights(), [model.test_on_batch(*batch) for batch in BATCHES]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize(("replicas", "steps"), [(2, 2), (1, 1), (1, 3)])

@@ -33,6 +33,7 @@ def steps_among(compiled):
     return sum(GATHERS not in details["fun_name"] for details in compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 def test_evaluate_after_fit_compiles_nothing(keeps_arrays):
     x, y, _ = classification(21)

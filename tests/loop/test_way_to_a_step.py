@@ -23,6 +23,7 @@ def traced():
     return *map(int, re.findall(r"\d+", counts)), picture.rstrip("\n")
 
 
+@pytest.mark.slow
 def test_the_way_is_short(traced):
     calls, files, picture = traced
     assert calls <= MOST_CALLS and files <= MOST_FILES

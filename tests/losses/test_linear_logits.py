@@ -21,6 +21,8 @@ def loss_of(logits, labels=Y[:4], **options):
     return losses.SparseCategoricalCrossentropy(from_logits=True, **options)(labels, logits)
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.every_case
 @pytest.mark.parametrize("chunk_size", [1, 4, 13, 100])
 @pytest.mark.parametrize("options", [{}, {"ignore_class": 3}, {"reduction": "sum"}])
 def test_loss_and_gradients_are_those_of_all_logits(chunk_size, options):
@@ -108,6 +110,8 @@ def test_products_of_gradients_have_the_dtype_of_the_features():
         np.testing.assert_allclose(each.astype(np.float32), exact, rtol=0.03, atol=3e-4)
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.every_case
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_trains(precision):
     model = trainer.Model(LanguageModel(4))

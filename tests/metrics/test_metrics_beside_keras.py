@@ -86,6 +86,8 @@ def test_negative_weights_and_weights_of_zero_are_kerass(name, arguments, kind):
     compare_case(name, arguments, kind, ["negative", "zeros"])
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.every_case
 @pytest.mark.parametrize("function", sorted(METRIC_FUNCTIONS))
 def test_a_function_gives_the_numbers_of_kerass(function):
     for arguments, kind in (METRICS | LOSSES)[METRIC_FUNCTIONS[function]]:

@@ -181,6 +181,8 @@ class Custom(trainer.Model):
         return ((y_pred - y) ** 2).mean()
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.every_case
 @pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
 def test_a_head_is_trained_too_and_a_class_of_ones_own_stays(module, tmp_path):
     last = "Dense_1" if module is LinenMLP else "last"

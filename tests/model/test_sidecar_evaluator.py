@@ -153,6 +153,7 @@ def test_the_newest_is_evaluated_first_and_those_before_it_never(model, training
     assert steps(evaluator(model, training, callbacks=slow).start()) == [14, 21]
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_back_is_evaluated_where_it_has_not_been(model, training):
     def resumes_from_the_one_before():
         training.deletes(14)

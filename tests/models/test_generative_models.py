@@ -73,6 +73,7 @@ def test_the_divergence_is_that_of_normal_distributions(variables):
     np.testing.assert_allclose(sown["losses"]["divergence"][0], 2 * ratio.mean() / 64, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_latent_values_are_drawn_in_training_only(variables):
     def reconstructions(training, seed):
         return SMALL.apply(variables, IMAGES, training=training, rngs={"latent": jax.random.key(seed)})

@@ -25,6 +25,7 @@ def images(*, rows: int = 3, shape: tuple[int, ...] = (8, 8, 1), dtype=np.float3
     return np.random.default_rng(0).uniform(size=(rows, *shape)).astype(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("model", "shape", "expected"), CASES)
 def test_parameters_are_as_many_as_the_layers_imply(model, shape, expected):
@@ -32,6 +33,8 @@ def test_parameters_are_as_many_as_the_layers_imply(model, shape, expected):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
 
 
+@pytest.mark.sampled(5)
+@pytest.mark.every_case
 @pytest.mark.parametrize(("model", "shape", "expected"), CASES)
 def test_rows_of_the_output_are_probabilities(model, shape, expected):
     out, _ = model.init_with_output(jax.random.key(0), images(shape=shape))

@@ -128,6 +128,7 @@ def test_a_block_computes_what_numpy_does(kind):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_output_layer_is_the_table_of_tokens():
     params = params_of(LM.clone(num_layers=0))
     x = params["token_embedding"]["embedding"][TOKENS] + params["position_embedding"]["embedding"][:8]
@@ -273,6 +274,8 @@ def test_a_row_ends_with_its_last_token(pair):
         assert (row[length:] == eos).all()
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.every_case
 @pytest.mark.parametrize(("prompt", "options", "error", "message"), [
     ([[1, 2], [3]], {}, ValueError, r"several lengths. Call `generate` for the rows of each length"),
     (np.ones((1, 6), int), {}, ValueError, r"`max_len`=12 together. Received: prompts of 6.*max_new_tokens=7.*fewer"),

@@ -166,6 +166,8 @@ def test_half_precision_outputs_have_statistics_in_single_precision(make):
     np.testing.assert_allclose(mean, 0.01 * IMAGES.mean((0, 1, 2)), rtol=1e-2)
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", options(momentum=0.0))
 def test_per_replica_statistics_are_over_a_replicas_real_rows_or_its_padding(make):
     functional = as_functional(make())

@@ -493,6 +493,8 @@ class NNXNamedBlock(nnx.Module):
         return x + self.last(jnp.tanh(checkpoint_name(self.first(x), "hidden")))
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", [LinenNamed, NNXNamed], ids=["linen", "nnx"])
 def test_a_policy_says_what_is_kept_and_gradients_are_those_of_a_plain_call(make):
     functional = as_functional(make())

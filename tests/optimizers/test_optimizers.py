@@ -41,7 +41,7 @@ def step(optimizer, grads, state, params):
     return optax.apply_updates(params, updates), state
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", [
     pytest.param(case, id=f"{case['class']}-{i}") for i, case in enumerate(REFERENCE["optimizers"])])
 def test_ten_steps_give_kerass_weights(case):

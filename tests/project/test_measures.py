@@ -18,6 +18,7 @@ def measured():
     return measures_of(measures.FOLDERS)
 
 
+@pytest.mark.slow
 def test_few_files_use_private_names_of_others(measured):
     assert len(measured.reaches) <= 15, sorted(measured.reaches)
 

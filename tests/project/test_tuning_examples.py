@@ -80,6 +80,7 @@ def test_the_server_answers_what_predict_does(client, exported):
         np.testing.assert_allclose(answer.json()["outputs"], exported[0].predict(X[:rows], verbose=0), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("rows", "words"), [
     ([[1.0, 2.0]], "must have the shape"), ([], "must have the shape"), (X[:9].tolist(), "with 1 to 8 rows"),

@@ -288,6 +288,8 @@ def test_a_model_that_must_know_the_number_of_rows_is_exported_for_one_number(tm
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.every_case
 @pytest.mark.parametrize(("case", "x", "words"), [
     ("linen", X[:, :5], r"`x` must be float32\(rows, 6\), rows first. Received: array of shape \(40, 5\)"),
     ("linen", X[0], r"`x` must be float32\(rows, 6\)"),

@@ -55,6 +55,8 @@ def written(tmp_path_factory):
     return folder, model
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.every_case
 @pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")  # by a reader that names no sharding
 @pytest.mark.parametrize("read", ["manager", "manager by default", "standard", "pytree"])
 def test_a_script_of_orbax_reads_what_is_written_here(written, read):

@@ -33,6 +33,8 @@ def identity(loss, chosen=None, weighted=None, module=None):
     return model
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.every_case
 @pytest.mark.parametrize("devices", [1, 2])
 def test_metrics_of_class_indices_leave_out_the_labels_that_the_loss_leaves_out(devices):
     chosen = [*INDEX_METRICS, metrics.SparseTopKCategoricalAccuracy(1, name="top"), metrics.sparse_categorical_accuracy,
@@ -135,6 +137,8 @@ def test_no_class_of_the_top_k_has_a_label_outside_of_the_classes():
     assert values.tolist() == [0.0, 0.0, 1.0]
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.every_case
 @pytest.mark.parametrize(("end", "loss", "chosen", "names"), [
     (nn.softmax, losses.SparseCategoricalCrossentropy(from_logits=True), None, ["sparse_categorical_crossentropy"]),
     (nn.softmax, losses.SparseCategoricalCrossentropy(from_logits=True), ["ce"],

@@ -172,6 +172,7 @@ def test_what_may_look_at_other_rows_is_partitioned_and_the_report_says_why(case
     assert f"The train step is partitioned: {report.partitioned_because}." in caplog.messages
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize(("options", "reason"), [
@@ -194,6 +195,7 @@ def weights(model):
     return jax.tree.map(np.asarray, model.state.params)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("options", [{}, {"module": Plain(normalizes=True)}, {"microbatches": 2}], ids=str)

@@ -128,6 +128,7 @@ def test_twenty_steps_equal_flaxs_train_state(flax_loop, model_class, parts):
     assert OVERWRITTEN not in str(jax.tree_util.tree_leaves_with_path(model.state.opt_state))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["whole", "microbatches"])
@@ -141,6 +142,7 @@ def test_two_devices_overwrite_as_one_device_does(flax_loop, make_strategy, opti
     assert_equals(model, fitted(model), flax_loop[options.get("microbatches", 1)], rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("options", [
     {"remat": True}, {"ema_decay": 0.9}, {"skip_non_finite": True},

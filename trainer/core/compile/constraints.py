@@ -14,8 +14,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Collection, Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -101,8 +104,11 @@ def _restricted(axes: Collection[str], spec: PartitionSpec) -> PartitionSpec:
 
 
 _lock = threading.Lock()
-_replaced: list[tuple[Any, str]] = []  # Python modules, and the names of JAX's functions in them
+_replaced: list[tuple[ModuleType, str]] = []  # Python modules, and the names of JAX's functions in them
 _blocks = 0  # number of running blocks, in all threads
+_PACKAGES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+_searched: set[str] = set()  # names of modules of installed packages
+_uses_in_packages: list[tuple[ModuleType, str]] = []
 
 
 @contextlib.contextmanager
@@ -131,11 +137,36 @@ def _begin() -> None:
     with _lock:
         _blocks += 1
         if _blocks == 1:
-            _replaced.extend(
-                (module, name) for module in list(sys.modules.values()) for name, function in _JAX.items()
-                if getattr(module, "__dict__", {}).get(name) is function and not module.__name__.startswith("jax._src"))
+            _replaced.extend(_uses())
             for module, name in _replaced:
                 setattr(module, name, _REPLACEMENTS[name])
+
+
+def _uses() -> list[tuple[ModuleType, str]]:
+    """Returns the Python modules that have JAX's functions under their names, and those names.
+
+    The thousands of modules of installed packages are searched once. A user's own may import more at any time.
+    """
+    uses = []
+    for path in sys.modules.keys() - _searched:
+        module = sys.modules.get(path)
+        if module is None:  # an import that is refused
+            continue
+        names = getattr(module, "__dict__", {})
+        found = [(module, name) for name, function in _JAX.items()
+                 if names.get(name) is function and not path.startswith("jax._src")]
+        if _is_installed(names.get("__spec__")):
+            _searched.add(path)
+            _uses_in_packages.extend(found)
+        else:
+            uses += found
+    return uses + _uses_in_packages
+
+
+def _is_installed(spec: ModuleSpec | None) -> bool:
+    if spec is None or getattr(spec, "_initializing", False):  # a script, or a module that is still being imported
+        return False
+    return spec.origin is not None and (not spec.has_location or spec.origin.startswith(_PACKAGES))
 
 
 def _end() -> None:
