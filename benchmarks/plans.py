@@ -1,4 +1,4 @@
-"""Plans of known models on 8 H100s: `python benchmarks/plans.py > docs/plans.md`. Needs the extra "gpu-programs".
+"""Plans of known models on 8 H100s: prints the table of docs/plan.md. Needs the extra "gpu-programs".
 
 Each model is planned under three strategies, and compiled in a process of its own, as a program of 7 billion
 parameters takes some memory to compile. `python benchmarks/plans.py MODEL STRATEGY` prints a single plan.
@@ -107,18 +107,14 @@ def row(name: str, strategy: str) -> str:
 
 
 def main() -> None:
-    """Prints the page, or a single plan."""
+    """Prints the table, or a single plan."""
     if len(sys.argv) > 2:
         plan = cases()[sys.argv[1]].plan(sys.argv[2])
         print(json.dumps(plan.to_dict()) if "--json" in sys.argv else plan)
         return
-    versions = f"jax {jax.__version__}"
-    print(f"""# Plans of known models
-
-The plans that `strategy.plan` makes of a train step on {TOPOLOGY}, with `precision="mixed_bfloat16"`, AdamW for the
-transformers and SGD for the other models. Written by `python benchmarks/plans.py > docs/plans.md`, with {versions}, on
-a machine without a GPU. Nothing here was run: times are rooflines, and every program takes longer.
-[Plans](plan.md) explains each number.
+    print(f"""\
+Plans of a train step on {TOPOLOGY}, with `precision="mixed_bfloat16"`, AdamW for the transformers and SGD for the other
+models, by `python benchmarks/plans.py` (jax {jax.__version__}):
 
 | Model and batch | Strategy | State | Temporary | Peak | Fits | Sent in a step | FLOP | Fused | Least step | Bound by |
 |---|---|---|---|---|---|---|---|---|---|---|""", flush=True)

@@ -71,6 +71,15 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"Compared with Keras: {dict(comparison.COUNTS)}.")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folders(tmp_path_factory):
+    """Makes the folders of `tempfile` beside those of `tmp_path`, because pytest removes them after a few runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Not TMPDIR, from which Ray makes paths of sockets, which must be short.
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("tempfile")))
+        yield
+
+
 @pytest.fixture
 def devices():
     """The eight simulated CPU devices."""

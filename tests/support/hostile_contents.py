@@ -14,6 +14,7 @@ import socket
 import struct
 import tarfile
 import tempfile
+import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -87,6 +88,7 @@ class Contents:
 
     def __init__(self) -> None:
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="hostile-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._bytes: dict[str, bytes] = {}
 
     def good(self, reader: str) -> pathlib.Path:

@@ -179,7 +179,7 @@ def _functions(package: Any, names: Mapping[str, Mapping[str, Any]]) -> Iterator
 
 
 def _folder() -> str:
-    return tempfile.mkdtemp(prefix="wrong-calls-")
+    return tempfile.mkdtemp()
 
 
 def _network(function: Callable[..., Any], shape: tuple[int, ...], dtype: Any) -> Callable[..., Any]:
