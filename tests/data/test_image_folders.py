@@ -3,6 +3,7 @@
 import io
 import itertools
 import os
+import sys
 
 import jax
 import numpy as np
@@ -392,3 +393,9 @@ def test_rows_must_be_batched_to_be_trained_on(folder):
     with pytest.raises(ValueError, match="before `batch`"):
         read(folder).shuffle(3)
     assert len(read(folder, batch_size=None).batch(5, drop_remainder=True)) == 3
+
+
+def test_without_grain_its_extra_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "grain", None)
+    with pytest.raises(ImportError, match=r"trainer-jax\[grain\]"):
+        next(iter(read(folder)))

@@ -146,8 +146,7 @@ class RowDataset:
           pass_index: index of the pass, from 0.
           start: number of elements to skip.
         """
-        import grain
-
+        grain = _grain()
         numbers = np.arange(len(self.rows))
         if self._seed is not None:
             numbers = np.random.default_rng([self._seed, pass_index]).permutation(numbers)
@@ -161,8 +160,7 @@ class RowDataset:
 
     def read_ahead(self, elements: grain.MapDataset) -> grain.IterDataset:
         """Returns a Grain dataset whose threads make the elements of another dataset ahead of use."""
-        import grain
-
+        grain = _grain()
         threads = self.num_threads or os.cpu_count() or 1
         return elements.to_iter_dataset(grain.ReadOptions(threads, threads + _AHEAD))
 
@@ -170,6 +168,19 @@ class RowDataset:
         if self._batch_size is None:
             return dataclasses.replace(self, _row_maps=(*self._row_maps, entry))
         return dataclasses.replace(self, _batch_maps=(*self._batch_maps, entry))
+
+
+def _grain() -> Any:
+    """Returns Grain, which makes the rows in its threads.
+
+    Raises:
+      ImportError: if it is not installed.
+    """
+    try:
+        import grain
+    except ImportError as error:
+        raise ImportError("Folders are read with Grain. Install it: pip install 'trainer-jax[grain]'.") from error
+    return grain
 
 
 class _RowsOfPass:
