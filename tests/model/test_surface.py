@@ -50,6 +50,7 @@ def test_a_copy_of_an_unbuilt_model_has_a_state_and_a_configuration_of_its_own(c
     model.notes = notes = []
     other = copied(model)
     assert (other.notes is notes) == (copied is copy.copy)
+    assert other.strategy.process_group is model.strategy.process_group, "which counts the calls of both"
     other.build(np.ones((8, 2)))
     other.compile("adam", "mae")
     assert other.built and not model.built

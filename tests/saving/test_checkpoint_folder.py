@@ -66,7 +66,7 @@ def folder(tmp_path):
 @pytest.fixture
 def read_only_folder():
     """A folder that this process may read but not write, with a whole checkpoint and a newer damaged one."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/tmp")) as folder:  # pytest's are for one user alone
         place = os.path.join(folder, "run")
         fill(CheckpointFolder(place), 1)
         os.mkdir(os.path.join(place, "step_2"))

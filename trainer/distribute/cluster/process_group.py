@@ -49,6 +49,9 @@ class ProcessGroup:
         self._members, self._name = members, name
         self._calls, self._subgroups = itertools.count(), itertools.count()
 
+    def __deepcopy__(self, memo: object) -> ProcessGroup:
+        return self  # which counts the calls of all its users
+
     @classmethod
     def of(cls, members: Sequence[int]) -> ProcessGroup:
         """Returns the group of these processes, in ascending order, which include this process."""
