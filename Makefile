@@ -17,7 +17,7 @@ pytest := $(bin)/python -m pytest -q -n 2 --dist worksteal
 # like many others, such as each further architecture, are in `make test-all` alone.
 rest := (slow or processes) and not smoke and not exhaustive
 
-.PHONY: demo docs test test-rest test-all lint pre-commit bench bench-strategies bench-gpu clean
+.PHONY: demo docs test test-rest test-all lint pre-commit dist bench bench-strategies bench-gpu clean
 
 demo: $(VENV)/.dev
 	@$(bin)/python examples/digits.py
@@ -43,6 +43,13 @@ lint: $(VENV)/.dev
 pre-commit: $(VENV)/.dev
 	@$(pip) install pre-commit
 	@$(bin)/pre-commit install
+
+# What a release publishes, checked.
+dist: $(VENV)/.dev
+	@rm -rf dist
+	@$(bin)/python -m build -q --outdir dist
+	@$(bin)/python -m twine check --strict dist/*
+	@$(bin)/check-wheel-contents dist/*.whl
 
 bench: $(VENV)/.bench
 	@$(bin)/python benchmarks/run.py
