@@ -10,8 +10,8 @@ import sys
 
 FOLDER = pathlib.Path(__file__).parent
 sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
-# Examples run in kernels that inherit these. Four simulated devices, also where there is a GPU.
-os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=4")
+# Examples run in kernels that inherit these. Eight simulated devices, also where there is a GPU.
+os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=8")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]))
 
 project = "trainer"
