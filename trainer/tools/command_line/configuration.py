@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -15,9 +16,10 @@ import jsonargparse
 import optax
 from flax import linen as nn
 from flax import nnx
-from jsonargparse.typing import register_type
+from jsonargparse.typing import NonNegativeInt, register_type
 
-from trainer import callbacks, distribute, losses, metrics, optimizers
+from trainer import callbacks, distribute, losses, metrics, optimizers, regularizers
+from trainer.core.errors import near_hint
 from trainer.engine.model.model import Model
 
 MODEL, DATA = "model", "data"
@@ -27,6 +29,9 @@ _HINTS = {
     DATA: "`data` is a function whose result is annotated as a plain `dict`, such as `def data(rows: int = 100) -> "
           "dict`, or a class with a property `train`.",
 }
+# jsonargparse's errors of keys: at the top, in a group, and of a command line.
+_UNKNOWN_KEY = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'(?: is not accepted)?$|"
+                          r"unrecognized arguments: --([^ =]+)")
 
 
 class _KindType(type):
@@ -36,17 +41,9 @@ class _KindType(type):
     is a single annotation, whose errors name the fault; those of a union repeat it for each part.
     """
 
-    of: tuple[type, ...]
-    attribute: str | None
-
-    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], of: tuple[type, ...] = (),
-                attribute: str | None = None) -> _KindType:
-        kind = super().__new__(cls, name, bases, body)
-        kind.of, kind.attribute = of, attribute
-        return kind
-
-    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], **options: object):
-        super().__init__(name, bases, body)
+    of: tuple[type, ...] = ()
+    attribute: str | None = None
+    has_names = False
 
     def __subclasscheck__(cls, other: type) -> bool:
         return issubclass(other, cls.of) or (cls.attribute is not None and hasattr(other, cls.attribute))
@@ -56,24 +53,25 @@ class _KindType(type):
         return not isinstance(value, (dict, jsonargparse.Namespace)) and issubclass(type(value), cls)
 
     def __subclasses__(cls) -> list[type]:  # type: ignore[override]  # for short names, such as "Adam"
-        return list(cls.of)
+        return list(cls.of) if cls.has_names else []
 
 
-class Network(metaclass=_KindType, of=(nn.Module, nnx.Module, Model)):
+class Network(metaclass=_KindType):
     """A Flax module or a `trainer.Model`."""
 
+    of = (nn.Module, nnx.Module, Model)
 
-class DataSets(metaclass=_KindType, of=(Mapping,), attribute="train"):
+
+class DataSets(metaclass=_KindType):
     """Data sets by name: a mapping, or an object with an attribute "train"."""
 
+    of, attribute = (Mapping,), "train"
 
-class OptimizerObject(metaclass=_KindType,
-                      of=(optimizers.Optimizer, optax.GradientTransformation, optax.MultiSteps)):
+
+class OptimizerObject(metaclass=_KindType):
     """An optimizer of `trainer.optimizers` or of optax."""
 
-
-class MetricObject(metaclass=_KindType, of=(metrics.Metric, losses.Loss)):
-    """A metric or a loss."""
+    of, has_names = (optimizers.Optimizer, optax.GradientTransformation, optax.MultiSteps), True
 
 
 class OptimizerName(str):
@@ -88,6 +86,10 @@ class MetricName(str):
     """A metric's name of Keras."""
 
 
+class PenaltyName(str):
+    """A regularizer's name of Keras."""
+
+
 def _registered(get: Callable[[str], object]) -> Callable[[str], str]:
     """Returns the check of a name, which leaves it as it is. Paths, which have dots, are no names."""
     def checked(value: str) -> str:
@@ -100,24 +102,25 @@ def _registered(get: Callable[[str], object]) -> Callable[[str], str]:
 
 register_type(OptimizerName, str, _registered(optimizers.get))
 register_type(LossName, str, _registered(losses.get))
+register_type(PenaltyName, str, _registered(regularizers.get))
 register_type(MetricName, str, _registered(str))  # `compile` knows more names than `metrics.get`, such as "acc"
 
 _Optimizer = OptimizerObject | OptimizerName
 _Loss = losses.Loss | Callable[[Any, Any], Any] | LossName
-_Metrics = list[MetricObject | Callable[[Any, Any], Any] | MetricName]
+_Metrics = list[metrics.Metric | Callable[[Any, Any], Any] | MetricName]
 
 
-def _general(model: Network, data: DataSets, strategy: distribute.Strategy | None = None, seed: int = 0,
-             run: str = "run") -> None:
-    """Arguments of all commands.
+def _general(*, run: str = "run", seed: NonNegativeInt = 0, strategy: distribute.Strategy | None = None, model: Network,
+             data: DataSets) -> None:
+    """General arguments.
 
     Args:
-      model: the class of a module or a model, or a function that returns one.
-      data: a function that returns a dict with the data sets "train", "validation" and others, as `fit` takes them, or
-        a class with such attributes.
+      run: folder of the run.
+      seed: seed of `trainer.utils.set_random_seed`, which is called before anything is made.
       strategy: the strategy in whose scope everything is made.
-      seed: the seed of `trainer.utils.set_random_seed`, which is called first.
-      run: folder of the run, for its checkpoints, its configuration and its record.
+      model: the class of a module or a model, or a function that returns a module or a model.
+      data: a function that returns a dict with the data sets "train", "validation", "test" and "predict", as `fit`
+        takes them, or a class with such attributes.
     """
 
 
@@ -125,19 +128,21 @@ def _compile(
     optimizer: _Optimizer | dict[str, _Optimizer] = "rmsprop",  # type: ignore[assignment]
     loss: _Loss | dict[str, _Loss] | None = None, metrics: _Metrics | dict[str, _Metrics] | None = None,
     weighted_metrics: _Metrics | dict[str, _Metrics] | None = None,
+    regularizers: dict[str, regularizers.Regularizer | PenaltyName] | None = None,
 ) -> None:
-    """Arguments of `compile` that are objects.
+    """Arguments of `compile`.
 
     Args:
       optimizer: a Keras name, an optimizer of `trainer.optimizers` or of optax, or a dict of these.
       loss: a Keras name, a loss of `trainer.losses` or a function, or a dict of these.
       metrics: a list of names, metrics and functions, or a dict of such lists.
       weighted_metrics: the same, for metrics that use sample weights.
+      regularizers: penalties of weights, by path patterns.
     """
 
 
 def _fit(callbacks: list[callbacks.Callback] = []) -> None:  # noqa: B006  # is only read, as the default that is shown
-    """Arguments of `fit` that are objects.
+    """Arguments of `fit`.
 
     Args:
       callbacks: a list of callbacks, beside those for the run's folder.
@@ -145,28 +150,41 @@ def _fit(callbacks: list[callbacks.Callback] = []) -> None:  # noqa: B006  # is 
 
 
 class Parser(jsonargparse.ArgumentParser):
-    """A parser whose errors say what may be a model or data. jsonargparse makes such parsers for nested classes, too."""
+    """A parser whose errors suggest keys, and say what may be a model or data.
+
+    jsonargparse makes such parsers for the arguments of nested classes, too.
+    """
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        section = next((name for name in _HINTS if f'key "{name}"' in message and "a subclass of" in message), None)
-        super().error(f"{message}\n{_HINTS[section]}" if section else message, ex)
+        for section, hint in _HINTS.items():
+            if f'key "{section}"' in message and "a subclass of" in message:
+                message = f"{message}\n{hint}"
+        if unknown := _UNKNOWN_KEY.match(message):
+            key = ".".join(filter(None, unknown.groups()))
+            known = {action.dest for action in self._actions} - {"help", "print_config"}
+            sections = {name.partition(".")[0] for name in known}
+            if key.partition(".")[0] not in sections:
+                key, known = key.partition(".")[0], sections
+            message = f"{message}. {near_hint(key, known)}"
+        super().error(message, ex)
 
 
 def parser_of(command: str, description: str) -> Parser:
     """Returns the parser of a command, with the sections that all commands share."""
     parser = Parser(prog=f"python -m trainer {command}", description=description, allow_abbrev=False,
                     usage="%(prog)s [--config FILE] [--KEY VALUE ...]")
-    for room in (callbacks, distribute, losses, metrics, optimizers):
+    for room in (callbacks, distribute, losses, metrics, optimizers, regularizers):
         for name in room.__all__:
             getattr(room, name)  # imported, so that its short name is known
     parser.add_argument("--config", action="config", help="file with a configuration")
     # The parent of a module is set by Flax alone.
     parser.add_function_arguments(_general, skip={"model.init_args.parent"})
-    parser.add_method_arguments(Model, "compile", "compile", skip={"optimizer", "loss", "metrics", "weighted_metrics"})
-    parser.add_function_arguments(_compile, "compile", as_group=False)
-    parser.add_method_arguments(Model, "fit", "trainer",
-                                skip={"x", "y", "validation_data", "sample_weight", "callbacks"})
-    parser.add_function_arguments(_fit, "trainer", as_group=False)
+    parser.add_function_arguments(_compile, "compile")
+    parser.groups["compile"].add_method_arguments(
+        Model, "compile", "compile", as_group=False, skip={"optimizer", "loss", "metrics", "weighted_metrics", "regularizers"})
+    parser.add_function_arguments(_fit, "trainer")
+    parser.groups["trainer"].add_method_arguments(
+        Model, "fit", "trainer", as_group=False, skip={"x", "y", "validation_data", "sample_weight", "callbacks"})
     parser.add_class_arguments(callbacks.BackupAndRestore, "backup", skip={"backup_dir", "delete_checkpoint"},
                                instantiate=False)
     return parser

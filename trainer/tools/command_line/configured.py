@@ -32,13 +32,14 @@ from trainer.engine.saving.prediction import named
 from trainer.tools.command_line.configuration import Parser, parsed, parser_of
 from trainer.utils import set_random_seed
 
-CONFIG_NAME, MODEL_NAME, PREDICTIONS_NAME, EXPORT_NAME = "config.yaml", "model", "predictions.npz", "model.export"
+CONFIG_NAME, MODEL_NAME, PREDICTIONS_NAME = "config.yaml", "model", "predictions.npz"
+EXPORT_NAMES = {"jax": "model.export", "stablehlo": "model_stablehlo", "saved_model": "saved_model",
+                "onnx": "model.onnx"}
 SETS = ("train", "validation", "test", "predict")
 _ARRAYS = ("x", "y", "sample_weight")
 # A run may go on with another value: more epochs, other devices. `fit` checks callbacks against the checkpoint.
 _MAY_CHANGE = ("run", "strategy", "backup", "trainer.epochs", "trainer.max_steps", "trainer.max_time",
                "trainer.verbose", "trainer.callbacks")
-_NO_OPTIONS = {"x", "y", "sample_weight", "callbacks", "return_dict", "filepath", "sample"}
 _ABSENT = object()
 
 
@@ -62,14 +63,23 @@ def main(command: str, arguments: Sequence[str]) -> int:
     parser = parser_of(command, inspect.getdoc(run) or "")
     if command != "fit":
         arguments = _with_config_of_run(parser, arguments)
-        parser.add_method_arguments(Model, command, skip=_NO_OPTIONS)
-        if command != "export":
-            parser.add_argument("--set", type=str, default="validation", help="the data set")
-        if command != "evaluate":
-            parser.add_argument("--output", type=str | None, default=None, help="the path that is written; by default "
-                                "a file in the run's folder")
+        _add_arguments(parser, command)
     run(parser, parsed(parser, arguments))
     return 0
+
+
+def _add_arguments(parser: Parser, command: str) -> None:
+    group = parser.add_argument_group(f"Arguments of {command}")
+    if command == "export":
+        group.add_method_arguments(Model, "export", as_group=False, skip={"filepath", "sample"})
+    else:
+        group.add_argument("--set", type=str, default="validation", help="the data set")
+        group.add_argument("--batch_size", type=int | None, default=None, help="rows per batch, if the data set is "
+                           "arrays; by default as in the validation of `fit`")
+        group.add_argument("--steps", type=int | None, default=None, help="maximum number of batches")
+    if command != "evaluate":
+        group.add_argument("--output", type=str | None, default=None, help="the path that is written; by default in the "
+                           "run's folder")
 
 
 # --- fit -------------------------------------------------------------------------------------------------------------
@@ -79,7 +89,7 @@ def fit(parser: Parser, options: jsonargparse.Namespace) -> None:
     """Trains, or continues the run in the folder, and saves the model."""
     text = parser.dump(options, skip_unset=False)
     _check_is_same_run(parser, options.run, text)
-    with _made(parser, options) as (model, data, made):
+    with objects_of(parser, options) as (model, data, made):
         run = [callbacks.BackupAndRestore(made.run, delete_checkpoint=False, **made.backup),
                callbacks.RunRecord(made.run, config=yaml.safe_load(text)), _SavedConfiguration(made.run, text)]
         arguments = made.trainer.as_dict()
@@ -138,7 +148,7 @@ def evaluate(parser: Parser, options: jsonargparse.Namespace) -> None:
     """Prints the loss and the metrics of a data set as a line of JSON."""
     with _trained(parser, options) as (model, data, made):
         logs = model.evaluate(**_as_arguments(_set(parser, data, made.set)), batch_size=_batch_size(made),
-                              steps=made.steps, verbose=made.verbose)
+                              steps=made.steps, verbose=made.trainer.verbose)
         if model.strategy.is_chief:
             print(json.dumps(logs))
 
@@ -147,7 +157,7 @@ def predict(parser: Parser, options: jsonargparse.Namespace) -> None:
     """Writes the outputs for a data set to an npz file."""
     with _trained(parser, options) as (model, data, made):
         x = _as_arguments(_set(parser, data, made.set))["x"]
-        outputs = model.predict(x, batch_size=_batch_size(made), steps=made.steps, verbose=made.verbose)
+        outputs = model.predict(x, batch_size=_batch_size(made), steps=made.steps, verbose=made.trainer.verbose)
         path = made.output or os.path.join(made.run, PREDICTIONS_NAME)
         if model.strategy.is_chief:
             arrays = dict(named(outputs, "outputs"))
@@ -159,7 +169,7 @@ def predict(parser: Parser, options: jsonargparse.Namespace) -> None:
 def export(parser: Parser, options: jsonargparse.Namespace) -> None:
     """Exports the model for programs without its code."""
     with _trained(parser, options) as (model, _, made):
-        path = made.output or os.path.join(made.run, EXPORT_NAME)
+        path = made.output or os.path.join(made.run, EXPORT_NAMES[made.format])
         model.export(path, format=made.format, batch_size=made.batch_size, platforms=made.platforms)
         if model.strategy.is_chief:
             print(path)
@@ -172,7 +182,7 @@ def _trained(parser: Parser, options: jsonargparse.Namespace) -> Iterator[Made]:
     if not storage.exists(path):
         parser.error(f'Parser key "run":\n  {options.run!r} has no trained model. The end of `fit` writes it: run '
                      f"`python -m trainer fit` with this configuration, which continues an interrupted run.")
-    with _made(parser, options) as made:
+    with objects_of(parser, options) as made:
         load_model(path, made.model)
         yield made
 
@@ -199,7 +209,7 @@ def _batch_size(made: jsonargparse.Namespace) -> int | None:
 
 
 @contextlib.contextmanager
-def _made(parser: Parser, options: jsonargparse.Namespace) -> Iterator[Made]:
+def objects_of(parser: Parser, options: jsonargparse.Namespace) -> Iterator[Made]:
     """Makes the objects of a configuration in the scope of its strategy, which is made first: it may join a cluster."""
     strategy = parser.instantiate(jsonargparse.Namespace(strategy=options.pop("strategy"))).strategy
     with contextlib.nullcontext() if strategy is None else strategy.scope():
@@ -216,7 +226,7 @@ def _made(parser: Parser, options: jsonargparse.Namespace) -> Iterator[Made]:
 def _by_name(data: Any) -> Mapping[str, Any]:
     """Returns data sets by name, from a mapping or from the attributes of an object."""
     if not isinstance(data, Mapping):
-        return {name: getattr(data, name) for name in SETS if hasattr(data, name)}
+        return {name: getattr(data, name) for name in SETS if name in dir(data)}
     for name in data:
         if name not in SETS:
             raise unknown_name("data set", name, SETS)
