@@ -12,8 +12,10 @@ import trainer
 from trainer.tools.command_line.commands import main
 
 EXAMPLE = '''
+import glob
 import os
 import signal
+import time
 
 import numpy as np
 import optax
@@ -73,7 +75,7 @@ def distance(y_true, y_pred):
 
 
 class Kill(trainer.callbacks.Callback):
-    """Kills the process before a batch, once."""
+    """Kills the process before a batch, once, and after the checkpoint of batch 4."""
 
     def __init__(self, batch: int, folder: str):
         self.batch, self.folder, self.count = batch, folder, 0
@@ -82,6 +84,8 @@ class Kill(trainer.callbacks.Callback):
         self.count += 1
         if self.count == self.batch and not os.path.exists(f"{self.folder}/killed"):
             open(f"{self.folder}/killed", "w").close()
+            while not glob.glob(f"{self.folder}/killed_run/step_4/manifest.json"):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 '''
 CONFIG = """
