@@ -70,6 +70,10 @@ def sets_of_other_names() -> dict:
     return {"training": (X, Y)}
 
 
+def log() -> trainer.callbacks.LogTo:
+    return trainer.callbacks.LogTo(trainer.callbacks.loggers.JSONLines("log.jsonl"))
+
+
 def distance(y_true, y_pred):
     return abs(y_true - y_pred).mean(-1)
 
@@ -299,9 +303,9 @@ OBJECTS = {
     "a regularizer": (["--compile.regularizers={kernel: {class_path: trainer.regularizers.L2, init_args: {l2: 0.5}}}"],
                       lambda made: made.options.compile.regularizers["kernel"].l2 == 0.5),
     "callbacks": (["--trainer.callbacks=[{class_path: EarlyStopping, init_args: {patience: 7}}]",
-                   "--trainer.callbacks+=TerminateOnNaN"],
+                   "--trainer.callbacks+=TerminateOnNaN", "--trainer.callbacks+=configured_example.log"],
                   lambda made: made.options.trainer.callbacks[0].patience == 7
-                  and len(made.options.trainer.callbacks) == 2),
+                  and type(made.options.trainer.callbacks[2]) is trainer.callbacks.LogTo),
     "a strategy": (["--strategy=MirroredStrategy"], lambda made: made.model.strategy.num_replicas_in_sync == 8),
     "a model of the zoo": (["--model=trainer.models.MLP", "--model.num_classes=2", "--model.hidden=[4]"],
                            lambda made: made.model.module.hidden in ([4], (4,))
