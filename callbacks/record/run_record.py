@@ -16,6 +16,7 @@ from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.log_values import as_json
 from trainer.callbacks.base.run_protocol import run_detail
 from trainer.callbacks.record.environment import environment, peak_memory
+from trainer.core.errors import wrong_type
 from trainer.core.files import read_json, replace_file, storage
 from trainer.core.types import Phase
 
@@ -42,6 +43,9 @@ class RunRecord(Callback):
       folder: folder of the file, created if missing.
       config: settings of the program around the run, as plain data, which are kept under "config".
 
+    Raises:
+      TypeError: if `folder` is not a path, or `config` not a dict.
+
     Example:
 
     >>> import json, pathlib
@@ -60,6 +64,8 @@ class RunRecord(Callback):
 
     def __init__(self, folder: str | os.PathLike[str], config: Mapping[str, object] | None = None):
         self.folder = storage.absolute(storage.as_place("folder", folder, "the path of a folder"))
+        if config is not None and not isinstance(config, Mapping):
+            raise wrong_type("config", config, "a dict of plain data, or None")
         self.config = config
         self._record: dict[str, Any] | None = None
         self._is_written = False

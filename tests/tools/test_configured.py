@@ -10,6 +10,7 @@ import pytest
 
 import trainer
 from trainer.tools.command_line.commands import main
+from trainer.tools.report.sections import settings_section
 
 EXAMPLE = '''
 import glob
@@ -173,6 +174,8 @@ def test_the_folder_has_the_configuration_and_the_record(folder):
     assert config["compile"]["microbatches"] == 1 and config["backup"]["save_freq"] == "epoch", "defaults are there"
     record = json.loads((folder / "first" / "run.json").read_text())
     assert record["config"] == config and record["status"] == "finished"
+    report = str(settings_section(record))
+    assert "config: model" in report and "width 5" in report and "config: trainer" not in report
 
 
 def test_the_same_command_ends_at_once_and_one_with_more_epochs_goes_on(folder):
@@ -236,18 +239,18 @@ def test_the_printed_configuration_has_all_defaults_and_is_one(folder, capsys):
 
 WRONG = {
     "nothing": ([], "arguments are required: model, data"),
-    "value": (["--model.width=abc"], "'configured_example.Network':\n    Parser key \"width\":\n      Expected a <class "
-                                     "'int'>. Got value: abc"),
+    "value": (["--model.width=abc"], "'configured_example.Network':\n    Parser key \"width\":\n      Expected a "
+                                     "<class 'int'>. Got value: abc"),
     "argument": (["--model.widht=3"], "Option 'widht' is not accepted. Did you mean 'width'?"),
     "key": (["--trainer.epoch=3"], "--trainer.epoch=3. Did you mean 'trainer.epochs'"),
     "type": (["--trainer.epochs=x"], 'key "trainer.epochs":\n  Expected a <class \'int\'>. Got value: x'),
-    "no annotation": (["--model=configured_example.untyped"], "The parameter 'width' of 'configured_example.untyped' has "
-                      "no annotation"),
+    "no annotation": (["--model=configured_example.untyped"], "The parameter 'width' of 'configured_example.untyped' "
+                      "has no annotation"),
     "no module": (["--model=nowhere.model"], "No module named 'nowhere'"),
     "no model": (["--model=configured_example.data"], "`model` is a class of Flax or a `trainer.Model`, or a function"),
     "no data": (["--data=configured_example.subscripted"], "annotated as a plain `dict`"),
     "optimizer": (["--compile.optimizer=adm"], "Unknown optimizer 'adm'. Did you mean 'adam'"),
-    "optimizer's argument": (["--compile.optimizer.lr=1"], "Option 'lr' is not accepted. Did you mean 'learning_rate'?"),
+    "optimizer's key": (["--compile.optimizer.lr=1"], "Option 'lr' is not accepted. Did you mean 'learning_rate'?"),
     "optimizer's value": (["--compile.optimizer.learning_rate=x"], 'key "learning_rate"'),
     "loss": (["--compile.loss=msee"], "Unknown loss 'msee'. Did you mean 'mse'"),
     "loss's value": (["--compile.loss=Huber", "--compile.loss.delta=x"], "Parser key \"delta\":\n          Expected a "
@@ -270,7 +273,7 @@ def test_a_wrong_configuration_is_refused_by_its_key(capsys, name):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("modle: {class_path: configured_example.model}", "Option 'modle.class_path' is not accepted. Did you mean 'model'"),
+    ("modle: {class_path: nothing.model}", "Option 'modle.class_path' is not accepted. Did you mean 'model'"),
     ("trainer: {epoch: 3}", "Group 'trainer' does not accept option 'epoch'. Did you mean 'trainer.epochs'"),
 ])
 def test_a_wrong_key_of_a_file_is_refused(folder, capsys, text, words):
@@ -283,7 +286,7 @@ def test_commands_say_which_run_and_which_data_there_are_not(capsys):
     assert "'nowhere' has no trained model" in rejected(capsys, "predict", "--config", "run.yaml", "--run", "nowhere")
     assert "no data set 'test'; there are 'train', 'validation'" in rejected(
         capsys, "evaluate", "--run", "first", "--set", "test")
-    with pytest.raises(ValueError, match="Unknown data set 'training'. Did you mean 'train'"):
+    with pytest.raises(ValueError, match=r"Unknown data set 'training'. Did you mean 'train'"):
         main(["fit", *SMALL, "--run", "refused", "--data", "configured_example.sets_of_other_names"])
 
 

@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ModuleNotFoundError as error:
             if error.name != "jsonargparse":
                 raise
-            print(f"`python -m trainer {arguments[0]}` needs jsonargparse: pip install 'trainer-jax[cli]'", file=sys.stderr)
+            print(f"`python -m trainer {arguments[0]}` needs jsonargparse: pip install 'trainer-jax[cli]'",
+                  file=sys.stderr)
             return REFUSED
         return configured.main(arguments[0], arguments[1:])
     parser, parsers = _parsers()

@@ -52,7 +52,7 @@ class _KindType(type):
         # Dicts and namespaces say by a class path how an object is made.
         return not isinstance(value, (dict, jsonargparse.Namespace)) and issubclass(type(value), cls)
 
-    def __subclasses__(cls) -> list[type]:  # type: ignore[override]  # for short names, such as "Adam"
+    def __subclasses__(cls) -> list[type]:  # for short names, such as "Adam"
         return list(cls.of) if cls.has_names else []
 
 
@@ -125,7 +125,7 @@ def _general(*, run: str = "run", seed: NonNegativeInt = 0, strategy: distribute
 
 
 def _compile(
-    optimizer: _Optimizer | dict[str, _Optimizer] = "rmsprop",  # type: ignore[assignment]
+    optimizer: _Optimizer | dict[str, _Optimizer] = "rmsprop",  # type: ignore[assignment]  # a name
     loss: _Loss | dict[str, _Loss] | None = None, metrics: _Metrics | dict[str, _Metrics] | None = None,
     weighted_metrics: _Metrics | dict[str, _Metrics] | None = None,
     regularizers: dict[str, regularizers.Regularizer | PenaltyName] | None = None,
@@ -167,6 +167,7 @@ class Parser(jsonargparse.ArgumentParser):
                 key, known = key.partition(".")[0], sections
             message = f"{message}. {near_hint(key, known)}"
         super().error(message, ex)
+        raise AssertionError("jsonargparse ends the process or raises")
 
 
 def parser_of(command: str, description: str) -> Parser:
@@ -180,14 +181,18 @@ def parser_of(command: str, description: str) -> Parser:
     # The parent of a module is set by Flax alone.
     parser.add_function_arguments(_general, skip={"model.init_args.parent"})
     parser.add_function_arguments(_compile, "compile")
-    parser.groups["compile"].add_method_arguments(
-        Model, "compile", "compile", as_group=False, skip={"optimizer", "loss", "metrics", "weighted_metrics", "regularizers"})
     parser.add_function_arguments(_fit, "trainer")
-    parser.groups["trainer"].add_method_arguments(
-        Model, "fit", "trainer", as_group=False, skip={"x", "y", "validation_data", "sample_weight", "callbacks"})
+    groups: Any = parser.groups
+    groups["compile"].add_method_arguments(Model, "compile", "compile", as_group=False, skip=_names(_compile))
+    groups["trainer"].add_method_arguments(Model, "fit", "trainer", as_group=False,
+                                           skip={"x", "y", "validation_data", "sample_weight", *_names(_fit)})
     parser.add_class_arguments(callbacks.BackupAndRestore, "backup", skip={"backup_dir", "delete_checkpoint"},
                                instantiate=False)
     return parser
+
+
+def _names(function: Callable[..., None]) -> set[str]:
+    return set(inspect.signature(function).parameters)
 
 
 def parsed(parser: Parser, arguments: Sequence[str]) -> jsonargparse.Namespace:

@@ -78,8 +78,8 @@ def _add_arguments(parser: Parser, command: str) -> None:
                            "arrays; by default as in the validation of `fit`")
         group.add_argument("--steps", type=int | None, default=None, help="maximum number of batches")
     if command != "evaluate":
-        group.add_argument("--output", type=str | None, default=None, help="the path that is written; by default in the "
-                           "run's folder")
+        group.add_argument("--output", type=str | None, default=None, help="the path that is written; by default in "
+                           "the run's folder")
 
 
 # --- fit -------------------------------------------------------------------------------------------------------------
