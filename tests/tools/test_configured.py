@@ -178,6 +178,7 @@ def test_the_folder_has_the_configuration_and_the_record(folder):
     assert "config: model" in report and "width 5" in report and "config: trainer" not in report
 
 
+@pytest.mark.slow
 def test_the_same_command_ends_at_once_and_one_with_more_epochs_goes_on(folder):
     assert main(["fit", "--config", "run.yaml", "--run", "longer"]) == 0
     before = (folder / "longer" / "model" / "manifest.json").read_text()
@@ -264,6 +265,8 @@ WRONG = {
 }
 
 
+@pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_configuration_is_refused_by_its_key(capsys, name):
     arguments, words = WRONG[name]
@@ -320,6 +323,8 @@ OBJECTS = {
 }
 
 
+@pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", OBJECTS)
 def test_objects_are_made_of_names_and_class_paths(name):
     from trainer.tools.command_line.configuration import parsed, parser_of

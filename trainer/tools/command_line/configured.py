@@ -24,6 +24,7 @@ import numpy as np
 import yaml
 
 from trainer import callbacks
+from trainer.callbacks.base.log_values import as_json
 from trainer.core.errors import unknown_name
 from trainer.core.files import local_file, open_file, replace_file, storage
 from trainer.engine.model.load import load_model
@@ -150,7 +151,7 @@ def evaluate(parser: Parser, options: jsonargparse.Namespace) -> None:
         logs = model.evaluate(**_as_arguments(_set(parser, data, made.set)), batch_size=_batch_size(made),
                               steps=made.steps, verbose=made.trainer.verbose)
         if model.strategy.is_chief:
-            print(json.dumps(logs))
+            print(json.dumps(as_json(logs)))
 
 
 def predict(parser: Parser, options: jsonargparse.Namespace) -> None:
