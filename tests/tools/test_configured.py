@@ -108,14 +108,10 @@ SMALL = ("--model", "configured_example.model", "--data", "configured_example.da
          "--trainer.verbose", "0")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def jsonargparse():
-    return pytest.importorskip("jsonargparse")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with the user's file, a configuration and its run."""
+    pytest.importorskip("jsonargparse")
     folder = tmp_path_factory.mktemp("configured")
     (folder / "configured_example.py").write_text(EXAMPLE)
     (folder / "run.yaml").write_text(CONFIG)
