@@ -16,6 +16,7 @@ from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.log_values import as_json
 from trainer.callbacks.base.run_protocol import run_detail
 from trainer.callbacks.record.environment import environment, peak_memory
+from trainer.core.errors import wrong_type
 from trainer.core.files import read_json, replace_file, storage
 from trainer.core.types import Phase
 
@@ -40,6 +41,10 @@ class RunRecord(Callback):
 
     Args:
       folder: folder of the file, created if missing.
+      config: settings of the program around the run, as plain data, which are kept under "config".
+
+    Raises:
+      TypeError: if `folder` is not a path, or `config` not a dict.
 
     Example:
 
@@ -57,8 +62,11 @@ class RunRecord(Callback):
     runs_on = "chief"
     stops_consistently = True
 
-    def __init__(self, folder: str | os.PathLike[str]):
+    def __init__(self, folder: str | os.PathLike[str], config: Mapping[str, object] | None = None):
         self.folder = storage.absolute(storage.as_place("folder", folder, "the path of a folder"))
+        if config is not None and not isinstance(config, Mapping):
+            raise wrong_type("config", config, "a dict of plain data, or None")
+        self.config = config
         self._record: dict[str, Any] | None = None
         self._is_written = False
         self._written_at = 0.0
@@ -72,7 +80,8 @@ class RunRecord(Callback):
         self._record, self._is_written = None, False
         with _unharmed("describe the run"):
             self._record = {"format": FORMAT, "status": "running", "begin": _now(), "end": None,
-                            "model": {"name": self.model.name}, **run_detail(self.model, "description", dict)()}
+                            "model": {"name": self.model.name}, **run_detail(self.model, "description", dict)(),
+                            **({} if self.config is None else {"config": dict(self.config)})}
 
     def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
         if self._record is not None and not self._is_written and phase == "train":

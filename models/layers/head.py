@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-# Activation of a classifier: Keras's name, a function over the last axis, or None for logits.
-ClassifierActivation = str | Callable[[jax.Array], jax.Array] | None
+# Activation of a classifier: a function over the last axis, Keras's name, or None for logits. Functions come before
+# text, so that a configuration's path of a function is imported.
+ClassifierActivation = Callable[[jax.Array], jax.Array] | str | None
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softmax": nn.softmax, "sigmoid": nn.sigmoid, "linear": lambda logits: logits}
 

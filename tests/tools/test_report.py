@@ -32,6 +32,20 @@ def run(tmp_path_factory):
     return folder, trained(folder, validation_data=(X, Y))
 
 
+def test_a_configuration_is_recorded_and_shown(tmp_path):
+    trained(tmp_path / "plain", epochs=1)
+    assert "config" not in json.loads((tmp_path / "plain" / "run.json").read_text())
+    model = trainer.Model(LinenMLP())
+    model.compile("sgd", logits_loss())
+    model.fit(X, Y, verbose=0, callbacks=[RunRecord(tmp_path, config={"layers": {"width": 8}, "compile": {}})])
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["config"] == {"layers": {"width": 8}, "compile": {}}
+    table, = sections.settings_section(record).parts
+    assert ["config: layers", "width 8"] in table.rows and not any(row[0] == "config: compile" for row in table.rows)
+    with pytest.raises(TypeError, match="`config` must be a dict of plain data"):
+        RunRecord(tmp_path, config="width 8")
+
+
 class Parsed(html.parser.HTMLParser):
     """The texts of a page, its pictures, and whether each tag is closed."""
 

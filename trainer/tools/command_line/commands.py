@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from trainer.tools.command_line import plan
+from trainer.tools.command_line.plan import REFUSED
 
 _DOCTOR = """\
 Checks what trainings need: versions, devices, memory, the cluster that the environment describes, the cache of compiled
@@ -22,6 +23,12 @@ _INSPECT = """\
 Prints what a file or folder holds: weights, a training state, the checkpoints of a run, an exported model. All bytes
 are compared with the checksums that were saved with them. The model's code is not needed, and no code is run."""
 _TIMEOUT_SECS = 3.0
+_CONFIGURED = {
+    "fit": "trains the model of a configuration, or continues its run",
+    "evaluate": "the loss and the metrics of a run's model",
+    "predict": "writes the outputs of a run's model to a file",
+    "export": "exports a run's model, for programs without its code",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from trainer.launch import main as launch
 
         return launch(arguments[1:])
+    if arguments and arguments[0] in _CONFIGURED:  # the rest are keys of the configuration
+        try:
+            from trainer.tools.command_line import configured
+        except ModuleNotFoundError as error:
+            if error.name != "jsonargparse":
+                raise
+            print(f"`python -m trainer {arguments[0]}` needs jsonargparse: pip install 'trainer-jax[cli]'",
+                  file=sys.stderr)
+            return REFUSED
+        return configured.main(arguments[0], arguments[1:])
     parser, parsers = _parsers()
     options, others = parser.parse_known_args(arguments)
     if options.command == "plan":
@@ -49,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     parser = argparse.ArgumentParser(prog="python -m trainer", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for name, text in _CONFIGURED.items():
+        commands.add_parser(name, help=f"{text}; see docs/configuration.md", add_help=False)
     planner = commands.add_parser(
         "plan", help="what a training would take on GPUs", description=plan.DESCRIPTION, allow_abbrev=False,
         usage="%(prog)s SCRIPT --topology GPUS [options] [--] [ARGUMENT ...]",

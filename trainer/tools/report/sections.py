@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainer.engine.model.model import Model
 
 # Description and color of each part of a run's time, in the order of drawing.
+_ALSO_ARGUMENTS = ("strategy", "seed", "compile", "trainer", "run", "backup")  # sections of a configuration
 TIME_PARTS = {"device": ("waiting for the device", "#1f6fb4"), "compile": ("compiling", "#d9722b"),
               "data": ("waiting for data", "#c23b4e"), "checkpoint": ("checkpoints", "#7a5ba6"),
               "callbacks": ("callbacks, and the logs that they wait for", "#3a9466"),
@@ -111,8 +112,10 @@ def model_section(model: Model) -> Section:
 
 
 def settings_section(record: Mapping[str, Any]) -> Section:
-    """Returns the arguments of `compile` and `fit`, the seed and the strategy."""
+    """Returns the arguments of `compile` and `fit`, the seed, the strategy, and the rest of the configuration."""
     rows = [[name, _text(record[name])] for name in ("strategy", "replicas", "seed") if name in record]
+    rows += [[f"config: {name}", _text(value)] for name, value in record.get("config", {}).items()
+             if name not in _ALSO_ARGUMENTS]
     for method in ("compile", "fit"):
         rows += [[f"{method}: {name}", _text(value)] for name, value in record.get(method, {}).items()]
     return Section("Settings", [Table(rows)] if rows else [])
