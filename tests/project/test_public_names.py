@@ -30,6 +30,15 @@ def test_a_listing_has_the_public_names_alone(name):
     assert "__doc__" in dir(module)
 
 
+@pytest.mark.parametrize("name", sorted(
+    f"{home}.{public}" for home in WITH_STUB if "core" not in home for public in importlib.import_module(home).__all__
+    if f"{home}.{public}" in MODULES and f"{home}.{public}" not in WITH_STUB))
+def test_a_module_lists_what_it_defines(name):
+    module = importlib.import_module(name)
+    assert dir(module) == module.__all__
+    assert {getattr(module, public).__module__ for public in module.__all__} == {name}
+
+
 @pytest.mark.parametrize("name", WITH_STUB)
 def test_a_public_name_is_what_its_stub_says(name):
     # A function with the name of a module of its package would be hidden as soon as that is imported.

@@ -47,3 +47,18 @@ def attach_stub(
         return sorted([*names, *(name for name in vars(module) if name.startswith("__") and name.endswith("__"))])
 
     return load, listed, names
+
+
+def own_names(name: str) -> tuple[Callable[[], list[str]], list[str]]:
+    """Returns `__dir__` and `__all__` for a public module that defines its names itself; called at its end.
+
+    Args:
+      name: the `__name__` of the module.
+
+    >>> __dir__, __all__ = own_names("trainer.core.public_names")
+    >>> __all__
+    ['attach_stub', 'own_names']
+    """
+    names = sorted(public for public, value in vars(sys.modules[name]).items()
+                   if not public.startswith("_") and getattr(value, "__module__", None) == name)
+    return lambda: names, names

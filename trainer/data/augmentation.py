@@ -20,6 +20,7 @@ import numpy as np
 
 from trainer.core.arguments import as_count, as_number, check_word, require_positive, require_share
 from trainer.core.errors import describe
+from trainer.core.public_names import own_names
 from trainer.data.files import resizing
 from trainer.data.sources.arrays import DataError
 
@@ -335,3 +336,6 @@ def _mirrored(numbers: np.ndarray, side: int) -> np.ndarray:
     """Returns row numbers in an image for numbers in its reflected extension, with repeated edges."""
     numbers = numbers % (2 * side)
     return np.minimum(numbers, 2 * side - 1 - numbers)
+
+
+__dir__, __all__ = own_names(__name__)

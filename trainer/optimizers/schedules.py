@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
+from trainer.core.public_names import own_names
 from trainer.core.registry import Registry
 
 
@@ -339,3 +340,6 @@ def _periods(schedule: ExponentialDecay | InverseTimeDecay, step: jax.typing.Arr
 def _half_cosine(fraction: jax.Array, alpha: float, peak: jax.Array | float = 1.0) -> jax.Array:
     """Returns the cosine decay to `alpha` as `fraction` goes from 0 to 1; `peak` scales the height above `alpha`."""
     return (1 - alpha) * (0.5 * peak * (1 + jnp.cos(math.pi * fraction))) + alpha
+
+
+__dir__, __all__ = own_names(__name__)
