@@ -45,7 +45,8 @@ FACADE = "trainer"  # re-exports from every room, each name when it is first use
 NARROW = {"callbacks": ("core", "core/ambient", "core/files", "core/updates", "callbacks*"),
           "models/weights": ("core", "core/files", "models*"),
           "models": ("core/ambient", "losses", "models*"), "launch": ("launch",),
-          "estimator/feature_columns": ("core", "core/ambient", "core/categories", "core/files", "estimator/feature_columns*")}
+          "estimator/feature_columns": ("core", "core/ambient", "core/categories", "core/files",
+                                        "estimator/feature_columns*")}
 MODELS_MAY_IMPORT = {"flax", "jax", "numpy", "h5py", "safetensors"}
 # Rooms that others use through what their package exports, and not by its modules.
 CLOSED = ("distribute/cluster",)
