@@ -1,4 +1,4 @@
-"""Preprocessing layers have the numbers of Keras: reference/preprocessing.json, from reference/make_preprocessing.py."""
+"""Preprocessing layers have Keras's numbers: reference/preprocessing.json, of reference/make_preprocessing.py."""
 
 import json
 import pathlib
@@ -85,7 +85,7 @@ def made_space(case):
     return make(features, output_mode=case["output_mode"], crosses=crosses)
 
 
-@pytest.mark.parametrize("case", REFERENCE["spaces"], ids=lambda case: str(list(case["features"].values())[0]))
+@pytest.mark.parametrize("case", REFERENCE["spaces"], ids=lambda case: str(next(iter(case["features"].values()))))
 def test_a_feature_space_gives_the_numbers_of_keras(case, tmp_path):
     space = made_space(case)
     space.adapt(REFERENCE["table"])

@@ -15,7 +15,7 @@ from trainer.core.arguments import as_count
 from trainer.core.categories.vocabularies import is_missing
 from trainer.core.errors import describe
 from trainer.data.files.row_dataset import RowDataset
-from trainer.data.sources.arrays import DataError, column_array
+from trainer.data.sources.arrays import DataError, column_array, is_list_of_batches
 from trainer.data.sources.batches import unpack_x_y_sample_weight
 from trainer.data.sources.dataset import Dataset
 
@@ -29,18 +29,21 @@ def host_array(values: object) -> np.ndarray:
     Raises:
       DataError: if the rows differ in shape.
     """
+    if isinstance(values, (list, tuple)):
+        return column_array(list(values))
     if isinstance(values, (str, bytes)) or np.ndim(values) == 0:  # type: ignore[arg-type]
         return np.asarray(values)
-    return column_array(list(values) if isinstance(values, tuple) else values)
+    return column_array(values)
 
 
 def whole_array(data: object) -> np.ndarray | None:
     """Returns data that are an array, a column or a list of values as an array; None for batches.
 
-    A list of arrays is a list of batches.
+    A list of arrays, of tuples of arrays or of dicts is a list of batches.
     """
     if isinstance(data, (list, tuple)):
-        is_batches = bool(data) and all(hasattr(item, "shape") and np.ndim(item) for item in data)
+        is_batches = is_list_of_batches(data) or (bool(data) and all(
+            isinstance(item, Mapping) or (hasattr(item, "shape") and len(item.shape)) for item in data))
         return None if is_batches else host_array(data)
     is_array = hasattr(data, "__array__") or (hasattr(data, "detach") and hasattr(data, "cpu"))
     return host_array(data) if is_array and not hasattr(data, "column_names") else None
