@@ -43,7 +43,7 @@ class Hashing(PreprocessingLayer):
     Example:
       >>> Hashing(num_bins=3)([["A"], ["B"], ["C"], ["D"], ["E"]]).tolist()
       [[1], [0], [1], [1], [2]]
-      >>> Hashing(num_bins=3, salt=1337)([["A"], ["B"], ["C"], ["D"], ["E"]]).tolist()
+      >>> Hashing(num_bins=3, salt=(133, 137))([["A"], ["B"], ["C"], ["D"], ["E"]]).tolist()
       [[1], [2], [1], [0], [2]]
 
     Source: `keras.layers.Hashing`.
