@@ -478,11 +478,15 @@ def test_arguments_that_cannot_be_are_refused(make, message):
 KERAS_CLASSES = [name for name in preprocessing.__all__ if name not in ("PreprocessingLayer", "load")]
 
 
-@pytest.mark.parametrize("name", KERAS_CLASSES)
-def test_the_arguments_are_those_of_keras_in_its_order(name):
+@pytest.fixture(scope="module")
+def keras():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KERAS_BACKEND", "jax")  # needs no further package
-        keras = pytest.importorskip("keras")
+        return pytest.importorskip("keras")
+
+
+@pytest.mark.parametrize("name", KERAS_CLASSES)
+def test_the_arguments_are_those_of_keras_in_its_order(name, keras):
     theirs, ours = (list(inspect.signature(cls).parameters) for cls in (
         getattr(keras.utils if name == "FeatureSpace" else keras.layers, name), getattr(preprocessing, name)))
     named = [argument for argument in theirs if argument != "kwargs"]
