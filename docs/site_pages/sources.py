@@ -10,9 +10,9 @@ from site_pages import elsewhere
 
 _DOCS = pathlib.Path(__file__).parents[1]
 # Pages whose blocks run, one after another, when the site is built, so that what they print is shown.
-EXECUTED = {"start.md", "data.md", "images.md", "language_models.md", "gan.md", "callbacks.md", "optimizers.md",
-            "metrics.md", "evaluation.md", "debugging.md", "custom_training.md", "distributed.md", "sharding.md",
-            "large_batches.md", "non_finite.md", "saving.md", "speed.md"}
+EXECUTED = {"start.md", "data.md", "preprocessing.md", "images.md", "language_models.md", "gan.md", "callbacks.md",
+            "optimizers.md", "metrics.md", "evaluation.md", "debugging.md", "custom_training.md", "distributed.md",
+            "sharding.md", "large_batches.md", "non_finite.md", "saving.md", "speed.md"}
 # Shows what is printed, and not what the last expression of a block returns.
 _HEAD = """\
 ---

@@ -128,3 +128,16 @@ def test_the_mark_of_utf_8_at_the_beginning_is_no_text(folder):
     (folder / "bad" / "0.txt").write_text("poor", encoding="utf-8-sig")
     dataset = text_dataset_from_directory(folder, letters, verbose=False, shuffle=False)
     assert dataset.rows[0][0].tolist() == letters("poor").tolist()
+
+
+def test_texts_stay_texts_until_a_map_makes_numbers_of_them(folder):
+    dataset = text_dataset_from_directory(folder, batch_size=2, shuffle=False, verbose=False)
+    assert [x.tolist() for x, _ in dataset] == [["poor", "dull"], ["flat", "fine"], ["warm"]]
+    layer = trainer.data.preprocessing.TextVectorization(output_sequence_length=2, split="character")
+    layer.adapt(dataset)
+    x, y = next(iter(dataset.map(lambda texts, labels: (layer(texts), labels))))
+    assert x.tolist() == layer(["poor", "dull"]).tolist() and y.tolist() == [0, 0]
+    model = trainer.Sequential([nn.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"trainer\.data\.preprocessing"):
+        model.fit(dataset, verbose=0)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tests.support.feature_column_cases import REFERENCE, arrays, made, made_columns, nested, our_path
+from trainer.core.categories.fingerprints import fingerprint64
 from trainer.estimator.feature_columns import DenseFeatures, HostTransform, LinearFeatures, SequenceFeatures
-from trainer.estimator.feature_columns.values.fingerprints import fingerprint64
 from trainer.estimator.feature_columns.values.raw_features import RawFeatures
 
 

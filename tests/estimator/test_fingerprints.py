@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.support import project_files
-from trainer.estimator.feature_columns.values.fingerprints import DEFAULT_HASH_KEY, chain, fingerprint64
+from trainer.core.categories.fingerprints import DEFAULT_HASH_KEY, chain, fingerprint64
 
 SCRIPT = textwrap.dedent("""
     import numpy as np

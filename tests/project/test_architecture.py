@@ -21,10 +21,10 @@ from tests.support import project_files
 
 # Lowest first: a module imports only from its own room and from rooms before it. The table in docs/design.md is
 # compared with this list.
-ROOMS = ("core/ambient", "core/updates", "core", "core/files", "core/compile", "core/compile/traces",
+ROOMS = ("core/ambient", "core/updates", "core", "core/files", "core/categories", "core/compile", "core/compile/traces",
          "core/modules/calling", "core/modules/summary", "core/modules", "losses", "regularizers", "metrics",
          "optimizers/transforms", "optimizers",
-         "data/sources", "data/sharding", "data/files", "data",
+         "data/sources", "data/sharding", "data/files", "data/preprocessing", "data",
          "distribute/cluster/description", "distribute/cluster/rendezvous", "distribute/cluster/liveness",
          "distribute/cluster",
          "distribute/placement", "distribute/replica", "distribute/strategies",
@@ -45,7 +45,8 @@ FACADE = "trainer"  # re-exports from every room, each name when it is first use
 NARROW = {"callbacks": ("core", "core/ambient", "core/files", "core/updates", "callbacks*"),
           "models/weights": ("core", "core/files", "models*"),
           "models": ("core/ambient", "losses", "models*"), "launch": ("launch",),
-          "estimator/feature_columns": ("core", "core/ambient", "core/files", "estimator/feature_columns*")}
+          "estimator/feature_columns": ("core", "core/ambient", "core/categories", "core/files",
+                                        "estimator/feature_columns*")}
 MODELS_MAY_IMPORT = {"flax", "jax", "numpy", "h5py", "safetensors"}
 # Rooms that others use through what their package exports, and not by its modules.
 CLOSED = ("distribute/cluster",)

@@ -225,8 +225,9 @@ def test_the_site_has_every_example(generated):
 
 
 def test_the_reference_has_every_public_name(generated):
-    modules = ["", ".callbacks", ".callbacks.loggers", ".data", ".distribute", ".estimator", ".losses", ".metrics",
-               ".models", ".optimizers", ".optimizers.schedules", ".regularizers", ".testing", ".utils"]
+    modules = ["", ".callbacks", ".callbacks.loggers", ".data", ".data.preprocessing", ".distribute", ".estimator",
+               ".losses", ".metrics", ".models", ".optimizers", ".optimizers.schedules", ".regularizers", ".testing",
+               ".utils"]
     for path in modules:
         module, page = trainer, generated[f"generated/api/trainer{path}.rst"]
         for part in path.split(".")[1:]:

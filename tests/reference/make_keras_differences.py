@@ -10,13 +10,13 @@ from tests.support.keras_differences import DIFFERENCES
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "keras_differences.md"
 TITLES = {"losses": "Losses", "metrics": "Metrics", "optimizers": "Optimizers and schedules",
           "regularizers": "Penalties of weights", "precision": "Mixed precision", "utils": "Images",
-          "callbacks": "Callbacks", "data": "Data"}
+          "callbacks": "Callbacks", "data": "Data", "preprocessing": "Preprocessing"}
 INTRODUCTION = """\
 # Differences from Keras 3
 
-Losses, metrics, optimizers, schedules, penalties and functions of images have Keras 3's names, arguments, defaults,
-numbers and configurations: tests compare every public class and function with Keras itself, on generated data. This
-page lists the intended differences; tests check that each still exists.
+Losses, metrics, optimizers, schedules, penalties, preprocessing layers and functions of images have Keras 3's names,
+arguments, defaults, numbers and configurations: tests compare every public class and function with Keras itself, on
+generated data. This page lists the intended differences; tests check that each still exists.
 
 This page is written by `python -m tests.reference.make_keras_differences`.
 """

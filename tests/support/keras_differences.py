@@ -21,7 +21,8 @@ class Difference(NamedTuple):
     """One difference.
 
     Attributes:
-      room: "losses", "metrics", "optimizers", "regularizers", "precision", "utils", "callbacks" or "data".
+      room: "losses", "metrics", "optimizers", "regularizers", "precision", "utils", "callbacks", "data" or
+        "preprocessing".
       names: the names concerned, in Markdown.
       keras: behaviour of Keras.
       ours: behaviour of the trainer.
@@ -358,7 +359,46 @@ DIFFERENCES: tuple[Difference, ...] = (
         "data", "`train_on_batch`, `test_on_batch`", "A single number as `sample_weight` multiplies the loss.",
         "ValueError.", "Each row has a weight.",
         lambda library: _evaluated(library, np.ones((2, 1), "float32"), np.float32(3))),
+    Difference(
+        "preprocessing", "`Normalization`", "Before `adapt`, the layer returns its inputs.", "ValueError.",
+        "A forgotten `adapt` must not pass.", lambda library: _layers(library).Normalization()(_reals(2, 3))),
+    Difference(
+        "preprocessing", "`Normalization.adapt`", "A NaN among the values makes all outputs NaN.",
+        "ValueError, which counts them.", "Missing values are to be filled.",
+        lambda library: _normalized(library, np.array([[1.0], [np.nan]], "float32"))),
+    Difference(
+        "preprocessing", "`Normalization(axis=-1).adapt`, values `(rows,)`",
+        "Each row has a mean of its own, and all outputs are 0.", "ValueError, which names `axis=None`.",
+        "Nothing would be left of the values.", lambda library: _normalized(library, _reals(3))),
+    Difference(
+        "preprocessing", "`Normalization.adapt`, after the model is compiled",
+        "`predict` goes on with the old mean and variance, and the layer alone has the new.", "RuntimeError.",
+        "A program holds them as constants.",
+        lambda library: _adapted_twice(library)),
+    Difference(
+        "preprocessing", "`CategoryEncoding`", "The vector of an index out of range has only zeros.",
+        "ValueError for values of the host.", "`num_tokens` is wrong, or the column.",
+        lambda library: _layers(library).CategoryEncoding(3, output_mode="one_hot")(np.array([1, 3]))),
 )
+
+
+def _layers(library: Any) -> Any:
+    return library.layers if library.__name__ == "keras" else library.data.preprocessing
+
+
+def _normalized(library: Any, values: np.ndarray) -> Any:
+    layer = _layers(library).Normalization()
+    layer.adapt(values)
+    return layer(values)
+
+
+def _adapted_twice(library: Any) -> Any:
+    layer = _layers(library).Normalization()
+    layer.adapt(_reals(4, 2))
+    model = library.Sequential([layer])
+    model.predict(_reals(4, 2), verbose=0)
+    layer.adapt(2 * _reals(4, 2))
+    return model.predict(_reals(4, 2), verbose=0)
 
 
 def _evaluated(library: Any, x: Any, sample_weight: Any = None) -> Any:

@@ -1,4 +1,4 @@
-from trainer.data import augmentation as augmentation
+from trainer.data import augmentation as augmentation, preprocessing as preprocessing
 from trainer.data.buckets import BucketedDataset as BucketedDataset, bucketed as bucketed
 from trainer.data.files.audio_folder import audio_dataset_from_directory as audio_dataset_from_directory
 from trainer.data.files.image_folder import image_dataset_from_directory as image_dataset_from_directory

@@ -18,9 +18,9 @@ from trainer.data.sources.arrays import DataError
 
 
 class _Texts:
-    """Rows of encoded texts, or of encoded texts and labels, read on access."""
+    """Rows of texts, encoded or not, or of texts and labels, read on access."""
 
-    def __init__(self, files: LabelledFiles, labels: np.ndarray | None, encode: Callable[[str], Any],
+    def __init__(self, files: LabelledFiles, labels: np.ndarray | None, encode: Callable[[str], Any] | None,
                  shapes: FirstFile):
         self._files, self._labels, self._encode, self._shapes = files, labels, encode, shapes
 
@@ -38,8 +38,12 @@ class _Texts:
         except (OSError, ValueError) as error:
             raise DataError(
                 f"The text {path!r} cannot be read: {brief(error)}. Delete it, or write it as UTF-8.") from error
+        encoded = _as_text(text) if self._encode is None else self._encoded(path, text, self._encode)
+        return encoded if self._labels is None else (encoded, self._labels[number])
+
+    def _encoded(self, path: str, text: str, encode: Callable[[str], Any]) -> np.ndarray:
         try:
-            encoded = np.asarray(self._encode(text))
+            encoded = np.asarray(encode(text))
         except Exception as error:
             raise DataError(f"`encode` failed for the text {path!r}: {type(error).__name__}: {error}.") from error
         if encoded.dtype.kind in "OSUmM":
@@ -49,22 +53,31 @@ class _Texts:
         if first is not None:
             raise DataError("`encode` must return arrays of one shape, such as ids padded to one length. Received: "
                             f"shape {encoded.shape} for {path!r}, and {first[1]} for {first[0]!r}.")
-        return encoded if self._labels is None else (encoded, self._labels[number])
+        return encoded
+
+
+def _as_text(text: str) -> np.ndarray:
+    """Returns an array of an object: an array of characters would give all texts of a batch the longest's size."""
+    array = np.empty((), object)
+    array[()] = text
+    return array
 
 
 def text_dataset_from_directory(
-    directory: str | os.PathLike[str], encode: Callable[[str], Any], labels: Labels = "inferred",
+    directory: str | os.PathLike[str], encode: Callable[[str], Any] | None = None, labels: Labels = "inferred",
     label_mode: str | None = "int", class_names: Sequence[str] | None = None, batch_size: int | None = 32,
     shuffle: bool = True, seed: int | None = None, validation_split: float | None = None, subset: str | None = None,
     follow_links: bool = False, verbose: bool = True, *, num_threads: int | None = None,
 ) -> RowDataset | list[RowDataset]:
-    """Returns the encoded texts of a folder as batches for `fit`, with Keras's labels, order and splits.
+    """Returns the texts of a folder as batches, with Keras's labels, order and splits.
 
-    Arrays hold no text, so each text is encoded as it is read, for example by a tokenizer that pads to a fixed length.
+    A text becomes numbers before a step: as it is read, by `encode`, such as a tokenizer that pads to a fixed length;
+    or by `map`, such as a `trainer.data.preprocessing.TextVectorization` that was adapted to the texts.
 
     Args:
       directory: a folder with a subfolder for each class, which contains ".txt" files at any depth.
-      encode: takes a text and returns an array, always of the same shape; called by several threads.
+      encode: takes a text and returns an array, always of the same shape; called by several threads. None leaves text
+        as it is, in arrays of str objects.
       labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose: as in
         `image_dataset_from_directory`.
       num_threads: number of reader threads; by default the number of processors.
@@ -84,8 +97,8 @@ def text_dataset_from_directory(
 
     Source: `keras.utils.text_dataset_from_directory`.
     """
-    if not callable(encode):
-        raise wrong_type("encode", encode, "a function that takes a text and returns an array")
+    if encode is not None and not callable(encode):
+        raise wrong_type("encode", encode, "a function that takes a text and returns an array, or None")
     shapes = FirstFile()  # shared by training and validation
     return folder_datasets(
         directory, (".txt",), lambda files, labels: _Texts(files, labels, encode, shapes),

@@ -264,9 +264,10 @@ def _stacked(rows: list[np.ndarray]) -> np.ndarray:
 def unusable(name: str, array: np.ndarray, is_usable: bool = False) -> DataError:
     """Returns the error for an array that no step can take: of no usable dtype, masked, or a scalar."""
     if not is_usable:
-        return DataError(f"{name} must be of a boolean or numeric dtype. Received: {describe(array)}. Encode text as "
-                         "integers, by `map` of a `Dataset`, cast numbers that are objects by `.astype(\"float32\")`, "
-                         "and make rows equally long and sparse matrices dense.")
+        return DataError(f"{name} must be of a boolean or numeric dtype. Received: {describe(array)}. Make numbers "
+                         "of text by a layer of `trainer.data.preprocessing`, in `map` of a `Dataset`; of dates by "
+                         "pandas' `dt.month` and the like; of objects by `.astype(\"float32\")`. Make rows equally "
+                         "long and sparse matrices dense.")
     if array.ndim:
         return DataError(f"{name} must not be a masked array, whose mask would be lost. Received: {describe(array)}. "
                          "Pass its `filled(value)`, and a `sample_weight` of 0 for what does not count.")

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.categories.fingerprints import DEFAULT_HASH_KEY, chain
+from trainer.core.categories.hash_buckets import hashes
 from trainer.core.errors import wrong_type
 from trainer.estimator.feature_columns.base import MISSING_ID, CategoricalColumn, LookedUpColumn
 from trainer.estimator.feature_columns.hashed import HashedColumn
 from trainer.estimator.feature_columns.values import checks
-from trainer.estimator.feature_columns.values.fingerprints import DEFAULT_HASH_KEY, chain, fingerprint64
 from trainer.estimator.feature_columns.values.raw_features import RawFeatures
 
 
@@ -118,8 +119,7 @@ def _prints(leaf: str | CategoricalColumn, raw: RawFeatures) -> np.ndarray:
     categories = raw.categories(leaf)
     if categories.dtype != object:
         return categories.view(np.uint64)
-    return raw.once(("fingerprints", leaf),
-                    lambda: fingerprint64(categories.ravel().tolist()).reshape(categories.shape))
+    return raw.once(("fingerprints", leaf), lambda: hashes(categories))
 
 
 def _pairs(first: np.ndarray, second: np.ndarray, combine: np.ufunc | object) -> np.ndarray:

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 from jax.typing import DTypeLike
 
+from trainer.core.categories.hash_buckets import hashes
 from trainer.estimator.feature_columns.base import MISSING_ID
 from trainer.estimator.feature_columns.keyed import KeyedColumn
 from trainer.estimator.feature_columns.values import checks
-from trainer.estimator.feature_columns.values.fingerprints import fingerprint64
 from trainer.estimator.feature_columns.values.raw_features import RawFeatures, missing_in
 
 
@@ -32,17 +32,9 @@ class HashedColumn(KeyedColumn):
 
     def look_up(self, raw: RawFeatures) -> np.ndarray:
         categories = self.categories(raw)
-        prints = raw.once(("fingerprints", self.key), lambda: _fingerprints(categories))
+        prints = raw.once(("fingerprints", self.key), lambda: hashes(categories))
         ids = (prints % np.uint64(self.num_buckets)).astype(np.int64)
         return np.where(missing_in(categories), MISSING_ID, ids)
-
-
-def _fingerprints(categories: np.ndarray) -> np.ndarray:
-    if categories.dtype == object:
-        return fingerprint64(categories.ravel().tolist()).reshape(categories.shape)
-    numbers, places = np.unique(categories, return_inverse=True)
-    texts = [str(number).encode() for number in numbers.tolist()]
-    return fingerprint64(texts)[places].reshape(categories.shape)
 
 
 def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int, dtype: DTypeLike = "string") -> HashedColumn:

@@ -13,15 +13,14 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
-from trainer.core.errors import MAX_ITEMS, naming_file, wrong_type
-from trainer.core.files import read_file
+from trainer.core.categories.hash_buckets import hash_buckets
+from trainer.core.categories.vocabularies import positions, read_vocabulary
+from trainer.core.errors import MAX_ITEMS, wrong_type
 from trainer.estimator.feature_columns.base import MISSING_ID
 from trainer.estimator.feature_columns.keyed import KeyedColumn
 from trainer.estimator.feature_columns.values import checks
-from trainer.estimator.feature_columns.values.fingerprints import fingerprint64
 from trainer.estimator.feature_columns.values.raw_features import RawFeatures, missing_in
 
-_MOST_BYTES = 2**30  # of a vocabulary
 Word = str | bytes | int
 
 
@@ -54,12 +53,10 @@ class _VocabularyColumn(KeyedColumn):
     def look_up(self, raw: RawFeatures) -> np.ndarray:
         categories, table = self.categories(raw), self.ids_of_words()
         values = categories.ravel().tolist()
-        ids = np.array([table.get(value, MISSING_ID) for value in values], np.int64)
+        ids = positions(table, values)
         unknown = (ids == MISSING_ID) & ~missing_in(categories).ravel()
         if self.num_oov_buckets:
-            texts = [_as_hashed(values[place]) for place in np.flatnonzero(unknown).tolist()]
-            buckets = fingerprint64(texts) % np.uint64(self.num_oov_buckets)
-            ids[unknown] = self.size + buckets.astype(np.int64)
+            ids[unknown] = self.size + hash_buckets(categories.ravel()[unknown], self.num_oov_buckets)
         else:
             ids[unknown] = self.default_value
         return ids.reshape(categories.shape)
@@ -190,7 +187,7 @@ def categorical_column_with_vocabulary_file(
                          f"file_format={file_format!r}.")
     if not os.path.isfile(path):
         raise ValueError(f"There is no vocabulary file {path!r}, for column {key!r}.")
-    lines = len(_lines(path))
+    lines = len(read_vocabulary(path))
     size = lines if vocabulary_size is None else arguments.as_count("vocabulary_size", vocabulary_size)
     if not 1 <= size <= lines:
         raise ValueError(f"The vocabulary file {path!r} must have at least {max(size, 1)} lines. It has {lines}, for "
@@ -213,19 +210,9 @@ def _as_out_of_vocabulary(default_value: object, num_oov_buckets: object, size: 
     return default, buckets
 
 
-def _as_hashed(value: bytes | int) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
-
-
-def _lines(path: str) -> list[bytes]:
-    with naming_file(path):
-        content = read_file(path, most_bytes=_MOST_BYTES)
-        return content.replace(b"\r", b"").removesuffix(b"\n").split(b"\n") if content else []
-
-
 @functools.lru_cache(maxsize=64)
 def _ids_of_lines(path: str, size: int, dtype: str, version: tuple[int, int]) -> dict[Any, int]:
-    lines: list[Any] = _lines(path)[:size]
+    lines: list[Any] = read_vocabulary(path)[:size]
     if dtype != checks.STRING:
         try:
             lines = [int(line) for line in lines]

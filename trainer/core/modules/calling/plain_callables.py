@@ -21,6 +21,9 @@ _PLAIN = (type(None), type, str, bytes, int, float, complex, types.ModuleType, t
           types.BuiltinFunctionType)
 """Types of values without weights."""
 
+_CONSTANT = "holds_only_constants"
+"""Attribute of callables whose arrays are constants, such as preprocessing layers: nothing of them is trained."""
+
 _DEPTH = 5  # maximum depth of nested objects
 
 
@@ -43,7 +46,7 @@ def check_holds_no_weights(function: object, what: str) -> None:
 def _weights(value: object, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
     """Yields descriptions of the weights in an object, with their names."""
     value = _unwrapped(value)
-    if depth == 0 or id(value) in seen or isinstance(value, _PLAIN):
+    if depth == 0 or id(value) in seen or isinstance(value, _PLAIN) or getattr(type(value), _CONSTANT, False):
         return
     seen.add(id(value))
     if isinstance(value, nn.Module) or is_nnx_object(value):

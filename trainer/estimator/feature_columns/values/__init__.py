@@ -1,4 +1,4 @@
-"""Raw features on the host: checked arrays of numbers and strings, and their fingerprints.
+"""Raw features on the host: checked arrays of numbers and strings.
 
 Does not depend on columns or devices.
 """

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from trainer.core.categories.vocabularies import is_missing
 from trainer.core.errors import describe, near_hint
 from trainer.estimator.feature_columns.values.checks import as_text
 
 MISSING_TEXT = b""
 MISSING_NUMBER = -1
-_MISSING_TYPES = ("NAType", "NaTType")  # pandas types, by name to avoid the import
 
 
 class RawFeatures:
@@ -110,7 +110,7 @@ class RawFeatures:
         kinds = {type(value) for value in values}
         if kinds <= {str, bytes}:
             return _as_objects([as_text(text) for text in values], array.shape)
-        present = [None if _is_missing(value) else value for value in values]
+        present = [None if is_missing(value) else value for value in values]
         if all(isinstance(value, (str, bytes)) for value in present if value is not None):
             return _as_objects([MISSING_TEXT if value is None else as_text(value) for value in present], array.shape)
         if all(isinstance(value, (int, np.integer)) for value in present if value is not None):
@@ -137,10 +137,6 @@ def _as_objects(texts: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
     objects = np.empty(len(texts), object)
     objects[:] = texts
     return objects.reshape(shape)
-
-
-def _is_missing(value: object) -> bool:
-    return value is None or type(value).__name__ in _MISSING_TYPES or (isinstance(value, float) and value != value)
 
 
 def _wrong_values(key: str, array: np.ndarray, expected: str, fix: str) -> ValueError:

@@ -1,0 +1,12 @@
+from trainer.data.preprocessing.category_encoding import CategoryEncoding as CategoryEncoding
+from trainer.data.preprocessing.discretization import Discretization as Discretization
+from trainer.data.preprocessing.feature_space import FeatureSpace as FeatureSpace
+from trainer.data.preprocessing.files import load as load
+from trainer.data.preprocessing.hashed_crossing import HashedCrossing as HashedCrossing
+from trainer.data.preprocessing.hashing import Hashing as Hashing
+from trainer.data.preprocessing.integer_lookup import IntegerLookup as IntegerLookup
+from trainer.data.preprocessing.layer import PreprocessingLayer as PreprocessingLayer
+from trainer.data.preprocessing.normalization import Normalization as Normalization
+from trainer.data.preprocessing.rescaling import Rescaling as Rescaling
+from trainer.data.preprocessing.string_lookup import StringLookup as StringLookup
+from trainer.data.preprocessing.text_vectorization import TextVectorization as TextVectorization

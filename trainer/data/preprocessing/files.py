@@ -1,0 +1,50 @@
+"""The JSON files of preprocessing layers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from trainer.core.errors import brief, naming_file
+from trainer.core.files import read_json, storage
+from trainer.core.registry import Registry
+from trainer.data.preprocessing.feature_space import FeatureSpace
+from trainer.data.preprocessing.layer import FORMAT_VERSION, PreprocessingLayer
+from trainer.data.preprocessing.registry import CLASSES
+
+_ALL: Registry[PreprocessingLayer] = Registry(
+    "preprocessing layer", PreprocessingLayer, "data.preprocessing",
+    {cls.__name__: cls for cls in (*CLASSES, FeatureSpace)})
+
+
+def load(filepath: str | os.PathLike[str], custom_objects: dict[str, Any] | None = None) -> PreprocessingLayer:
+    """Returns the layer that its `save` wrote, with its statistics and vocabulary.
+
+    The file holds plain data: loading it runs no code of it.
+
+    Args:
+      filepath: path of the file.
+      custom_objects: classes and functions of yours by name, that are not registered.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      TypeError: if `filepath` is no path.
+      ValueError: if the file is damaged, is no preprocessing layer, or was written in a newer format.
+
+    Example:
+      >>> import os, tempfile
+      >>> from trainer.data import preprocessing
+      >>> path = os.path.join(tempfile.mkdtemp(), "colors.json")
+      >>> preprocessing.StringLookup(vocabulary=["red", "green"]).save(path)
+      >>> preprocessing.load(path)(["green", "blue"]).tolist()
+      [2, 0]
+    """
+    path = storage.as_place("filepath", filepath, "a path, such as 'preprocessing.json'")
+    content = read_json(path)
+    with naming_file(path):
+        if not isinstance(content, dict) or not isinstance(content.get("layer"), dict):
+            raise ValueError(f"{path!r} is no preprocessing layer, as `save` writes it.")
+        if content["format_version"] > FORMAT_VERSION:
+            raise ValueError(f"{path!r} has version {brief(content['format_version'])} of the format of preprocessing "
+                             f"layers. This trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
+        return _ALL.deserialize(content["layer"], custom_objects)
