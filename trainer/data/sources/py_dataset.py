@@ -22,8 +22,7 @@ class PyDataset:
       workers: number of threads or processes that make batches; up to 1 thread, batches are made sequentially.
       use_multiprocessing: whether to use processes, for compute-bound Python code. Processes are spawned, and not
         forked: `multiprocessing` must be able to send the data set (a class of a module, no open files), and a script
-          must
-        start its training within `if __name__ == "__main__":`. JAX runs on the CPU there.
+        must start its training within `if __name__ == "__main__":`. JAX runs on the CPU there.
       max_queue_size: maximum number of batches in progress or ready; 0 for no limit, or 10 of endless data.
 
     Derive random numbers from the index of the batch, because workers make batches in any order.
