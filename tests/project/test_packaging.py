@@ -186,7 +186,7 @@ def test_the_wheel_and_the_sdist_are_whole_and_have_nothing_else(published):
         in_wheel = {name for name in file.namelist() if not name.split("/")[0].endswith(".dist-info")}
     modules = {f"{name.replace('.', '/')}{'/__init__' if path.name == '__init__.py' else ''}.py"
                for name, path in project_files.modules().items()}
-    others = {"trainer/py.typed", "trainer/tools/report/page.html.jinja"}
+    others = {"trainer/py.typed", "trainer/tools/report/page.html.jinja", "trainer/tools/command_line/errors.md"}
     others |= (stubs := {f"{name}i" for name in modules if (project_files.ROOT / f"{name}i").is_file()})
     assert stubs and in_wheel == modules | others
     with tarfile.open(sdist) as file:
@@ -229,7 +229,8 @@ def test_files_of_another_distribution_are_found(tmp_path):
     # As `pip install trainer` leaves them beside ours: those of names that we do not have.
     package = pathlib.Path(trainer.__file__).parent
     (tmp_path / "trainer" / "core").mkdir(parents=True)
-    for name in ("__init__.py", "__init__.pyi", "core/__init__.py", "core/public_names.py"):
+    for name in ("__init__.py", "__init__.pyi", "core/__init__.py", "core/public_names.py", "core/errors.py",
+                 "core/received_text.py"):
         shutil.copy(package / name, tmp_path / "trainer" / name)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-P", "-c", "import trainer; print(trainer.__file__)"]

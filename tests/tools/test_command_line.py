@@ -159,7 +159,7 @@ def test_the_commands_are_listed_and_others_refused(capsys):
     with pytest.raises(SystemExit, match="0"):
         commands.main(["--help"])
     text = capsys.readouterr().out
-    assert all(f"\n    {name} " in text for name in ("plan", "doctor", "inspect", "launch"))
+    assert all(f"\n    {name} " in text for name in ("plan", "doctor", "explain", "inspect", "launch"))
     with pytest.raises(SystemExit, match="2"):
         commands.main(["diagnose"])
     with pytest.raises(SystemExit, match="2"):

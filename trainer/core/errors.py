@@ -18,6 +18,7 @@ from typing import Any
 
 from trainer.core.received_text import printable
 
+DOCUMENTATION_URL = "https://trainer-jax.readthedocs.io/en/latest/"  # also in [project.urls] of pyproject.toml
 MAX_ITEMS = 8  # maximum number of listed items in a message
 _MAX_CHARACTERS = 200  # of a name or an error that comes from a file
 _MAX_NEAR = 5  # maximum number of suggested names
@@ -121,16 +122,27 @@ def _letters(name: str) -> str:
     return name.replace("_", "").lower()
 
 
+def page_url(page: str, section: str = "") -> str:
+    """Returns the address of a page of the documentation, or of a section of it.
+
+    >>> page_url("resume").removeprefix(DOCUMENTATION_URL)
+    'resume.html'
+    """
+    return f"{DOCUMENTATION_URL}{page}.html{section and '#'}{section}"
+
+
 def see(code: str) -> str:
-    """Returns the sentence that refers to an entry of docs/errors.md.
+    """Returns the end of a message that an entry of docs/errors.md explains: its address, and a command without network.
+
+    The address ends before a space, so that terminals link to it.
 
     Args:
       code: heading of the entry.
 
-    >>> see("monitor")
-    'See docs/errors.md#monitor.'
+    >>> see("monitor").removeprefix(f"See {DOCUMENTATION_URL}")
+    'errors.html#monitor or run `python -m trainer explain monitor`.'
     """
-    return f"See docs/errors.md#{code}."
+    return f"See {page_url('errors', code)} or run `python -m trainer explain {code}`."
 
 
 def missing_package(owner: str, package: str, extra: str) -> ImportError:

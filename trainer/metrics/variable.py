@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from trainer.core import trace_purity
 from trainer.core.ambient import state
-from trainer.core.errors import unknown_name, wrong_type
+from trainer.core.errors import see, unknown_name, wrong_type
 from trainer.core.types import ArrayLike, PyTree
 from trainer.losses.shapes import in_dtype
 
@@ -248,7 +248,7 @@ def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
     except VALUE_OF_TRACER as error:
         error.add_note(f"It was raised in `update_state` of the metric {metric.name!r}, which is compiled: it asks for "
                        "the value of an array. Use `jnp` in place of `np`, `float` and `if`. "
-                       'See docs/errors.md, "Other messages".')
+                       f"{see('traced-value')}")
         raise
     changed = [name for name, value in vars(metric).items() if _counts(before.get(name), value)]
     for name in changed:

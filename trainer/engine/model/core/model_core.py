@@ -436,7 +436,7 @@ def _explain_value_in_step(error: Exception) -> None:
     error.args = (
         "The step asks for the value of an array, which has none while the step is traced. Print with "
         '`jax.debug.print("{}", loss)`, compute with `jnp` in place of `np`, `float` and `if`, or compile with '
-        f"run_eagerly=True to look. JAX says: {error}", *error.args[1:])
+        f"run_eagerly=True to look. {see('traced-value')} JAX says: {error}", *error.args[1:])
 
 
 def _with_matmul_precision(step: Callable[..., Any], name: str) -> Callable[..., Any]:
