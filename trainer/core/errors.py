@@ -132,7 +132,7 @@ def page_url(page: str, section: str = "") -> str:
 
 
 def see(code: str) -> str:
-    """Returns the end of a message that an entry of docs/errors.md explains: its address, and a command without network.
+    """Returns the end of a message that an entry of docs/errors.md explains: its address, and an offline command.
 
     The address ends before a space, so that terminals link to it.
 

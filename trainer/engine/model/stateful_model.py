@@ -16,6 +16,7 @@ import numpy as np
 
 from trainer.core import arguments, errors
 from trainer.core.ambient.interactive_logging import is_interactive_logging_enabled, print_message
+from trainer.core.ambient.notebook import print_table
 from trainer.core.compile.entry_points import with_entry_points
 from trainer.core.files import check_suffix
 from trainer.core.modules import CallKwargs, as_functional, print_summary, render_summary
@@ -325,10 +326,12 @@ class StatefulModel(OverridableSteps):
         if print_fn is not None:
             for line in lines:
                 print_fn(line)
-        elif sys.stdout.isatty() and is_interactive_logging_enabled():
+        elif not is_interactive_logging_enabled():
+            print_message("\n".join(lines))
+        elif sys.stdout.isatty():
             print_summary(*table)
         else:
-            print_message("\n".join(lines))
+            print_table("\n".join(lines))
 
     def count_params(self) -> int:
         """Returns the number of scalar weights, including the model state (such as BatchNorm's running averages)."""
