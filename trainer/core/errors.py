@@ -23,6 +23,11 @@ MAX_ITEMS = 8  # maximum number of listed items in a message
 _MAX_CHARACTERS = 200  # of a name or an error that comes from a file
 _MAX_NEAR = 5  # maximum number of suggested names
 _NEAR = 0.6
+_OF_EARLIER_KERAS = {
+    "decay": "A rate that decays is a schedule: `trainer.optimizers.schedules.InverseTimeDecay(rate, decay_steps=1, "
+             "decay_rate=decay)`.",
+    "period": 'Give `save_freq`: "epoch", or a number of batches.',
+}
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError, ArithmeticError, EOFError,
               MemoryError, NotImplementedError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
 _WORDS = re.compile(r"[A-Z]*[a-z0-9]+|[A-Z]+")
@@ -84,8 +89,8 @@ def unknown_argument(owner: str, received: str, known: Iterable[str]) -> TypeErr
     >>> unknown_argument("Adam", "lr", ["self", "learning_rate", "beta_1"])
     TypeError("Adam has no argument 'lr'. Did you mean 'learning_rate'?")
     """
-    return TypeError(f"{owner} has no argument {received!r}. "
-                     f"{near_hint(received, [name for name in known if name != 'self'])}")
+    hint = _OF_EARLIER_KERAS.get(received) or near_hint(received, [name for name in known if name != "self"])
+    return TypeError(f"{owner} has no argument {received!r}. {hint}")
 
 
 def near_hint(received: str, known: Iterable[str]) -> str:

@@ -32,6 +32,7 @@ from trainer.engine.model.core import saved_model
 from trainer.engine.model.core.current_run import CurrentRun
 from trainer.engine.model.core.model_core import ModelCore, copied
 from trainer.engine.model.core.state_holder import first_rows
+from trainer.engine.model.foreign_names import ForeignNames
 from trainer.engine.model.overridable_steps import OverridableSteps
 from trainer.engine.model.types import ModuleLike
 from trainer.engine.model.views.layers import ModelLayer, find
@@ -58,7 +59,7 @@ def _some_rows(sample: ArrayTree) -> Batch:
 
 
 @with_entry_points
-class StatefulModel(OverridableSteps):
+class StatefulModel(OverridableSteps, ForeignNames):
     """A Flax module and its training state. `Model` compiles and runs it."""
 
     def __init__(self, module: ModuleLike, *, seed: int | None = None, name: str | None = None,

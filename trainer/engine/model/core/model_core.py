@@ -41,7 +41,7 @@ from trainer.engine.step.compiled_loss import MissingTargetsError
 from trainer.engine.step.compiled_phase import CompiledPhase
 from trainer.engine.step.input_casts import check_inputs_fit, overflows
 from trainer.engine.step.lowering import StepParts, why_partitioned
-from trainer.metrics.variable import VALUE_OF_TRACER
+from trainer.metrics.variable import asks_for_value
 from trainer.optimizers.named import optimizer_kinds
 
 if TYPE_CHECKING:
@@ -337,10 +337,10 @@ class ModelCore:
             is_validation = kind == "test" and self.run.describe is not None  # or `evaluate` in a callback
             raise ValueError(f"{error} Pass {'`validation_data=(x, y)`, ' * is_validation}`{_METHODS[kind]}(x, y)`, or "
                              "batches `(x, y)`.") from None
-        except VALUE_OF_TRACER as error:
-            _explain_value_in_step(error)
-            raise
         except Exception as error:
+            if asks_for_value(error):
+                _explain_value_in_step(error)
+                raise
             output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
             raise
         if is_new and kind == "train" and self.overrides("train_step"):
