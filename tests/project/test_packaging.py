@@ -18,7 +18,7 @@ import zipfile
 import pytest
 
 import trainer
-from tests.support import pages, project_files
+from tests.support import pages, project_files, use_of_extras
 
 PYPROJECT = tomllib.loads((project_files.ROOT / "pyproject.toml").read_text())
 HEAVY = ("flax.nnx", "rich", "grain", "orbax", "matplotlib", "jinja2", "sklearn", "tensorflow", "torch",
@@ -257,3 +257,21 @@ def test_errors_of_what_is_missing_name_an_extra_that_exists():
         named |= set(re.findall(r"pip install 'trainer-jax\[([\w-]+)\]'", source))
         named |= set(re.findall(r'missing_package\("\w+", "\w+", "([\w-]+)"\)', source))
     assert {"images", "ray", "tensorboard"} <= named <= set(extras)
+
+
+def test_the_weekly_job_uses_each_extra_of_a_user():
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load(pages.read(".github/workflows/extras.yml"))["jobs"]
+    for_hardware, for_work = {"cuda12", "cuda13", "gpu-programs"}, {"bench", "docs", "dev"}
+    extras = set(PYPROJECT["project"]["optional-dependencies"]) - for_hardware - for_work
+    assert set(jobs["newest"]["strategy"]["matrix"]["extra"]) == extras == set(use_of_extras.USES)
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize(("extra", "package"), [("images", "h5py"), ("orbax", "orbax"), ("plot", "matplotlib"),
+                                                ("remote", "fsspec")])
+def test_the_use_of_an_extra_works_here(extra, package, tmp_path, monkeypatch):
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    use_of_extras.USES[extra]()

@@ -6,6 +6,7 @@ rows are gathered.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -135,14 +136,18 @@ def as_arrays(tree: PyTree, text: bool = False) -> Any:
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
     arrays = []
     for position, leaf in enumerate(leaves):
-        array = _to_numpy(leaf, lambda position=position: f"`{leaf_names(tree)[position]}`")
+        array = _to_numpy(leaf, functools.partial(_name_of, tree, position))
         # By JAX, because numpy does not treat bfloat16 and similar dtypes as numbers, but differences of times.
         is_numeric = array.dtype == np.bool_ or (jnp.issubdtype(array.dtype, np.number) and array.dtype.kind != "m")
         is_usable = is_numeric or (text and is_text(array))
         if not is_usable or array.ndim == 0 or np.ma.isMaskedArray(leaf):
-            raise unusable(f"`{leaf_names(tree)[position]}`", array, is_usable)
+            raise unusable(_name_of(tree, position), array, is_usable)
         arrays.append(array)
     return jax.tree.unflatten(treedef, arrays)
+
+
+def _name_of(tree: PyTree, position: int) -> str:
+    return f"`{leaf_names(tree)[position]}`"
 
 
 def column_array(column: Any) -> np.ndarray:

@@ -99,9 +99,9 @@ def report(
     page = _page(folder, record, model, data, class_names)
     footer = f"From {FILE_NAME} in {storage.absolute(folder)}."
     if format == "html":
-        content = as_html(page, footer)
-        _write(target, content.encode())
-        return HtmlPath(target, content)
+        html = as_html(page, footer)
+        _write(target, html.encode())
+        return HtmlPath(target, html)
     text, files = as_markdown(page, footer, folder_of(target))
     for name, content in files.items():
         _write(os.path.join(os.path.dirname(target), folder_of(target), name), content)
