@@ -24,8 +24,8 @@ _MAX_CHARACTERS = 200  # of a name or an error that comes from a file
 _MAX_NEAR = 5  # maximum number of suggested names
 _NEAR = 0.6
 _OF_EARLIER_KERAS = {
-    "decay": "A rate that decays is a schedule: `trainer.optimizers.schedules.InverseTimeDecay(rate, decay_steps=1, "
-             "decay_rate=decay)`.",
+    "decay": "A learning rate that decays is a schedule: `trainer.optimizers.schedules.InverseTimeDecay(rate, "
+             "decay_steps=1, decay_rate=decay)`.",
     "period": 'Give `save_freq`: "epoch", or a number of batches.',
 }
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError, ArithmeticError, EOFError,
@@ -89,8 +89,9 @@ def unknown_argument(owner: str, received: str, known: Iterable[str]) -> TypeErr
     >>> unknown_argument("Adam", "lr", ["self", "learning_rate", "beta_1"])
     TypeError("Adam has no argument 'lr'. Did you mean 'learning_rate'?")
     """
-    hint = _OF_EARLIER_KERAS.get(received) or near_hint(received, [name for name in known if name != "self"])
-    return TypeError(f"{owner} has no argument {received!r}. {hint}")
+    hint = near_hint(received, [name for name in known if name != "self"])
+    former = _OF_EARLIER_KERAS.get(received)
+    return TypeError(f"{owner} has no argument {received!r}. {hint}{' ' + former if former else ''}")
 
 
 def near_hint(received: str, known: Iterable[str]) -> str:
