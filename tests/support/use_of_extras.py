@@ -93,7 +93,8 @@ def tensorflow() -> None:
     model = _fit()
     model.export("saved", format="saved_model")
     loaded = tf.saved_model.load("saved")  # its functions refer to its variables only weakly
-    np.testing.assert_allclose(np.asarray(loaded.serve(X)), model.predict(X, verbose=0), rtol=1e-5)
+    served, = tf.nest.flatten(loaded.serve(X))
+    np.testing.assert_allclose(np.asarray(served), model.predict(X, verbose=0), rtol=1e-5)
 
 
 def onnx() -> None:
