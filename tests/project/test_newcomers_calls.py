@@ -10,6 +10,14 @@ import trainer
 from tests.support.newcomers_calls import CALLS, X, Y, message_of
 
 
+@pytest.fixture(scope="module", autouse=True)
+def a_first_program():
+    """The first program of a process takes a busy machine seconds; a call that is refused leaves its thread so long."""
+    model = trainer.Model(nn.Dense(1))
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", CALLS)
 def test_a_message_names_what_was_received_and_the_fix(name):

@@ -119,7 +119,7 @@ CALLS = {
                                      "unequal-rows"),
     "transposed targets": Wrong(lambda: _fit(y=Y.T), r"`y` of shape \(1, 8\)", "unequal-rows"),
     "a column of text": Wrong(lambda: _model().fit(_rows(x=["age", "city"], y="y").batch(2), verbose=0),
-                              r"`x\[1\]` \(the column 'city'\)", "Encode text as integers"),
+                              r"`x\[1\]` \(the column 'city'\)", "Make numbers of text"),
     "numbers that are objects": Wrong(lambda: _fit(x=np.array([[1.0, None]] * 8, object)), "dtype object",
                                       r'\.astype\("float32"\)'),
     "an unknown column": Wrong(lambda: _rows(x=["agee"], y="y"), "no column 'agee'", "Did you mean 'age'"),

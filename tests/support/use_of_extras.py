@@ -17,6 +17,7 @@ from flax import linen as nn
 
 import trainer
 from trainer import callbacks
+from trainer.tools.command_line import commands
 
 X, Y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
 
@@ -31,6 +32,27 @@ def _fit(*used: Any) -> trainer.Model:
     model = _model()
     model.fit(X, Y, epochs=2, verbose=0, callbacks=list(used))
     return model
+
+
+def cli() -> None:
+    with open("described.py", "w") as script:
+        script.write("import numpy as np\nfrom flax import linen as nn\n\n\n"
+                     "class Network(nn.Module):\n    width: int = 3\n\n    @nn.compact\n"
+                     "    def __call__(self, x):\n        return nn.Dense(1)(nn.Dense(self.width)(x))\n\n\n"
+                     "def data(rows: int = 8) -> dict:\n"
+                     "    return {'train': (np.ones((rows, 4)), np.ones((rows, 1)))}\n")
+    sys.path.insert(0, os.getcwd())
+    assert commands.main(["fit", "--model", "described.Network", "--data", "described.data", "--model.width", "2",
+                          "--compile.loss", "mse", "--run", "run"]) == 0
+    assert os.path.getsize("run/run.json") > 0
+
+
+def grain() -> None:
+    import grain as library
+
+    model = _model()
+    model.fit(library.MapDataset.source(list(zip(X, Y, strict=True))).batch(4), verbose=0)
+    assert int(model.state.step) == 2
 
 
 def orbax() -> None:
@@ -113,7 +135,7 @@ def ray() -> None:
 
 
 USES = {use.__name__: use for use in (
-    orbax, tensorboard, plot, mlflow, wandb, remote, images, sklearn, tensorflow, onnx, ray)}
+    cli, grain, orbax, tensorboard, plot, mlflow, wandb, remote, images, sklearn, tensorflow, onnx, ray)}
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from trainer.core.errors import page_url
 from trainer.tools.command_line import plan
 from trainer.tools.command_line.plan import REFUSED
 
@@ -75,7 +76,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     parser = argparse.ArgumentParser(prog="python -m trainer", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, text in _CONFIGURED.items():
-        commands.add_parser(name, help=f"{text}; see docs/configuration.md", add_help=False)
+        commands.add_parser(name, help=f"{text}; see {page_url('configuration')}", add_help=False)
     planner = commands.add_parser(
         "plan", help="what a training would take on GPUs", description=plan.DESCRIPTION, allow_abbrev=False,
         usage="%(prog)s SCRIPT --topology GPUS [options] [--] [ARGUMENT ...]",
