@@ -5,6 +5,7 @@ Owns the order of calls, and knows which hooks are overridden.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -30,6 +31,10 @@ _BATCH_HOOKS = {
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
+_ARGUMENTS = {
+    "on_epoch_begin": ("epoch", "logs"), "on_epoch_end": ("epoch", "logs"),
+    **{f"on_{phase}_{end}": ("logs",) for phase in _BATCH_HOOKS for end in ("begin", "end")},
+    **{hook: ("batch", "logs") for hooks in _BATCH_HOOKS.values() for hook in hooks}}
 _OF_FUNCTIONS = (KerasCallback, LambdaCallback, LearningRateScheduler)
 
 
@@ -78,7 +83,7 @@ class CallbackList(Callback):
         self.callbacks: list[Callback] = list(map(as_callback, given))
         for index, callback in enumerate(self.callbacks):
             if not isinstance(callback, Callback):
-                hint = " Give an instance, not the class." if isinstance(callback, type) else ""
+                hint = _hint(callback)
                 raise TypeError(
                     f"`callbacks` must be instances of `Callback`. Received: a value of type {type(callback).__name__} "
                     f"at index {index}.{hint}"
@@ -88,6 +93,7 @@ class CallbackList(Callback):
                 self.callbacks.append(kind())
         for callback in self.callbacks:
             _check_place(callback)
+            _check_hooks(callback)
             if type(callback) is History:
                 callback.reads_late = len(self.callbacks) == 1
         self._is_chief = jax.process_index() == 0
@@ -365,6 +371,37 @@ def _overrides(callback: Callback, *hooks: str) -> bool:
         if function is not getattr(Callback, hook) and not getattr(function, "is_for_other_loops", False):
             return True
     return False
+
+
+def _hint(value: object) -> str:
+    """Returns a sentence on the callback that a value may be meant for."""
+    if isinstance(value, type):
+        return f" Give an instance, not the class: `{value.__name__}(...)`."
+    if isinstance(value, str):
+        return f" Give an instance, such as `trainer.callbacks.{value if value.isidentifier() else 'EarlyStopping'}()`."
+    if callable(value):
+        return " Say when a function is called: `trainer.callbacks.LambdaCallback(on_epoch_end=function)`."
+    return ""
+
+
+def _check_hooks(callback: Callback) -> None:
+    """Raises TypeError for a hook of the user's that cannot be called with its arguments."""
+    for hook, names in _ARGUMENTS.items():
+        if type(callback).__module__.startswith("trainer.") or not _overrides(callback, hook):
+            continue
+        try:
+            signature = inspect.signature(getattr(callback, hook))
+        except (TypeError, ValueError):  # of a function of C
+            continue
+        try:
+            if "batch" in names:  # as `_call_batch` calls it
+                signature.bind("batch", logs={})
+            else:
+                signature.bind(*names)
+        except TypeError:
+            wanted = ", ".join(("self", *names))
+            raise TypeError(f"`{type(callback).__name__}.{hook}` must be `{hook}({wanted}=None)`. Received: "
+                            f"{hook}{signature}, without `self`.") from None
 
 
 def _check_place(callback: Callback) -> None:

@@ -5,11 +5,13 @@ import os as _os
 # A file of Coqui's `trainer` and `coqui-tts-trainer`, which install a package with this name.
 _FOREIGN = "trainer_utils.py"
 if _os.path.exists(_os.path.join(_os.path.dirname(__file__), _FOREIGN)):
+    from trainer.core.errors import page_url
+
     raise ImportError(
         f"Two distributions have installed a package `trainer` into {_os.path.dirname(__file__)!r}: trainer-jax and "
         "another one, such as Coqui's `trainer` or `coqui-tts-trainer`. Each has replaced files of the other. Give "
         "each an environment of its own: `pip uninstall trainer coqui-tts-trainer trainer-jax`, then install the one "
-        "that is needed here. See docs/errors.md#other-distribution.")
+        f"that is needed here. See {page_url('errors', 'other-distribution')}")
 
 from trainer.core.public_names import attach_stub  # noqa: E402
 

@@ -6,9 +6,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trainer.callbacks.progress.notebook_line import NotebookLine, is_in_notebook
+from trainer.callbacks.progress.notebook_line import NotebookLine
 from trainer.callbacks.progress.terminal_line import BAR_WIDTH, TerminalLine
 from trainer.core.ambient.interactive_logging import is_interactive_logging_enabled
+from trainer.core.ambient.notebook import is_in_notebook
 
 if TYPE_CHECKING:
     from rich.console import Console

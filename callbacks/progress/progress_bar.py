@@ -96,6 +96,7 @@ class ProgbarLogger(Callback):
         self._compiled_secs = 0.0
         self._validation_steps = None
         self.release()
+        self._line = None
 
     def release(self) -> None:
         """Restores `sys.stdout`, and ends the line of a bar that an exception has interrupted."""
@@ -113,7 +114,8 @@ class ProgbarLogger(Callback):
         self._outermost = None
         timing = self._timing()
         if self._verbose == 1 and timing:
-            print_message(timing_text(timing))
+            show = self._line.write if isinstance(self._line, NotebookLine) else print_message
+            show(timing_text(timing))
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._begin(f"Epoch {epoch + 1}/{self._epochs}")
@@ -236,6 +238,8 @@ class ProgbarLogger(Callback):
 
     def _new_line(self) -> TerminalLine | NotebookLine | None:
         """Returns a line to draw; None if only whole lines should be printed."""
+        if isinstance(self._line, NotebookLine):  # all epochs are in one output
+            return self._line
         line = open_line(self._console)
         if isinstance(line, TerminalLine) and self._console is None:
             self._printed_above = PrintedAbove(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +38,9 @@ def curves(history: Mapping[str, Sequence[Any]], epochs: Mapping[str, Sequence[i
             raise wrong_type("metrics", metric,
                              'names, each an argument of its own, such as `plot("loss", "accuracy")`')
     try:
-        from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
+
+        from trainer.callbacks.record.notebook_figure import NotebookFigure
     except ImportError as error:
         raise ImportError("To plot a history, matplotlib is needed, which cannot be imported. Install it with "
                           "`pip install 'trainer-jax[plot]'`.") from error
@@ -55,10 +55,9 @@ def curves(history: Mapping[str, Sequence[Any]], epochs: Mapping[str, Sequence[i
     shown = list(metrics) if metrics is not None else names
     if not shown:
         raise ValueError("The history has no numbers to plot. Call `fit` with at least one epoch before.")
-    _activate_notebook()
     columns = min(len(shown), MAX_COLUMNS)
     rows = math.ceil(len(shown) / columns)
-    figure = Figure(figsize=(AXIS_INCHES[0] * columns, AXIS_INCHES[1] * rows), layout="constrained")
+    figure = NotebookFigure(figsize=(AXIS_INCHES[0] * columns, AXIS_INCHES[1] * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis, metric in zip(axes.flat, shown, strict=False):
         _draw(axis, metric, history, epochs)
@@ -99,9 +98,3 @@ def _draw(axis: Any, metric: str, history: Mapping[str, Sequence[Any]], epochs: 
 
 def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
-
-
-def _activate_notebook() -> None:
-    """Enables figures in a notebook, as the import of pyplot does there."""
-    if "ipykernel" in sys.modules:
-        import matplotlib.pyplot  # noqa: F401

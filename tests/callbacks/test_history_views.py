@@ -104,7 +104,7 @@ def test_what_cannot_be_plotted_is_said(history, monkeypatch):
             history.plot(metrics)
     with pytest.raises(ValueError, match="has no numbers to plot"):
         History().plot()
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.ticker", None)
     with pytest.raises(ImportError, match=r"trainer-jax\[plot\]"):
         history.plot()
 

@@ -16,6 +16,7 @@ import trainer
 from tests.support.networks import LinenMLP, classification, logits_loss
 from trainer.callbacks import Callback, CallbackList, EarlyStopping, LazyLogs, ModelCheckpoint
 from trainer.callbacks.checkpoints.backup_and_restore import BackupAndRestore
+from trainer.core.errors import see
 
 
 class Model:
@@ -132,7 +133,7 @@ def test_a_name_that_no_log_has_is_refused_before_training(name, missing, argume
     with pytest.raises(KeyError) as raised:
         CallbackList([ModelCheckpoint(name, **arguments)]).check_monitors(["loss", "val_loss"])
     assert raised.value.args == (f'Failed to format this callback filepath: "{name}". Reason: {missing!r}',)
-    assert raised.value.__notes__[-1].endswith("See docs/errors.md#monitor.")
+    assert raised.value.__notes__[-1].endswith(see("monitor"))
 
 
 def test_a_name_of_a_validation_that_there_is_not_is_refused_with_advice():

@@ -4,7 +4,6 @@ import io
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from flax import linen as nn
 from rich.console import Console
 
 import trainer
-from tests.support.screen import callback_list, fit, rows, shown
+from tests.support.screen import Cell, callback_list, fit, rows, shown
 from trainer.callbacks import LazyLogs, ProgbarLogger
 
 
@@ -222,34 +221,28 @@ def test_a_validation_is_seen_in_the_bar(clock, screen):
     assert shown(screen) == [f"Epoch 1/1 {BAR} 4/4 - validation 6/?"]
 
 
-def test_a_notebook_gets_a_live_bar(capsys, clock, monkeypatch):
-    outputs = []
-
-    class Output:
-        def __init__(self, content):
-            outputs.append([content["text/plain"]])
-            self.check(content)
-
-        def update(self, content, raw):
-            outputs[-1].append(content["text/plain"])
-            self.check(content)
-
-        def check(self, content):
-            # The same words, in HTML.
-            words = re.sub("<[^>]*>", " ", content["text/html"]).split()
-            assert words == [word for word in content["text/plain"].split() if word != "-" and word[0] not in "█░"]
-            assert ("width:50.0%" in content["text/html"]) == (f"{'█' * 10}░" in content["text/plain"])
-
-    display = SimpleNamespace(display=lambda content, raw, display_id: Output(content))
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(
-        display=display, get_ipython=lambda: SimpleNamespace(kernel=object())))
+def test_a_notebook_gets_a_live_bar_in_one_output(capsys, clock, monkeypatch):
+    cell = Cell.installed(monkeypatch)
     fit(callback_list(epochs=2), clock)
-    assert [len(drawn) for drawn in outputs] == [4, 4]
-    assert outputs[0][1] == f"Epoch 1/2 {'█' * 10}{'░' * 10} 5/10 - ETA 0s - 100ms/step"
-    assert outputs[1][-1] == (
-        f"Epoch 2/2 {'█' * 20} 10/10 - accuracy: 0.9000 - loss: 0.1000 - val_loss: 1.2000e-04 - 1s - 100ms/step")
+    states, = cell.outputs
+    texts = [state["text/plain"].splitlines() for state in states]
+    assert [len(lines) for lines in texts] == [1] * 4 + [2] * 4
+    assert texts[1] == [f"Epoch 1/2 {'█' * 10}{'░' * 10} 5/10 - ETA 0s - 100ms/step"]
+    assert texts[-1] == [texts[3][0], (
+        f"Epoch 2/2 {'█' * 20} 10/10 - accuracy: 0.9000 - loss: 0.1000 - val_loss: 1.2000e-04 - 1s - 100ms/step")]
+    for state in states:  # the same words, in HTML
+        words = re.sub("<[^>]*>", " ", state["text/html"]).split()
+        assert words == [word for word in state["text/plain"].split() if word != "-" and word[0] not in "█░"]
+        assert ("width:50.0%" in state["text/html"]) == (f"{'█' * 10}░" in state["text/plain"])
     assert capsys.readouterr().out == ""
+
+
+def test_each_fit_has_an_output_of_its_own(clock, monkeypatch):
+    cell = Cell.installed(monkeypatch)
+    bar = ProgbarLogger()
+    for _ in range(2):
+        fit(callback_list(bar), clock, epochs=1)
+    assert [len(states[-1]["text/plain"].splitlines()) for states in cell.outputs] == [1, 1]
 
 
 def test_a_console_of_another_kind_is_refused():

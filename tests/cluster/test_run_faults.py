@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.run_fault_scenarios import (
     DATA_ERROR,
+    DATA_NOTE,
     ENDED_SECS,
     EPOCHS,
     FAULT_STEP,
@@ -171,7 +172,7 @@ def test_a_worker_whose_data_raise_ends_with_its_error_and_the_other_names_it(ca
     struck, _ = came_of("data raise")
     chief, worker = struck.processes
     assert worker.code == FAILED
-    assert worker.stderr.endswith(f"{DATA_ERROR}\n")
+    assert worker.stderr.endswith(f"{DATA_ERROR}\n{DATA_NOTE}\n")
     struck.assert_ended_in_time(1, has_noticed=False)  # its error comes at once
     assert_says(chief, rf"worker 1 has failed at step \d+: {re.escape(DATA_ERROR)}\. "
                        r"Worker 0 ends at step \d+ with exit code 75")
@@ -183,7 +184,7 @@ def test_a_chief_whose_data_raise_ends_with_its_error_and_the_worker_names_it(ca
     struck = came_of("chief's data raise")
     chief, worker = struck.processes
     assert chief.code == FAILED
-    assert chief.stderr.endswith(f"{DATA_ERROR}\n")
+    assert chief.stderr.endswith(f"{DATA_ERROR}\n{DATA_NOTE}\n")
     assert_says(worker, rf"worker 0 has failed at step \d+: {re.escape(DATA_ERROR)}\. "
                         r"Worker 1 ends at step \d+ with exit code 75")
     struck.assert_ended_in_time(0, has_noticed=False)  # its error comes at once
@@ -195,7 +196,8 @@ def test_under_the_launcher_the_error_of_one_workers_data_comes_last_and_gives_t
     code, secs, err = came_of("launched data raise")
     assert code == FAILED, err
     assert secs < AT_ONCE_SECS  # the other one does not wait until the launcher kills it
-    assert err.endswith(f"[worker 1] {DATA_ERROR}\n[launcher] Worker 1 of 2 failed with exit code 1.\n"), err
+    assert err.endswith(f"[worker 1] {DATA_ERROR}\n[worker 1] {DATA_NOTE}\n"
+                        "[launcher] Worker 1 of 2 failed with exit code 1.\n"), err
 
 
 @pytest.mark.parametrize("name", ["chief killed", "data raise"])

@@ -298,7 +298,7 @@ def test_batches_in_the_dtypes_of_jax_are_looked_at_once(monkeypatch):
 def test_a_fit_converts_each_array_once(validation, monkeypatch):
     converted = []
     convert = arrays._to_numpy
-    monkeypatch.setattr(arrays, "_to_numpy", lambda leaf: converted.append(leaf) or convert(leaf))
+    monkeypatch.setattr(arrays, "_to_numpy", lambda leaf, *name: converted.append(leaf) or convert(leaf))
     model = Model(nn.Dense(1))
     model.compile("sgd", "mse")
     given = X.tolist(), Y, np.ones(10)

@@ -73,7 +73,7 @@ def test_a_model_that_another_thread_trains_is_not_used(model, call):
     step = int(model.state.step)
     with (in_another_thread(lambda paused: model.fit(X, Y, batch_size=8, verbose=0, callbacks=[paused])),
           pytest.raises(RuntimeError, match=f"'small' is used by two threads: `{call}` was called in 'MainThread', "
-                                            "while `fit` runs in 'other', and its .* See docs/errors.md#two-threads")):
+                                            "while `fit` runs in 'other', and its .* See .*errors.html#two-threads ")):
         {**TRAINING, **READING, **CHANGING}[call](model)
     assert int(model.state.step) == step + 2  # and the training has gone on
     TRAINING["fit"](model)

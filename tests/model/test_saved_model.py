@@ -87,7 +87,7 @@ def test_another_optimizer_is_refused(tmp_path, trained, name):
 @pytest.mark.parametrize("name", ["model", "model.safetensors"])
 def test_a_model_that_is_not_compiled_is_told_so(tmp_path, trained, name):
     trained.save(tmp_path / name)
-    with pytest.raises(ValueError, match=r"not compiled.*Call `compile\(...\)` as when.*errors.md#not-compiled"):
+    with pytest.raises(ValueError, match=r"not compiled.*Call `compile\(...\)` as when.*errors.html#not-compiled"):
         trainer.load(tmp_path / name, trainer.Model(LinenMLP(batch_norm=True, dropout=0.2)))
 
 

@@ -157,7 +157,7 @@ def test_an_impossible_number_is_refused(build, message):
 
 
 @pytest.mark.parametrize(("build", "message"), [
-    (lambda: optimizers.SGD("0.1"), "`learning_rate` must be a number or a schedule. Received: str"),
+    (lambda: optimizers.SGD("0.1"), r"`learning_rate` must be a number or a schedule, such as `.*`. Received: str"),
     (lambda: optimizers.SGD(jnp.ones(2)), r"Received: array of shape \(2,\) and dtype float32"),
     (lambda: optimizers.SGD(momentum=True), r"`momentum` must be a number in \[0, 1\]. Received: bool"),
     (lambda: optimizers.AdamW(weight_decay=None), "`weight_decay` must be a number of at least 0. Received: NoneType"),

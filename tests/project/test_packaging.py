@@ -18,7 +18,7 @@ import zipfile
 import pytest
 
 import trainer
-from tests.support import pages, project_files
+from tests.support import pages, project_files, use_of_extras
 
 PYPROJECT = tomllib.loads((project_files.ROOT / "pyproject.toml").read_text())
 HEAVY = ("flax.nnx", "rich", "grain", "orbax", "matplotlib", "jinja2", "sklearn", "tensorflow", "torch",
@@ -186,7 +186,7 @@ def test_the_wheel_and_the_sdist_are_whole_and_have_nothing_else(published):
         in_wheel = {name for name in file.namelist() if not name.split("/")[0].endswith(".dist-info")}
     modules = {f"{name.replace('.', '/')}{'/__init__' if path.name == '__init__.py' else ''}.py"
                for name, path in project_files.modules().items()}
-    others = {"trainer/py.typed", "trainer/tools/report/page.html.jinja"}
+    others = {"trainer/py.typed", "trainer/tools/report/page.html.jinja", "trainer/tools/command_line/errors.md"}
     others |= (stubs := {f"{name}i" for name in modules if (project_files.ROOT / f"{name}i").is_file()})
     assert stubs and in_wheel == modules | others
     with tarfile.open(sdist) as file:
@@ -229,7 +229,8 @@ def test_files_of_another_distribution_are_found(tmp_path):
     # As `pip install trainer` leaves them beside ours: those of names that we do not have.
     package = pathlib.Path(trainer.__file__).parent
     (tmp_path / "trainer" / "core").mkdir(parents=True)
-    for name in ("__init__.py", "__init__.pyi", "core/__init__.py", "core/public_names.py"):
+    for name in ("__init__.py", "__init__.pyi", "core/__init__.py", "core/public_names.py", "core/errors.py",
+                 "core/received_text.py"):
         shutil.copy(package / name, tmp_path / "trainer" / name)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-P", "-c", "import trainer; print(trainer.__file__)"]
@@ -256,3 +257,21 @@ def test_errors_of_what_is_missing_name_an_extra_that_exists():
         named |= set(re.findall(r"pip install 'trainer-jax\[([\w-]+)\]'", source))
         named |= set(re.findall(r'missing_package\("\w+", "\w+", "([\w-]+)"\)', source))
     assert {"images", "ray", "tensorboard"} <= named <= set(extras)
+
+
+def test_the_weekly_job_uses_each_extra_of_a_user():
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load(pages.read(".github/workflows/extras.yml"))["jobs"]
+    for_hardware, for_work = {"cuda12", "cuda13", "gpu-programs"}, {"bench", "docs", "dev"}
+    extras = set(PYPROJECT["project"]["optional-dependencies"]) - for_hardware - for_work
+    assert set(jobs["newest"]["strategy"]["matrix"]["extra"]) == extras == set(use_of_extras.USES)
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize(("extra", "package"), [("images", "h5py"), ("orbax", "orbax"), ("plot", "matplotlib"),
+                                                ("remote", "fsspec")])
+def test_the_use_of_an_extra_works_here(extra, package, tmp_path, monkeypatch):
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    use_of_extras.USES[extra]()

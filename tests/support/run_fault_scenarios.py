@@ -18,6 +18,7 @@ import sys
 import time
 
 from tests.support.rendezvous_cluster import free_port, until
+from trainer.core.errors import see
 from trainer.engine.saving.checkpoint import CheckpointFolder, open_checkpoint
 
 TIMEOUT_SECS = 5.0  # of the strategy
@@ -28,8 +29,8 @@ START_SECS = 90.0  # for importing and compiling everything on a busy machine
 STEPS, EPOCHS, SAVE_FREQ = 12, 2, 3
 FAULT_STEP = 17  # in the middle of the second epoch
 SAVED_STEPS = (12, 15)  # the second may be incomplete
-DATA_ERROR = ("RuntimeError: The data pipeline raised KeyError at batch 4 (docs/errors.md#data-pipeline): "
-              "'a row that is not there'")
+DATA_ERROR = "RuntimeError: The data pipeline raised KeyError at batch 4: 'a row that is not there'"
+DATA_NOTE = see("data-pipeline")
 
 SCRIPT = f"""
 import json, os, signal, sys, time

@@ -2,6 +2,8 @@
 
 import io
 import re
+import sys
+from types import SimpleNamespace
 
 from trainer.callbacks import CallbackList, ProgbarLogger
 
@@ -39,6 +41,28 @@ def rows(text, width=500):
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+class Cell:
+    """The cell of a notebook, which keeps all states of each of its outputs, by MIME types."""
+
+    def __init__(self):
+        self.outputs = []
+
+    @classmethod
+    def installed(cls, monkeypatch):
+        """Returns a cell in which the test runs, until `monkeypatch` is undone."""
+        cell = cls()
+        monkeypatch.delenv("CI", raising=False)
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(
+            display=SimpleNamespace(display=cell._display),
+            get_ipython=lambda: SimpleNamespace(kernel=object())))
+        return cell
+
+    def _display(self, content, raw, display_id):
+        states = [content]
+        self.outputs.append(states)
+        return SimpleNamespace(update=lambda content, raw: states.append(content))
 
 
 def text_rows(terminal):

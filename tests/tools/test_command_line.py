@@ -6,13 +6,15 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
 from flax import linen as nn
 
 import trainer
-from trainer.tools.command_line import commands, doctor, installed, machine, network
+from tests.support import pages
+from trainer.tools.command_line import commands, doctor, installed, known_failures, machine, network
 
 X, Y = np.ones((20, 4), np.float32), np.ones((20, 3), np.float32)
 WHOLE = "All bytes have the checksums that were saved with them."
@@ -159,7 +161,7 @@ def test_the_commands_are_listed_and_others_refused(capsys):
     with pytest.raises(SystemExit, match="0"):
         commands.main(["--help"])
     text = capsys.readouterr().out
-    assert all(f"\n    {name} " in text for name in ("plan", "doctor", "inspect", "launch"))
+    assert all(f"\n    {name} " in text for name in ("plan", "doctor", "explain", "inspect", "launch"))
     with pytest.raises(SystemExit, match="2"):
         commands.main(["diagnose"])
     with pytest.raises(SystemExit, match="2"):
@@ -272,6 +274,47 @@ def test_versions_that_do_not_go_together_are_found(monkeypatch, versions, name,
     found = by_name([*installed.versions(), *installed.extras()])
     assert found[name].status == status and words in found[name].text
     assert not {"oldthing", "dev"} & found.keys()
+
+
+@pytest.mark.parametrize(("versions", "name", "status", "words"), [
+    ({"jax": "0.12.0.1", "jax2onnx": "0.13.0"}, "jax2onnx with jax", "warning",
+     "jax2onnx 0.13.0 fails with jax 0.12.0.1: `export(format=\"onnx\")` raises ValueError. "
+     "pip install 'jax2onnx>=0.17' 'jax<0.12'"),
+    ({"jax": "0.11.2", "jax2onnx": "0.16.1"}, "jax2onnx with jax", "warning", "pip install 'jax2onnx>=0.17'"),
+    ({"jax": "0.11.2", "jax2onnx": "0.17.0"}, "jax2onnx with jax", None, ""),
+    ({"jax": "0.10.2", "jax2onnx": "0.13.0"}, "jax2onnx with jax", None, ""),
+    ({"jax": "0.12.0"}, "jax2onnx with jax", None, ""),
+    ({"jax": "0.11.2", "tensorflow": "2.21.0"}, "tensorflow with jax", "warning", "pip install 'jax<0.11.2'"),
+    ({"jax": "0.11.1", "tensorflow": "2.21.0"}, "tensorflow with jax", None, ""),
+    ({"jax": "0.12.0", "flax": "0.12.9"}, "flax with jax", "problem", "`import flax` raises AttributeError"),
+    ({"jax": "0.12.0", "flax": "0.12.10"}, "flax with jax", None, ""),
+    ({"jax": "0.10.2", "flax": "0.12.8"}, "flax with jax", None, ""),
+    ({"jax": "0.10.0", "flax": "0.12.0"}, "flax with jax", "problem", "pip install 'flax>=0.12.1'"),
+])
+def test_versions_that_are_known_to_fail_together_are_named(monkeypatch, versions, name, status, words):
+    monkeypatch.setattr(installed, "_version", versions.get)
+    monkeypatch.setattr(installed.metadata, "requires", lambda name: [])
+    found = by_name(installed.versions()).get(name)
+    assert (None if found is None else found.status) == status and (found is None or words in found.text)
+
+
+def test_no_version_of_a_requirement_is_known_to_fail_with_the_oldest_jax():
+    project = tomllib.loads(pages.read("pyproject.toml"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["onnx"]]
+    least = {line.partition(">=")[0]: line.partition(">=")[2] for line in wanted if ">=" in line}
+    failing = [each for each in known_failures.KNOWN_FAILURES if each.package in least
+               and installed._is_in(least[each.package], each.versions)
+               and installed._is_in(least[each.beside], each.other_versions)]
+    assert failing == [], "raise the bound in pyproject.toml"
+
+
+def test_what_an_extra_forbids_is_a_note_until_the_extra_is_installed(monkeypatch):
+    monkeypatch.setattr(installed.metadata, "requires", lambda name: (
+        ['jax2onnx>=0.12.5; extra == "onnx"', 'jax<0.12; extra == "onnx"'] if name == "trainer-jax" else []))
+    for version, status in ((None, "note"), ("0.17.1", "warning")):
+        monkeypatch.setattr(installed, "_version", {"jax": "0.12.0", "jax2onnx": version}.get)
+        found = by_name(installed.extras())["onnx"]
+        assert found.status == status and "jax is 0.12.0, and <0.12 is needed" in found.text
 
 
 def test_gpus_that_jax_does_not_use_are_found(monkeypatch):

@@ -208,11 +208,10 @@ def as_path(argument: str, value: object, expected: str = "the path of a file") 
       TypeError: `value` is no path.
       ValueError: `value` is empty, or a URL.
 
-    >>> as_path("log_dir", "gs://bucket/logs")
+    >>> as_path("log_dir", "gs://bucket/logs")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: `log_dir` must be a path of the local file system. Received: 'gs://bucket/logs', a URL. Mount the \
-store and give the path of the mount, or copy files between the store and a local folder. See \
-docs/errors.md#url-as-path.
+store and give the path of the mount, or copy files between the store and a local folder. See ...
     """
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise wrong_type(argument, value, expected)

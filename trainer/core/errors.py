@@ -18,10 +18,16 @@ from typing import Any
 
 from trainer.core.received_text import printable
 
+DOCUMENTATION_URL = "https://trainer-jax.readthedocs.io/en/latest/"  # also in [project.urls] of pyproject.toml
 MAX_ITEMS = 8  # maximum number of listed items in a message
 _MAX_CHARACTERS = 200  # of a name or an error that comes from a file
 _MAX_NEAR = 5  # maximum number of suggested names
 _NEAR = 0.6
+_OF_EARLIER_KERAS = {
+    "decay": "A learning rate that decays is a schedule: `trainer.optimizers.schedules.InverseTimeDecay(rate, "
+             "decay_steps=1, decay_rate=decay)`.",
+    "period": 'Give `save_freq`: "epoch", or a number of batches.',
+}
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError, ArithmeticError, EOFError,
               MemoryError, NotImplementedError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
 _WORDS = re.compile(r"[A-Z]*[a-z0-9]+|[A-Z]+")
@@ -83,8 +89,9 @@ def unknown_argument(owner: str, received: str, known: Iterable[str]) -> TypeErr
     >>> unknown_argument("Adam", "lr", ["self", "learning_rate", "beta_1"])
     TypeError("Adam has no argument 'lr'. Did you mean 'learning_rate'?")
     """
-    return TypeError(f"{owner} has no argument {received!r}. "
-                     f"{near_hint(received, [name for name in known if name != 'self'])}")
+    hint = near_hint(received, [name for name in known if name != "self"])
+    former = _OF_EARLIER_KERAS.get(received)
+    return TypeError(f"{owner} has no argument {received!r}. {hint}{' ' + former if former else ''}")
 
 
 def near_hint(received: str, known: Iterable[str]) -> str:
@@ -121,16 +128,27 @@ def _letters(name: str) -> str:
     return name.replace("_", "").lower()
 
 
+def page_url(page: str, section: str = "") -> str:
+    """Returns the address of a page of the documentation, or of a section of it.
+
+    >>> page_url("resume").removeprefix(DOCUMENTATION_URL)
+    'resume.html'
+    """
+    return f"{DOCUMENTATION_URL}{page}.html{section and '#'}{section}"
+
+
 def see(code: str) -> str:
-    """Returns the sentence that refers to an entry of docs/errors.md.
+    """Returns the end of a message that an entry of docs/errors.md explains: its address, and an offline command.
+
+    The address ends before a space, so that terminals link to it.
 
     Args:
       code: heading of the entry.
 
-    >>> see("monitor")
-    'See docs/errors.md#monitor.'
+    >>> see("monitor").removeprefix(f"See {DOCUMENTATION_URL}")
+    'errors.html#monitor or run `python -m trainer explain monitor`.'
     """
-    return f"See docs/errors.md#{code}."
+    return f"See {page_url('errors', code)} or run `python -m trainer explain {code}`."
 
 
 def missing_package(owner: str, package: str, extra: str) -> ImportError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import os
 import sys
 import types
 from typing import Any
@@ -166,11 +167,22 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
     if not is_iterable or not (is_list_of_batches(x) or jax.tree_util.all_leaves([x], is_leaf)):
         raise ValueError(
             f"Unrecognized data type: {describe(x)}. Expected arrays, a tree of arrays, a trainer.data.Dataset, a "
-            "generator, or another object that yields batches when iterated or indexed."
+            f"generator, or another object that yields batches when iterated or indexed.{_hint(x)}"
         )
     length = _iterable_length(x)
     sharded = shard_grain(x, length, processes) if policy is AutoShardPolicy.AUTO else None
     return sharded or IterableSource(x, length)
+
+
+def _hint(x: object) -> str:
+    """Returns a sentence for a value that is not data but leads to data, or an empty string."""
+    if isinstance(x, (str, bytes, os.PathLike)):
+        return (" A file or folder is read first, as by `numpy.load`, `pandas.read_csv` or "
+                "`trainer.data.image_dataset_from_directory`.")
+    if callable(x):
+        name = getattr(x, "__name__", "")
+        return f" Call the function: `{name if name.isidentifier() else 'generator'}()`."
+    return ""
 
 
 def _rows_of_columns(x: object) -> ValueError:

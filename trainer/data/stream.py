@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Generator
 from typing import Any
 
+from trainer.core.errors import see
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import Batch, LocalRows
 
@@ -82,5 +83,6 @@ def named(error: Exception, number: int) -> Exception:
     """Returns an error that names the batch at which another error was raised."""
     if isinstance(error, DataError):
         return DataError(f"The data cannot be used at batch {number}: {error}")
-    return RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number} "
-                        f"(docs/errors.md#data-pipeline): {error}")
+    named_error = RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number}: {error}")
+    named_error.add_note(see("data-pipeline"))
+    return named_error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import numbers
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from jax.typing import DTypeLike
 
 from trainer.core import trace_purity
 from trainer.core.ambient import state
-from trainer.core.errors import unknown_name, wrong_type
+from trainer.core.errors import see, unknown_name, wrong_type
 from trainer.core.types import ArrayLike, PyTree
 from trainer.losses.shapes import in_dtype
 
@@ -29,6 +30,15 @@ INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.one
 #: JAX's errors for code of a step that asks for the value of an array.
 VALUE_OF_TRACER = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError,
                    jax.errors.TracerIntegerConversionError, jax.errors.TracerBoolConversionError)
+
+
+_OF_TRACER = re.compile(r"Tracer(\.__format__| has no attribute numpy)")  # errors of Python's, which JAX does not raise
+
+
+def asks_for_value(error: Exception) -> bool:
+    """Returns whether an error is about code that asks for the value of a traced array, as `f"{loss:.3f}"` does."""
+    return isinstance(error, VALUE_OF_TRACER) or (
+        isinstance(error, (TypeError, AttributeError)) and _OF_TRACER.search(str(error)) is not None)
 
 
 def closed_values() -> contextlib.AbstractContextManager[None]:
@@ -245,10 +255,12 @@ def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
     before = dict(vars(metric))
     try:
         yield
-    except VALUE_OF_TRACER as error:
+    except Exception as error:
+        if not asks_for_value(error):
+            raise
         error.add_note(f"It was raised in `update_state` of the metric {metric.name!r}, which is compiled: it asks for "
                        "the value of an array. Use `jnp` in place of `np`, `float` and `if`. "
-                       'See docs/errors.md, "Other messages".')
+                       f"{see('traced-value')}")
         raise
     changed = [name for name, value in vars(metric).items() if _counts(before.get(name), value)]
     for name in changed:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from trainer.core.errors import near_hint
 from trainer.optimizers import LearningRate, Optimizer, OptimizerState
 
 
@@ -40,7 +41,9 @@ class AttachedOptimizer:
         def __getattr__(self, name: str) -> Any:
             if not name.startswith("_") and name in self.optimizer.constructor_arguments():
                 return getattr(self.optimizer, name)
-            raise AttributeError(f"{self!r} has no attribute {name!r}.", name=name, obj=self)
+            known = [each for each in [*dir(type(self)), *self.optimizer.constructor_arguments()] if each[0] != "_"]
+            hint = "" if name.startswith("_") else f" {near_hint(name, known)}"
+            raise AttributeError(f"{self!r} has no attribute {name!r}.{hint}", name=name, obj=self)
 
     def __setattr__(self, name: str, value: object) -> None:
         # A model creates a new object for each read, so other attributes would be lost.

@@ -109,7 +109,8 @@ class Optimizer(ComparesByConfiguration):
         self.name = name or type(self).__name__.lower()
         self.transformation = transformation
         self.schedule = learning_rate if callable(learning_rate) else None
-        self._initial = 1.0 if callable(learning_rate) else as_rate(learning_rate, "a number or a schedule")
+        self._initial = 1.0 if callable(learning_rate) else as_rate(
+            learning_rate, "a number or a schedule, such as `trainer.optimizers.schedules.CosineDecay(0.001, 1000)`")
 
     if not TYPE_CHECKING:  # type checkers would take any attribute
 

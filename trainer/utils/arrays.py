@@ -44,7 +44,8 @@ def to_categorical(x: ArrayLike, num_classes: int | None = None) -> np.ndarray:
     arguments.check_count("num_classes", num_classes)
     if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
         raise ValueError(f"`x` must hold class indices from 0 to {num_classes - 1}. Received: indices from "
-                         f"{labels.min()} to {labels.max()}.")
+                         f"{labels.min()} to {labels.max()}. Number the classes from 0, or give "
+                         f"num_classes={max(int(labels.max()), 0) + 1}.")
     return np.eye(num_classes)[labels]
 
 

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from typing import Any
 
-from trainer.callbacks.progress.notebook_line import is_in_notebook
 from trainer.core import arguments, replica_context
+from trainer.core.ambient.notebook import is_in_notebook
 from trainer.core.errors import wrong_type
 from trainer.core.tree_paths import named_leaves
 from trainer.engine.model.core.model_core import core_of

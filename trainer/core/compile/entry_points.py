@@ -28,6 +28,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NO_MESH = Mesh(np.empty((), object), ())
 _RATES = ("lr", "learning_rate")
+# Arguments of Keras and of other trainers, by method.
+_OF_KERAS = {
+    ("compile", "strategy"): "Make, compile and fit the model in `with strategy.scope():`.",
+    ("build", "input_shape"): "Give some rows, of which shape and dtype are taken: `build(np.zeros((1, 28, 28)))`.",
+    ("__init__", "inputs"): "There is no functional API: write the graph in the call of a Flax module, and give that: "
+                            "`trainer.Model(MyModule())`.",
+}
 _OF_DATA = ("workers", "use_multiprocessing", "max_queue_size")  # arguments of `fit` in earlier Keras versions
 
 
@@ -107,6 +114,8 @@ def _unknown_keyword(
     hint = near_hint(name, names - {"self"})
     if name in _RATES and "optimizer" in names:
         hint = "Give it to the optimizer: `optimizer=trainer.optimizers.Adam(learning_rate=...)`."
+    if (function.__name__, name) in _OF_KERAS:
+        hint = _OF_KERAS[function.__name__, name]
     if name in _OF_DATA and "x" in names:
         hint = f"Give it to the data: `super().__init__({name}=...)` in a `trainer.utils.PyDataset`."
     return TypeError(f"`{called}` has no argument {name!r}. {hint}")

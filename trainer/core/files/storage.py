@@ -42,10 +42,10 @@ def as_place(argument: str, value: object, expected: str = "the path of a file")
 
     >>> as_place("backup_dir", "memory://bucket/run/")
     'memory://bucket/run'
-    >>> as_place("backup_dir", "https://example.com/run")
+    >>> as_place("backup_dir", "https://example.com/run")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: `backup_dir` must be a local path or a URL of an object store (s3, s3a, gs, gcs, az, abfs, abfss, \
-memory). Received: 'https://example.com/run'. See docs/errors.md#url-as-path.
+memory). Received: 'https://example.com/run'. See ...
     """
     path = os.fsdecode(value) if isinstance(value, (str, bytes, os.PathLike)) else ""
     match = _URL.fullmatch(path)

@@ -6,6 +6,7 @@ rows are gathered.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -135,14 +136,18 @@ def as_arrays(tree: PyTree, text: bool = False) -> Any:
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
     arrays = []
     for position, leaf in enumerate(leaves):
-        array = _to_numpy(leaf)
+        array = _to_numpy(leaf, functools.partial(_name_of, tree, position))
         # By JAX, because numpy does not treat bfloat16 and similar dtypes as numbers, but differences of times.
         is_numeric = array.dtype == np.bool_ or (jnp.issubdtype(array.dtype, np.number) and array.dtype.kind != "m")
         is_usable = is_numeric or (text and is_text(array))
         if not is_usable or array.ndim == 0 or np.ma.isMaskedArray(leaf):
-            raise unusable(f"`{leaf_names(tree)[position]}`", array, is_usable)
+            raise unusable(_name_of(tree, position), array, is_usable)
         arrays.append(array)
     return jax.tree.unflatten(treedef, arrays)
+
+
+def _name_of(tree: PyTree, position: int) -> str:
+    return f"`{leaf_names(tree)[position]}`"
 
 
 def column_array(column: Any) -> np.ndarray:
@@ -237,7 +242,7 @@ def _is_number_or_row(item: object) -> bool:
     return isinstance(item, (numbers.Number, str, np.bool_))
 
 
-def _to_numpy(value: Any) -> np.ndarray:
+def _to_numpy(value: Any, name: Callable[[], str] = lambda: "A value") -> np.ndarray:
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     if hasattr(value, "detach") and hasattr(value, "cpu"):
@@ -249,7 +254,12 @@ def _to_numpy(value: Any) -> np.ndarray:
             return _stacked([np.asarray(image) for image in value])
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise DataError(f"A value of type {type(value).__name__} cannot become an array: {error}") from error
+        hint = ""
+        if isinstance(value, (list, tuple)) and "inhomogeneous" in str(error):
+            hint = (" Rows of several lengths are padded to one, by `trainer.utils.pad_sequences` or "
+                    "`trainer.data.bucketed`.")
+        raise DataError(f"{name()} of type {type(value).__name__} cannot become an array.{hint} NumPy says: "
+                        f"{error}") from error
 
 
 def _stacked(rows: list[np.ndarray]) -> np.ndarray:

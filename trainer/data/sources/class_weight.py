@@ -17,6 +17,9 @@ from trainer.data.sources.arrays import DataError
 _SUM_TOLERANCE = 0.01  # for distributions with 8-bit precision
 
 
+_EXPECTED = "a dict with integer keys, one for each class, such as `{0: 1.0, 1: 2.5}`"
+
+
 class ClassWeights:
     """Converts labels to row weights.
 
@@ -30,12 +33,12 @@ class ClassWeights:
 
     def __init__(self, class_weight: Mapping[int, float]):
         if not isinstance(class_weight, Mapping):
-            raise wrong_type("class_weight", class_weight, "a dict with integer keys, one for each class")
+            raise wrong_type("class_weight", class_weight, _EXPECTED)
         if not class_weight:
             raise ValueError("`class_weight` is empty. Give the weight of at least one class.")
         for label, weight in class_weight.items():
             if isinstance(label, (bool, np.bool_)) or not isinstance(label, numbers.Integral):
-                raise wrong_type("class_weight", label, "a dict with integer keys, one for each class")
+                raise wrong_type("class_weight", label, _EXPECTED)
             arguments.require_finite(**{f"class_weight[{label}]": weight})
         labels = sorted(class_weight)
         self._labels = np.array(labels)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainer.core import plain
+from trainer.core.errors import page_url
 
 _PROTOCOLS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))  # Grain's, and torch's
 
@@ -97,7 +98,8 @@ class HuggingFacePositions(Positions):
     def state(self) -> Any:
         if not self._refused and (step := _lossy_step(self._iterable)) is not None:
             self._refuse(f"The state of this {type(self._iterable).__name__} does not hold {step}. So a resumed run "
-                         "reads all batches of the epoch up to its position again (docs/resume.md).")
+                         "reads all batches of the epoch up to its position again. "
+                         f"See {page_url('resume')}")
         return super().state()
 
     def next_pass(self) -> tuple[Any]:

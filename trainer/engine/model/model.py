@@ -10,7 +10,7 @@ import datetime
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from trainer.callbacks import History
 from trainer.core import arguments, errors
@@ -496,6 +496,14 @@ class Sequential(Model):
     Raises:
       TypeError: if a layer is neither a Flax module nor a function.
     """
+
+    if not TYPE_CHECKING:  # type checkers know the constructor
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > 1 and cls.__init__ is Sequential.__init__:
+                raise TypeError(f"`{cls.__name__}` takes a list of layers. Received: {len(args)} arguments. Write "
+                                f"`{cls.__name__}([first, second])`.")
+            return super().__new__(cls)
 
     def __init__(self, layers: Sequence[Layer] | None = None, *, seed: int | None = None, name: str | None = None):
         if layers is not None and not isinstance(layers, (list, tuple)):

@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from trainer.core import overwritten, replica_context
+from trainer.core import errors, overwritten, replica_context
 from trainer.core.precision import apply_with_policy, with_matmul_precision
 from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
@@ -209,10 +210,25 @@ def logs_without_update(model: OverridableSteps, state: TrainState, batch: Batch
 def _loss(
     model: OverridableSteps, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree, training: bool
 ) -> jax.Array:
-    """Returns the loss of `compute_loss`, of which an override need not take `training`, as in Keras."""
-    parameters = inspect.signature(model.compute_loss).parameters.values()
-    takes = any(each.name == "training" or each.kind is each.VAR_KEYWORD for each in parameters)
-    return model.compute_loss(x, y, y_pred, sample_weight, **({"training": training} if takes else {}))
+    """Returns the loss of `compute_loss`, of which an override need not take `training`, as in Keras.
+
+    Raises:
+      TypeError: if it has other arguments, or does not return a scalar.
+    """
+    signature = inspect.signature(model.compute_loss)
+    takes = any(each.name == "training" or each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    options = {"training": training} if takes else {}
+    try:
+        signature.bind(x, y, y_pred, sample_weight, **options)
+    except TypeError:
+        raise TypeError("`compute_loss(self, x, y, y_pred, sample_weight, training=True)` is called with these "
+                        f"arguments, of which it may leave out `training`. Received: compute_loss{signature}, without "
+                        "`self`. A function of y and y_pred alone is a loss: `compile(loss=function)`.") from None
+    loss = model.compute_loss(x, y, y_pred, sample_weight, **options)
+    if loss is None or np.shape(loss) != ():
+        raise TypeError(f"`compute_loss` must return the loss of the batch, a scalar. Received: "
+                        f"{errors.describe(loss)}. {'End it with `return`' if loss is None else 'Take its mean'}.")
+    return loss
 
 
 def _with_penalties(model: OverridableSteps, loss: jax.Array, params: PyTree, model_state: PyTree) -> jax.Array:

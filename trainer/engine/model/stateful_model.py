@@ -16,6 +16,7 @@ import numpy as np
 
 from trainer.core import arguments, errors
 from trainer.core.ambient.interactive_logging import is_interactive_logging_enabled, print_message
+from trainer.core.ambient.notebook import print_table
 from trainer.core.compile.entry_points import with_entry_points
 from trainer.core.files import check_suffix
 from trainer.core.modules import CallKwargs, as_functional, print_summary, render_summary
@@ -31,6 +32,7 @@ from trainer.engine.model.core import saved_model
 from trainer.engine.model.core.current_run import CurrentRun
 from trainer.engine.model.core.model_core import ModelCore, copied
 from trainer.engine.model.core.state_holder import first_rows
+from trainer.engine.model.foreign_names import ForeignNames
 from trainer.engine.model.overridable_steps import OverridableSteps
 from trainer.engine.model.types import ModuleLike
 from trainer.engine.model.views.layers import ModelLayer, find
@@ -57,7 +59,7 @@ def _some_rows(sample: ArrayTree) -> Batch:
 
 
 @with_entry_points
-class StatefulModel(OverridableSteps):
+class StatefulModel(OverridableSteps, ForeignNames):
     """A Flax module and its training state. `Model` compiles and runs it."""
 
     def __init__(self, module: ModuleLike, *, seed: int | None = None, name: str | None = None,
@@ -325,10 +327,12 @@ class StatefulModel(OverridableSteps):
         if print_fn is not None:
             for line in lines:
                 print_fn(line)
-        elif sys.stdout.isatty() and is_interactive_logging_enabled():
+        elif not is_interactive_logging_enabled():
+            print_message("\n".join(lines))
+        elif sys.stdout.isatty():
             print_summary(*table)
         else:
-            print_message("\n".join(lines))
+            print_table("\n".join(lines))
 
     def count_params(self) -> int:
         """Returns the number of scalar weights, including the model state (such as BatchNorm's running averages)."""

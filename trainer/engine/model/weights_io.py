@@ -96,7 +96,8 @@ def _set_some(holder: StateHolder, numbers: Sequence[int], weights: Any, owner: 
     if not isinstance(weights, (list, tuple)):
         raise errors.wrong_type("weights", weights, "a list of arrays, as `get_weights` returns it")
     if len(weights) != len(leaves):
-        raise ValueError(f"`weights` has {len(weights)} arrays, but {owner} has {len(leaves)}.")
+        raise ValueError(f"`weights` has {len(weights)} arrays, but {owner} has {len(leaves)}. Give as "
+                         "many as `get_weights()` returns, in its order.")
     for index, (leaf, weight) in enumerate(zip(leaves, weights, strict=True)):
         if np.shape(weight) != leaf.shape:
             raise ValueError(f"`weights[{index}]` has shape {np.shape(weight)}, but {owner}'s has {leaf.shape}.")

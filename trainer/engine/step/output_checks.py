@@ -27,6 +27,7 @@ from trainer.engine.step.probabilities import are_probabilities
 from trainer.losses.base import BuiltinLoss
 from trainer.metrics.base import is_builtin
 from trainer.metrics.registry import takes_class_indices
+from trainer.metrics.variable import asks_for_value
 
 _ROUNDING = 1e-3  # of labels that are floats
 _OTHER_YES_OR_NO = "Give `y > 0` for labels of -1 and 1, or `y - 1` for labels of 1 and 2"
@@ -75,6 +76,11 @@ def check_inputs_of_rank_one(
 
 def explain_inputs(inputs: PyTree, error: Exception) -> ValueError:
     """Returns an error about inputs for which a module raised `error` during initialization."""
+    if asks_for_value(error):
+        return ValueError(
+            "The call of the module asks for the value of an array, which has none while it is traced. Choose with "
+            "`jnp.where` or `jax.lax.cond` in place of `if`, and compute with `jnp` in place of `np` and `float`. "
+            f"{errors.see('traced-value')} It raised {type(error).__name__}: {error}")
     hint = _hint_of_names(inputs, error) or _hint_of_parts(inputs).strip()
     return ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}.{hint and ' ' + hint} "
                       f"It raised {type(error).__name__}: {error}")

@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from trainer.core.errors import page_url
 from trainer.tools.command_line import plan
 from trainer.tools.command_line.plan import REFUSED
 
@@ -22,6 +23,10 @@ programs, optional packages. It joins no cluster, and JAX takes no more of a GPU
 _INSPECT = """\
 Prints what a file or folder holds: weights, a training state, the checkpoints of a run, an exported model. All bytes
 are compared with the checksums that were saved with them. The model's code is not needed, and no code is run."""
+_EXPLAIN = """\
+Prints the entry of the page "Errors and exit codes" that a message of the trainer ends with, such as `monitor`, or the
+meaning of an exit code, such as 75. It needs no network. (`strategy.explain(model)` is another thing: what a device
+holds.)"""
 _TIMEOUT_SECS = 3.0
 _CONFIGURED = {
     "fit": "trains the model of a configuration, or continues its run",
@@ -54,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return plan.run(parsers["plan"], options, others)
     if others:
         parsers[options.command].error(f"unrecognized arguments: {' '.join(others)}")
+    if options.command == "explain":
+        from trainer.tools.command_line import explain
+
+        return explain.run(options.code)
     if options.command == "doctor":
         from trainer.tools.command_line import doctor
 
@@ -67,7 +76,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     parser = argparse.ArgumentParser(prog="python -m trainer", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, text in _CONFIGURED.items():
-        commands.add_parser(name, help=f"{text}; see docs/configuration.md", add_help=False)
+        commands.add_parser(name, help=f"{text}; see {page_url('configuration')}", add_help=False)
     planner = commands.add_parser(
         "plan", help="what a training would take on GPUs", description=plan.DESCRIPTION, allow_abbrev=False,
         usage="%(prog)s SCRIPT --topology GPUS [options] [--] [ARGUMENT ...]",
@@ -82,6 +91,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
                                   "whether it is whole", description=_INSPECT, allow_abbrev=False)
     inspect.add_argument("path", metavar="PATH", help="the file or folder")
     inspect.add_argument("--json", action="store_true", help="print JSON")
+    explain = commands.add_parser("explain", help="what a message of the trainer means, and its solution",
+                                  description=_EXPLAIN, allow_abbrev=False)
+    explain.add_argument("code", metavar="CODE", nargs="?", help="the code; all codes are listed without")
     commands.add_parser("launch", help="runs a script as a cluster on this machine; the same as trainer-launch",
                         add_help=False)
-    return parser, {"plan": planner, "doctor": doctor, "inspect": inspect}
+    return parser, {"plan": planner, "doctor": doctor, "inspect": inspect, "explain": explain}

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from trainer.tools.command_line.findings import Finding, Status
+from trainer.tools.command_line.known_failures import KNOWN_FAILURES
 
 PACKAGE = "trainer-jax"
 # The packages whose requirements are compared: the trainer, and the packages that compile and compute for it.
@@ -39,6 +40,13 @@ def versions() -> Iterator[Finding]:
             yield Finding("versions", name, "ok" if fits else "problem", version if fits else (
                 f"{version}, but jaxlib is {jaxlib}: JAX leaves out a plugin of another version. Install both "
                 f"together: pip install -U 'trainer-jax[{'cuda13' if '13' in name else 'cuda12'}]'"))
+    for each in KNOWN_FAILURES:
+        first, second = _version(each.package), _version(each.beside)
+        if _is_in(first, each.versions) and _is_in(second, each.other_versions):
+            fix = " ".join(f"'{requirement}'" for requirement in each.fix)
+            yield Finding("versions", f"{each.package} with {each.beside}", each.status,
+                          f"{each.package} {first} fails with {each.beside} {second}: {each.consequence}. "
+                          f"pip install {fix}")
 
 
 def extras() -> Iterator[Finding]:
@@ -58,7 +66,7 @@ def extras() -> Iterator[Finding]:
         wrong = [f"{name} is {_version(name)}, and {specifier} is needed" for name, specifier in needed
                  if not _fits(name, specifier)]
         there = ", ".join(f"{name} {_version(name)}" for name, _ in needed if name not in missing)
-        status: Status = "warning" if wrong else "note" if missing else "ok"
+        status: Status = "note" if missing else "warning" if wrong else "ok"
         install = f"pip install 'trainer-jax[{extra}]'"
         yield Finding("optional packages", extra, status, "; ".join(filter(None, [
             there, *wrong, f"not installed: {', '.join(missing)} ({install})" if missing else ""])))
@@ -104,12 +112,17 @@ def _applies(marker: str, extra: str) -> bool:
 def _fits(name: str, specifier: str, missing: bool = True) -> bool:
     """Returns whether the installed version is within a specifier; returns `missing` for a missing package."""
     version = _version(name)
+    return missing if version is None else _is_in(version, specifier, unknown=True)
+
+
+def _is_in(version: str | None, specifier: str, unknown: bool = False) -> bool:
+    """Returns whether a version is within a specifier; returns `unknown` if that cannot be told."""
     if version is None:
-        return missing
+        return unknown
     try:
         from packaging.specifiers import SpecifierSet
     except ImportError:
-        return True
+        return unknown
     return SpecifierSet(specifier).contains(version, prereleases=True)
 
 

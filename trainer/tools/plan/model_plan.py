@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from trainer.core.ambient.notebook import print_table
 from trainer.core.compile.entry_points import entry_point
 from trainer.core.compile.hlo_text import Program
 from trainer.core.types import PyTree
@@ -74,7 +75,7 @@ def plan(
         rows = tuple(_alternatives(model, described, batch, found, planned))
         planned = dataclasses.replace(planned, alternatives=rows)
     if verbose:
-        print(planned)
+        print_table(str(planned))
     return planned
 
 
@@ -90,7 +91,7 @@ def explain(model: Model, strategy: Strategy, sample: PyTree, batch: PyTree) -> 
             state_report(title, strategy, train.state), peak_bytes=train.peak_bytes,
             temporary_bytes=int(train.compiled.memory_analysis().temp_size_in_bytes),
             step_flops=train.phase.step_flops, partitioned_because=train.phase.partitioned_because)
-    print(found)
+    print_table(str(found))
     return found
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.core.ambient.notebook import as_folded_html
 from trainer.core.units import columns, readable_bytes, readable_number
 from trainer.tools.plan.roofline import Roofline, SentRow
 
@@ -148,6 +149,9 @@ class Plan:
     def __repr__(self) -> str:
         return (f"{type(self).__name__}({self.model!r}, {self.strategy!r}, {self.topology!r}, "
                 f"peak_bytes={self.memory.peak}, fits={self.fits})")
+
+    def _repr_html_(self) -> str:
+        return as_folded_html(repr(self), str(self))
 
     def __str__(self) -> str:
         title = (f"{self.model} under {self.strategy} on {self.topology} ({self.device}): batches of "

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Sharding
 
+from trainer.core.ambient.notebook import as_folded_html
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.core.units import columns, readable_bytes, readable_number
@@ -111,6 +112,9 @@ class StateReport:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title!r}, total_bytes={self.total_bytes})"
+
+    def _repr_html_(self) -> str:
+        return as_folded_html(repr(self), str(self))
 
     def __str__(self) -> str:
         table = columns([("Parameter", "Shape", "Dtype", "Spec", "Per device"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import itertools
 import os
 import re
@@ -11,6 +12,26 @@ from collections.abc import Iterator, Sequence
 from trainer.tools.report.page import UNKNOWN, Page, Picture, Table
 
 _NUMBER = re.compile(r"-?[\d.,]+(e[-+]?\d+)?( ?%| [a-zA-Z]+( \d+ [a-z]+)?)?")
+
+
+class HtmlPath(str):
+    """The path of a report; as the value of a cell, a notebook shows the report.
+
+    Args:
+      path: the path, as text.
+      content: the text of the file.
+    """
+
+    def __new__(cls, path: str, content: str = "") -> HtmlPath:
+        made = super().__new__(cls, path)
+        made._content = content
+        return made
+
+    _content: str
+
+    def _repr_html_(self) -> str:
+        # Of its own style sheet, in a frame: notebooks have theirs.
+        return (f'<iframe srcdoc="{html.escape(self._content)}" style="width:100%;height:640px;border:0"></iframe>')
 
 
 def as_html(page: Page, footer: str) -> str:

@@ -15,7 +15,7 @@ from trainer.core.errors import naming_file, wrong_type
 from trainer.core.files import read_json, replace_file, storage
 from trainer.core.types import Data
 from trainer.tools.report import predictions, sections
-from trainer.tools.report.html_page import as_html
+from trainer.tools.report.html_page import HtmlPath, as_html
 from trainer.tools.report.markdown import as_markdown, folder_of
 from trainer.tools.report.page import Page
 
@@ -34,7 +34,7 @@ def report(
     class_names: Sequence[str] | None = None,
     format: Literal["html", "markdown"] = "html",
 ) -> str:
-    """Writes a page about a run, and returns its path.
+    """Writes a page about a run, and returns its path, as which a notebook shows the page.
 
     It contains the curves of the metrics, the distribution of time, memory, the arguments of `compile` and `fit`, the
     data and the environment. With a model, it contains the table of layers; with data too, a confusion matrix for
@@ -99,8 +99,9 @@ def report(
     page = _page(folder, record, model, data, class_names)
     footer = f"From {FILE_NAME} in {storage.absolute(folder)}."
     if format == "html":
-        _write(target, as_html(page, footer).encode())
-        return target
+        html = as_html(page, footer)
+        _write(target, html.encode())
+        return HtmlPath(target, html)
     text, files = as_markdown(page, footer, folder_of(target))
     for name, content in files.items():
         _write(os.path.join(os.path.dirname(target), folder_of(target), name), content)

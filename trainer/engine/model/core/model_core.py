@@ -41,7 +41,7 @@ from trainer.engine.step.compiled_loss import MissingTargetsError
 from trainer.engine.step.compiled_phase import CompiledPhase
 from trainer.engine.step.input_casts import check_inputs_fit, overflows
 from trainer.engine.step.lowering import StepParts, why_partitioned
-from trainer.metrics.variable import VALUE_OF_TRACER
+from trainer.metrics.variable import asks_for_value
 from trainer.optimizers.named import optimizer_kinds
 
 if TYPE_CHECKING:
@@ -337,10 +337,10 @@ class ModelCore:
             is_validation = kind == "test" and self.run.describe is not None  # or `evaluate` in a callback
             raise ValueError(f"{error} Pass {'`validation_data=(x, y)`, ' * is_validation}`{_METHODS[kind]}(x, y)`, or "
                              "batches `(x, y)`.") from None
-        except VALUE_OF_TRACER as error:
-            _explain_value_in_step(error)
-            raise
         except Exception as error:
+            if asks_for_value(error):
+                _explain_value_in_step(error)
+                raise
             output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
             raise
         if is_new and kind == "train" and self.overrides("train_step"):
@@ -436,7 +436,7 @@ def _explain_value_in_step(error: Exception) -> None:
     error.args = (
         "The step asks for the value of an array, which has none while the step is traced. Print with "
         '`jax.debug.print("{}", loss)`, compute with `jnp` in place of `np`, `float` and `if`, or compile with '
-        f"run_eagerly=True to look. JAX says: {error}", *error.args[1:])
+        f"run_eagerly=True to look. {see('traced-value')} JAX says: {error}", *error.args[1:])
 
 
 def _with_matmul_precision(step: Callable[..., Any], name: str) -> Callable[..., Any]:

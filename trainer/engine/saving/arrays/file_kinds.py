@@ -120,5 +120,7 @@ def _missing(path: str) -> FileNotFoundError:
     except OSError:
         return FileNotFoundError(f"There is no file {path!r}, nor its folder {folder!r}.")
     near = errors.near_names(name, sorted(known))
-    hint = f" Did you mean {' or '.join(repr(os.path.join(folder, other)) for other in near)}?" if near else ""
+    hint = "" if os.path.isabs(path) or storage.is_remote(path) else f" The working directory is {os.getcwd()!r}."
+    if near:
+        hint = f" Did you mean {' or '.join(repr(os.path.join(folder, other)) for other in near)}?"
     return FileNotFoundError(f"There is no file {path!r}.{hint}")

@@ -1,0 +1,245 @@
+"""Wrong calls that newcomers make, from Keras, PyTorch and habit, and the words by which their messages help.
+
+A message helps if it names what was received, and the fix. Each call raises before anything trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+import trainer
+from trainer import callbacks, data, losses, optimizers
+
+X, Y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
+IDS = np.arange(8) % 3
+VALUE = "asks for the value of an array"
+LOOK = r"jax\.debug\.print.*run_eagerly=True"
+
+
+class Wrong(NamedTuple):
+    """A wrong call.
+
+    Attributes:
+      call: the call, which raises.
+      received: a pattern of the fault in the message or its notes.
+      fix: a pattern of the fix.
+    """
+
+    call: Callable[[], Any]
+    received: str
+    fix: str
+
+
+def _model(units: int = 1, module: Any = None, kind: type = trainer.Model, **compiled: Any) -> trainer.Model:
+    model = kind(module or nn.Dense(units))
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **compiled})
+    return model
+
+
+def _fit(model: trainer.Model | None = None, **arguments: Any) -> Any:
+    return (model or _model()).fit(**{"x": X, "y": Y, "verbose": 0, **arguments})
+
+
+def _built() -> trainer.Model:
+    model = _model()
+    model.build(X)
+    return model
+
+
+def _overriding(**methods: Callable[..., Any]) -> trainer.Model:
+    return _model(kind=type("Own", (trainer.Model,), methods))
+
+
+def _step_that(use: Callable[[Any], Any]) -> trainer.Model:
+    """Returns a model whose train step does something with its loss."""
+    def train_step(self: Any, state: Any, batch: Any) -> Any:
+        x, y, weights = trainer.unpack_x_y_sample_weight(batch)
+
+        def loss_fn(params: Any) -> Any:
+            outputs, model_state = self.apply(params, state, x, training=True)
+            return self.compute_loss(x, y, outputs, weights), model_state
+
+        (loss, model_state), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        use(loss)
+        return {"loss": loss}, state.apply_gradients(grads, model_state=model_state)
+    return _overriding(train_step=train_step)
+
+
+class _ReturnsNothing(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        nn.Dense(1)(x)
+
+
+class _ReadsNames(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(x["size"])
+
+
+class _Branches(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(x if x.mean() > 0 else -x)
+
+
+class _WithoutLogs(callbacks.Callback):
+    def on_epoch_end(self, epoch):  # type: ignore[override]
+        pass
+
+
+class _NamesLoss(callbacks.Callback):
+    def on_train_batch_end(self, batch, loss):  # type: ignore[override]
+        pass
+
+
+def _rows(**columns: str) -> Any:
+    return data.Dataset.from_columns([{"age": 1.0, "city": "Rome", "y": 0.0}] * 4, **columns)  # type: ignore[arg-type]
+
+
+_BATCHES = data.Dataset.from_arrays((X, Y)).batch(4)
+_SPARSE = losses.SparseCategoricalCrossentropy(from_logits=True)
+_DENSE = losses.CategoricalCrossentropy(from_logits=True)
+
+CALLS = {
+    # data
+    "fit without targets": Wrong(lambda: _fit(y=None), "`y` was not given", r"`fit\(x, y\)`"),
+    "evaluate without targets": Wrong(lambda: _built().evaluate(X, verbose=0), "`y` was not given",
+                                      r"Pass `evaluate\(x, y\)`"),
+    "validation without targets": Wrong(lambda: _fit(validation_data=X), "about `validation_data`",
+                                        r"Pass `validation_data=\(x, y\)`"),
+    "fewer targets than rows": Wrong(lambda: _fit(y=Y[:5]), r"`x` of shape \(8, 4\), `y` of shape \(5, 1\)",
+                                     "unequal-rows"),
+    "transposed targets": Wrong(lambda: _fit(y=Y.T), r"`y` of shape \(1, 8\)", "unequal-rows"),
+    "a column of text": Wrong(lambda: _model().fit(_rows(x=["age", "city"], y="y").batch(2), verbose=0),
+                              r"`x\[1\]` \(the column 'city'\)", "Make numbers of text"),
+    "numbers that are objects": Wrong(lambda: _fit(x=np.array([[1.0, None]] * 8, object)), "dtype object",
+                                      r'\.astype\("float32"\)'),
+    "an unknown column": Wrong(lambda: _rows(x=["agee"], y="y"), "no column 'agee'", "Did you mean 'age'"),
+    "a dataset of rows": Wrong(lambda: _model().fit(data.Dataset.from_arrays((X, Y)), verbose=0),
+                               "has rows as elements", r"`batch\(batch_size\)`"),
+    "a batch size for batches": Wrong(lambda: _model().fit(_BATCHES, batch_size=4, verbose=0), "batch_size=4",
+                                      "should not be passed"),
+    "targets beside a dataset": Wrong(lambda: _model().fit(_BATCHES, Y, verbose=0), "y=array of shape",
+                                      "should not be passed"),
+    "a split of a dataset": Wrong(lambda: _model().fit(_BATCHES, validation_split=0.2, verbose=0),
+                                  r"Received: \(Dataset", "Pass `validation_data`"),
+    "a single row": Wrong(lambda: _built().predict(X[0], verbose=0), r"rows of shape \(\)", r"`x\[None\]`"),
+    "more features": Wrong(lambda: _built().predict(np.ones((3, 9)), verbose=0), r"shape \(9,\)",
+                           r"built on rows of shape \(4,\)"),
+    "a generator of rows": Wrong(lambda: _model().fit(iter([(X[0], Y[0])] * 4), verbose=0), r"`x` of shape \(4,\)",
+                                 r"`DataLoader\(data, batch_size=32\)`"),
+    "a function for a generator": Wrong(lambda: _model().fit(_rows, verbose=0), "type: function", r"`_rows\(\)`"),
+    "the path of a file": Wrong(lambda: _model().fit("data.csv", verbose=0), "type: str", "is read first"),
+    "rows of two lengths": Wrong(lambda: _fit(x=[[1.0, 2.0], [1.0]] * 4), "`x` of type list", "pad_sequences"),
+    "one-hot labels for sparse ones": Wrong(lambda: _fit(_model(3, loss=_SPARSE), y=np.eye(3)[IDS]), "are one-hot",
+                                            "use CategoricalCrossentropy"),
+    "sparse labels for one-hot ones": Wrong(lambda: _fit(_model(3, loss=_DENSE), y=IDS), r"y_true\.shape=\(8,\)",
+                                            "use SparseCategoricalCrossentropy"),
+    "labels from 1": Wrong(lambda: _fit(_model(3, loss=_SPARSE), y=IDS + 1), "has the label 3",
+                           "number the labels from 0"),
+    "logits for probabilities": Wrong(
+        lambda: _fit(_model(3, loss="sparse_categorical_crossentropy"), x=100 * X, y=IDS), "they look like logits",
+        "from_logits=True"),
+    "a list of class weights": Wrong(lambda: _fit(class_weight=[1.0, 2.0]), "of type list", r"`\{0: 1\.0, 1: 2\.5\}`"),
+    "text for epochs": Wrong(lambda: _fit(epochs="3"), "of type str", "whole number"),
+    "an argument of old Keras": Wrong(lambda: _fit(nb_epoch=3), "'nb_epoch'", "'epochs'"),
+    "workers": Wrong(lambda: _fit(workers=3), "'workers'", "`trainer.utils.PyDataset`"),
+    "a class that is not there": Wrong(lambda: trainer.utils.to_categorical([5], 3), "indices from 5", "num_classes=6"),
+    # compiling
+    "fit before compile": Wrong(lambda: trainer.Model(nn.Dense(1)).fit(X, Y), "before `fit`",
+                                r"`compile\(optimizer, loss\)`"),
+    "an optimizer's name": Wrong(lambda: _model(optimizer="addam"), "'addam'", "'adam'"),
+    "an optimizer's class": Wrong(lambda: _model(optimizer=optimizers.Adam), "Adam itself", r"Call it: Adam\("),
+    "optax's function": Wrong(lambda: _model(optimizer=optax.adam), "adam itself", r"Call it: adam\("),
+    "lr": Wrong(lambda: optimizers.Adam(lr=0.1), "'lr'", "'learning_rate'"),  # type: ignore[call-arg]
+    "decay": Wrong(lambda: optimizers.Adam(0.1, decay=1e-6), "'decay'", "InverseTimeDecay"),  # type: ignore[call-arg]
+    "a schedule by name": Wrong(lambda: optimizers.Adam(learning_rate="cosine"), "Received: str", "CosineDecay"),
+    "a loss's name": Wrong(lambda: _model(loss="mean_square_error"), "'mean_square_error'", "'mean_squared_error'"),
+    "PyTorch's name of a loss": Wrong(lambda: _model(loss="cross_entropy"), "'cross_entropy'",
+                                      "'categorical_crossentropy'"),
+    "a loss of nothing": Wrong(lambda: _fit(_model(loss=lambda y, y_pred: None)), "Received: NoneType",
+                               "must be an array of numbers"),
+    "a metric's name": Wrong(lambda: _model(metrics=["acuracy"]), "'acuracy'", "'accuracy'"),
+    "one metric": Wrong(lambda: _model(metrics="acc"), "of type str", "must be a list"),
+    "a strategy in compile": Wrong(lambda: _model(strategy="mirrored"), "'strategy'", r"`with strategy\.scope\(\):`"),
+    "a rate in compile": Wrong(lambda: _model(learning_rate=0.1), "'learning_rate'", "Give it to the optimizer"),
+    "a precision's name": Wrong(lambda: _model(precision="fp16"), "'fp16'", "mixed_float16"),
+    "a glob in freeze": Wrong(lambda: _built().compile("sgd", "mse", freeze=["kern*"]), r"'kern\*'", r"'kern\.\*'"),
+    # models
+    "a module's class": Wrong(lambda: trainer.Model(nn.Dense), "the class Dense", r"Call it: Dense\("),
+    "the functional API": Wrong(lambda: trainer.Model(inputs=1, outputs=2), "'inputs'",  # type: ignore[call-arg]
+                                r"`trainer\.Model\(MyModule\(\)\)`"),
+    "layers without a list": Wrong(lambda: trainer.Sequential(nn.Dense(1), nn.Dense(2)),  # type: ignore[misc]
+                                   "2 arguments", r"`Sequential\(\[first, second\]\)`"),
+    "a layer by name": Wrong(lambda: trainer.Sequential([nn.Dense(3), "relu"]), "'relu'", r"`nn\.relu`"),
+    "a module without return": Wrong(lambda: _fit(_model(module=_ReturnsNothing())), "NoneType", "with `return`"),
+    "a module that reads names": Wrong(lambda: _fit(_model(module=_ReadsNames())), r"array of shape \(8, 4\)",
+                                       "give a dict of arrays"),
+    "a branch in a module": Wrong(lambda: _fit(_model(module=_Branches())), VALUE, r"`jnp\.where`"),
+    "a shape for build": Wrong(lambda: _model().build((None, 4)), r"\(NoneType, int\)", r"np\.zeros\(\(1, 28, 28\)\)"),
+    "build by Keras's argument": Wrong(lambda: _model().build(input_shape=(None, 4)), "'input_shape'",
+                                       r"np\.zeros\(\(1, 28, 28\)\)"),
+    "a summary before build": Wrong(lambda: _model().summary(), "no weights yet", r"`build\(sample\)`"),
+    "fewer weights": Wrong(lambda: _built().set_weights(_built().get_weights()[:1]), "has 1 arrays",
+                           r"`get_weights\(\)` returns"),
+    "a file that is not there": Wrong(lambda: _built().load_weights("nowhere.safetensors"), "'nowhere.safetensors'",
+                                      "working directory"),
+    "Keras's format": Wrong(lambda: _built().save("model.keras"), r"'model\.keras'", r"Write 'model\.safetensors'"),
+    "fit_generator": Wrong(lambda: _built().fit_generator(iter([])), "'fit_generator'", "`fit` takes generators"),
+    "PyTorch's to": Wrong(lambda: _built().to("cuda"), "'to'", "OneDeviceStrategy"),
+    "the rate's old name": Wrong(lambda: _built().optimizer.lr, "'lr'", "'learning_rate'"),
+    # callbacks
+    "a callback's class": Wrong(lambda: _fit(callbacks=[callbacks.EarlyStopping]), "of type type", "Give an instance"),
+    "a callback's name": Wrong(lambda: _fit(callbacks=["EarlyStopping"]), "of type str",
+                               r"`trainer\.callbacks\.EarlyStopping\(\)`"),
+    "a function for a callback": Wrong(lambda: _fit(callbacks=[lambda epoch, logs: None]), "of type function",
+                                       r"LambdaCallback\(on_epoch_end=function\)"),
+    "a monitor without validation": Wrong(lambda: _fit(callbacks=[callbacks.EarlyStopping(monitor="val_loss")]),
+                                          "'val_loss'", "pass `validation_data`"),
+    "a monitor's old name": Wrong(
+        lambda: _fit(_model(metrics=["accuracy"]), validation_data=(X, Y),
+                     callbacks=[callbacks.EarlyStopping(monitor="val_acc")]), "'val_acc'", "'val_accuracy'"),
+    "a hook without logs": Wrong(lambda: _fit(callbacks=[_WithoutLogs()]), r"Received: on_epoch_end\(epoch\)",
+                                 r"`on_epoch_end\(self, epoch, logs=None\)`"),
+    "a hook with a loss": Wrong(lambda: _fit(callbacks=[_NamesLoss()]), r"on_train_batch_end\(batch, loss\)",
+                                r"`on_train_batch_end\(self, batch, logs=None\)`"),
+    "period": Wrong(lambda: callbacks.ModelCheckpoint("a", period=3), "'period'", "`save_freq`"),  # type: ignore[call-arg]
+    # steps
+    "Keras's train_step": Wrong(lambda: _fit(_overriding(train_step=lambda self, data: {"loss": 0.0})),
+                                r"train_step\(data\)", r"`train_step\(self, state, batch\)`"),
+    "a step that returns logs": Wrong(lambda: _fit(_overriding(train_step=lambda self, state, batch: {"loss": 0.0})),
+                                      r"Received: \{'loss': float\}", r"state\.apply_gradients\(grads\)"),
+    "print(float(loss))": Wrong(lambda: _fit(_step_that(lambda loss: print(float(loss)))), VALUE, LOOK),
+    "if loss > 1": Wrong(lambda: _fit(_step_that(lambda loss: 1 if loss > 1 else 0)), VALUE, LOOK),
+    "loss.item()": Wrong(lambda: _fit(_step_that(lambda loss: loss.item())), VALUE, LOOK),
+    "loss.numpy()": Wrong(lambda: _fit(_step_that(lambda loss: loss.numpy())), VALUE, LOOK),
+    "a formatted loss": Wrong(lambda: _fit(_step_that(lambda loss: f"{loss:.3f}")), VALUE, LOOK),
+    "a loss in NumPy": Wrong(lambda: _fit(_model(loss=lambda y, y_pred: np.mean(np.square(y - y_pred)))), VALUE, LOOK),
+    "a metric that is a float": Wrong(lambda: _fit(_model(metrics=[lambda y, y_pred: float(jnp.mean(y_pred))])), VALUE,
+                                      LOOK),
+    "compute_loss of two": Wrong(lambda: _fit(_overriding(compute_loss=lambda self, y_true, y_pred: 0.0)),
+                                 r"compute_loss\(y_true, y_pred\)", r"`compile\(loss=function\)`"),
+    "compute_loss without return": Wrong(
+        lambda: _fit(_overriding(compute_loss=lambda self, x, y, y_pred, sample_weight: None)), "Received: NoneType",
+        "with `return`"),
+    "compute_loss of rows": Wrong(
+        lambda: _fit(_overriding(compute_loss=lambda self, x, y, y_pred, sample_weight: y_pred[:, 0])),
+        r"array of shape \(8,\)", "Take its mean"),
+}
+
+
+def message_of(call: Callable[[], Any]) -> str:
+    """Returns the message of the error that a call raises, with its notes; an empty string for none."""
+    try:
+        call()
+    except Exception as error:
+        return "\n".join([str(error), *getattr(error, "__notes__", ())])
+    return ""
