@@ -99,7 +99,7 @@ def multiplied(grads):
 
 IS_PART = (r"`step` applies gradients that are 1/{n} of those of the whole batch.*"
            r'rows of the whole batch.* write `state\.apply_gradients\(grads, reduce="sum"\)`.*'
-           r'rows that each replica has.*write `reduce="mean"`.*docs/errors\.md#gradient-scale')
+           r'rows that each replica has.*write `reduce="mean"`.*explain gradient-scale')
 IS_MULTIPLE = r'`step` applies gradients that are {n} times those.*summed over.*Leave that out.*`reduce="mean"`'
 CASES = {
     "a loss over the global batch": (over_global_batch, {}, IS_PART),

@@ -46,7 +46,7 @@ IN_STORES = {
     ("LoraModel.save_adapters", "filepath"), ("LoraModel.load_adapters", "filepath"),
     ("CSVLogger", "filename"), ("JSONLines", "path"), ("TensorBoard", "log_dir"),
     ("TensorBoardFiles", "log_dir"), ("RunRecord", "folder"), ("report", "folder"), ("report", "path"),
-    ("enable_compilation_cache", "folder"),
+    ("enable_compilation_cache", "folder"), ("PreprocessingLayer.save", "filepath"), ("load", "filepath"),
 }
 
 
@@ -98,6 +98,7 @@ def given():
                                              "serving_input_receiver_fn": lambda: np.ones((1, 1))},
         "Estimator": {"model_fn": lambda features, labels, mode: None},
         "model_to_estimator": {"model": model}, "plot_model": {"model": model},
+        "PreprocessingLayer.save": {"self": trainer.data.preprocessing.Rescaling(2.0)},
         "load_model": {"model": model}, "SidecarEvaluator": {"model": model, "data": (np.ones((1, 2)), np.ones(1))},
         "BaselineEstimator": {"head": head}, "LinearEstimator": {"head": head, "feature_columns": [column]},
         "DNNEstimator": {"head": head, "hidden_units": units, "feature_columns": [column]},
