@@ -54,8 +54,8 @@ def from_hf(folder: str | os.PathLike[str], **attributes: Any) -> nn.Module:
     ('Llama', 32, 64)
     """
     path = as_path("folder", folder, "the path of a folder")
-    check_exists(path)
     path = os.path.join(path, CONFIG_NAME) if os.path.isdir(path) else path
+    check_exists(path)
     config, family = _read(path)
     with naming_file(path):
         known = _attributes(path, config, family)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -155,7 +156,10 @@ def save_hf_weights(
                 arrays[names[theirs]] = array
         if is_writer:
             temporary = os.path.join(folder, f".{file}.{secrets.token_hex(6)}.tmp")
+            with open(temporary, "xb") as new:
+                mode = stat.S_IMODE(os.fstat(new.fileno()).st_mode)
             save_file(arrays, temporary, {"format": "pt"})
+            os.chmod(temporary, mode)  # as of any new file: safetensors makes files that nobody else may read
             os.replace(temporary, os.path.join(folder, file))
     if not is_writer:
         return

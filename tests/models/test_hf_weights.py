@@ -145,6 +145,7 @@ def test_dtypes_are_kept_or_cast(tmp_path):
         np.testing.assert_array_equal(narrow.astype(jnp.float32), wide)
     models.save_hf_weights(kept, tmp_path / "again")
     assert {array.dtype.name for array in arrays(tmp_path / "again").values()} == {"bfloat16"}
+    assert len({path.stat().st_mode for path in (tmp_path / "again").iterdir()}) == 1, "other users may read all files"
     assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
@@ -337,6 +338,8 @@ def test_a_missing_folder_says_where_folders_come_from(tmp_path, llama):
     for call in (models.from_hf, lambda folder: models.load_hf_weights(llama, folder)):
         with pytest.raises(FileNotFoundError, match=r"no '.*Llama-3.2-1B', and nothing is downloaded.*save_pre"):
             call(tmp_path / "meta-llama" / "Llama-3.2-1B")
+    with pytest.raises(FileNotFoundError, match=r"There is no '.*config.json', and nothing is downloaded"):
+        models.from_hf(tmp_path)
 
 
 @pytest.mark.parametrize(("dtype", "error", "message"), [
