@@ -30,7 +30,7 @@ class SpikeGuard(LateLogsCallback):
 
     The decision is a part of the step, and the losses and norms that it compares with are in the optimizer's state:
     nothing waits, steps stay fused, and a resumed run has the same bits. The callback sets the model's `spike_rule`,
-    which stays set afterwards.
+    which stays set afterwards. `trainer.load` into a model without it reads the rest of the state.
 
     With several optimizers, each decides by its own gradients. A `train_step` of one's own passes the loss to
     `apply_gradients(value=loss)`; without it, only the norm counts.
