@@ -1,5 +1,7 @@
 """`bucketed`: rows of similar lengths in batches of few lengths, in an order that any process finds again."""
 
+import collections
+
 import jax
 import numpy as np
 import optax
@@ -108,6 +110,7 @@ def test_arrays_of_sequences_are_columns():
     x, y, weight = next(iter(bucketed((rows, rows), [3], 2, padding_values=(0, -1), shuffle=False)))
     assert (x.tolist(), y.tolist()) == ([[1, 2, 0], [3, 0, 0]], [[1, 2, -1], [3, -1, -1]])
     assert weight.tolist() == [[1, 1, 0], [1, 0, 0]]
+    assert next(iter(bucketed(collections.UserList([[1, 2], [3]]), [2], 2, shuffle=False))).tolist() == [[1, 2], [3, 0]]
 
 
 @pytest.mark.parametrize("steps", [None, 3])

@@ -81,7 +81,7 @@ def bucketed(
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     parts = tuple(part for part in (x, y, sample_weight) if part is not None)
     names, (leaves, structure) = leaf_names(_placeholders(parts)), jax.tree.flatten(parts, is_leaf=_is_column)
-    columns = [list(leaf) if getattr(getattr(leaf, "dtype", None), "kind", None) == "O" else leaf for leaf in leaves]
+    columns = [_listed(leaf) for leaf in leaves]
     lengths = _lengths_of(names, columns)
     if mask not in (None, _SAMPLE_WEIGHT) and (not isinstance(x, Mapping) or mask in x):
         raise ValueError(f"`mask={mask!r}` is the name of a further input, so `x` must be a dict of inputs without it. "
@@ -268,6 +268,12 @@ def _batch_sizes(
 
 def _is_column(value: object) -> bool:
     return value is not None and not isinstance(value, (tuple, dict))
+
+
+def _listed(column: Any) -> Any:
+    """Returns sequences of Hugging Face's columns, and of arrays of objects, as a list."""
+    is_of_objects = getattr(getattr(column, "dtype", None), "kind", None) == "O"
+    return list(column) if is_of_objects or (isinstance(column, Sequence) and not isinstance(column, str)) else column
 
 
 def _is_made(value: object) -> bool:
