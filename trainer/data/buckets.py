@@ -303,7 +303,7 @@ def _lengths_of(names: Sequence[str], columns: Sequence[Any]) -> np.ndarray:
                                 f"{describe(column[odd])} for row {odd}.")
             return np.array([len(item) for item in column])
     raise ValueError("`data` has no column of sequences: a list with an array or a list for each row. Arrays have rows "
-                     "of one length: pass them to `fit`.")
+                     "of one length: pass them to `fit`. Of a table, pass its columns.")
 
 
 def _column_of(name: str, column: Any, lengths: np.ndarray) -> _Sequences | np.ndarray:
