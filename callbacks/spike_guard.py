@@ -26,10 +26,11 @@ class SpikeGuard(LateLogsCallback):
     an update leaves the parameters, the optimizer state and the model state unchanged on all devices; only the step
     number increases. Until `window` updates are made, those with finite gradients are never skipped. The logs
     "skipped_steps" and "skipped_in_a_row" are those of `SkipNonFinite`; losses and metrics of such batches still count.
+    With `rollback_after`, the log "spike_streaks" counts the times that so many updates in a row were skipped.
 
     The decision is a part of the step, and the losses and norms that it compares with are in the optimizer's state:
     nothing waits, steps stay fused, and a resumed run has the same bits. The callback sets the model's `spike_rule`,
-    which stays set afterwards.
+    which stays set afterwards. `trainer.load` into a model without it reads the rest of the state.
 
     With several optimizers, each decides by its own gradients. A `train_step` of one's own passes the loss to
     `apply_gradients(value=loss)`; without it, only the norm counts.
@@ -44,7 +45,8 @@ class SpikeGuard(LateLogsCallback):
       max_rollbacks: number of rollbacks after which the next one ends the training.
 
     Raises:
-      ValueError: if an argument is out of range, or only one of `rollback_after` and `backup_dir` is given.
+      ValueError: if an argument is out of range, or only one of `rollback_after` and `backup_dir` is given; from `fit`,
+        if no `BackupAndRestore` saves to `backup_dir`, or there are two of these callbacks.
 
     Example:
 
@@ -107,6 +109,8 @@ class SpikeGuard(LateLogsCallback):
             return
         self._is_due = False
         if self._rollbacks >= self.max_rollbacks:
+            if self.model.stop_training:
+                return  # spikes until the end of the running batches
             print_message(f"The losses spike again after {self._rollbacks} rollbacks; terminating training.")
             self.model.stop_training = True
             return

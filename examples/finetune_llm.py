@@ -11,6 +11,7 @@ import argparse
 import glob
 import os
 import pathlib
+import shutil
 import tempfile
 
 import grain
@@ -111,7 +112,7 @@ def main() -> None:
         base = given.model or os.path.join(folder, "llama")
         if given.model is None:
             write_small_llama(base, given.length)
-        model = trainer.Model(models.from_hf(base, max_len=given.length, logits_chunk_size=64))
+        model = trainer.Model(models.from_hf(base, logits_chunk_size=64))
         model.build(np.zeros((1, 8), np.int32))
         models.load_hf_weights(model, base)
         if not given.full:
@@ -130,8 +131,8 @@ def main() -> None:
         if not given.full:
             model.save_adapters(f"{given.output}/adapters.safetensors")
             model = model.merge()
-        if not os.path.exists(f"{given.output}/hf"):
-            models.save_hf_weights(model, f"{given.output}/hf", dtype="bfloat16")
+        shutil.rmtree(f"{given.output}/hf", ignore_errors=True)  # of an earlier run, or of a save that was killed
+        models.save_hf_weights(model, f"{given.output}/hf", dtype="bfloat16")
         prompt = tokenizer.encode("The data set")
         continued = models.generate(model, [prompt], given.length // 2 - len(prompt), temperature=0)
         print(tokenizer.decode(continued[0].tolist()))

@@ -10,17 +10,17 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from trainer.core.arguments import as_path
+from trainer.core.arguments import as_dtype, as_path
 from trainer.core.errors import brief, naming_file
 from trainer.core.files import read_json
 from trainer.models.text.llama import Llama3Scaling
 from trainer.models.weights.hf_families import FAMILIES, Family, family_of
 
 CONFIG_NAME = "config.json"
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
 _SCALING = {"factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor",
             "original_max_position_embeddings": "original_max_len"}
 
@@ -39,7 +39,8 @@ def from_hf(folder: str | os.PathLike[str], **attributes: Any) -> nn.Module:
         configuration names.
 
     Raises:
-      ValueError: if the configuration is of another family, or has a key whose value the module does not support.
+      ValueError: if the configuration is of another family, or has a key whose value the module does not support, or
+        `param_dtype` is not floating-point.
       TypeError: if the module has no such attribute, or `folder` is not a path.
       OSError: if the file cannot be read.
 
@@ -54,12 +55,43 @@ def from_hf(folder: str | os.PathLike[str], **attributes: Any) -> nn.Module:
     """
     path = as_path("folder", folder, "the path of a folder")
     path = os.path.join(path, CONFIG_NAME) if os.path.isdir(path) else path
+    check_exists(path)
     config, family = _read(path)
     with naming_file(path):
         known = _attributes(path, config, family)
-    if attributes.get("param_dtype") == "auto":
-        attributes["param_dtype"] = jnp.dtype(config.get("dtype", config.get("torch_dtype")) or "float32")
+    if (param_dtype := attributes.get("param_dtype")) is not None:
+        if isinstance(param_dtype, str) and param_dtype == "auto":
+            param_dtype = config.get("dtype", config.get("torch_dtype")) or "float32"
+        attributes["param_dtype"] = float_dtype("param_dtype", param_dtype)
     return family.module(**{**known, **attributes})
+
+
+def check_exists(path: str) -> None:
+    """Checks that a folder or a file exists, and says how to write such a folder.
+
+    Raises:
+      FileNotFoundError: if there is nothing at the path.
+    """
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"There is no {path!r}, and nothing is downloaded. Expected: a folder with "
+                                f"{CONFIG_NAME!r} and safetensors files. In transformers, "
+                                "`AutoModelForCausalLM.from_pretrained(name).save_pretrained(folder)` writes it.")
+
+
+def float_dtype(argument: str, dtype: Any) -> np.dtype:
+    """Returns a dtype in which weights are kept: of floating-point numbers of at least 16 bits.
+
+    Raises:
+      TypeError: if it is no dtype.
+      ValueError: if it is another dtype.
+
+    >>> float_dtype("dtype", "bfloat16")
+    dtype(bfloat16)
+    """
+    found = as_dtype(argument, dtype)
+    if found.name not in _FLOATS:
+        raise ValueError(f"`{argument}` must be one of {', '.join(map(repr, _FLOATS))}. Received: {found.name!r}.")
+    return found
 
 
 def check_config(folder: str, module: nn.Module) -> None:

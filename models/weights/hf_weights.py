@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from jax.typing import DTypeLike
 from trainer.core.arguments import as_path, check_count
 from trainer.core.errors import brief
 from trainer.core.tree_paths import named_leaves
-from trainer.models.weights.hf_config import CONFIG_NAME, check_config, config_of
+from trainer.models.weights.hf_config import CONFIG_NAME, check_config, check_exists, config_of, float_dtype
 from trainer.models.weights.hf_families import Family, Row, family_of
 from trainer.models.weights.model_layers import HasWeights, problems_of, shapes_of, weights_of
 from trainer.models.weights.safetensors_files import INDEX_NAME, NAME, FileArray, arrays_at, weights_in
@@ -66,6 +67,7 @@ def load_hf_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_hea
     path = as_path("path", path, "the path of a file or a folder")
     weights_of(model)  # is built
     family, module = family_of(model.module), model.module
+    check_exists(path)
     arrays = _without_prefix(family, arrays_at(path))
     check_config(path if os.path.isdir(path) else os.path.dirname(path), module)
     shapes = _shapes_of(model)
@@ -109,8 +111,8 @@ def save_hf_weights(
       FileExistsError: if the folder has weights.
       RuntimeError: if the model is not built.
       TypeError: if `model` is not a `trainer.Model` of such a module, or the path is not a path.
-      ValueError: if a weight is too large for `dtype`, `transformers` has no such model, or `max_file_bytes` is not
-        positive.
+      ValueError: if a weight is too large for `dtype`, or it is not floating-point; if `transformers` has no such
+        model, the model has adapters of LoRA, or `max_file_bytes` is not positive.
       ImportError: if safetensors is not installed.
       OSError: if the files cannot be written.
 
@@ -128,7 +130,7 @@ def save_hf_weights(
     check_count("max_file_bytes", max_file_bytes, 1)
     family = family_of(model.module)
     shapes, variables = _shapes_of(model), {variable.path: variable for variable in model.weights}
-    saved = np.dtype(dtype or next(iter(variables.values())).dtype)
+    saved = float_dtype("dtype", next(iter(variables.values())).dtype if dtype is None else dtype)
     config = config_of(model.module, shapes, saved)
     prefix = family.prefix if config["architectures"] == [family.headed] else ""
     heads = {row.theirs for row in family.head}
@@ -154,7 +156,10 @@ def save_hf_weights(
                 arrays[names[theirs]] = array
         if is_writer:
             temporary = os.path.join(folder, f".{file}.{secrets.token_hex(6)}.tmp")
+            with open(temporary, "xb") as new:
+                mode = stat.S_IMODE(os.fstat(new.fileno()).st_mode)
             save_file(arrays, temporary, {"format": "pt"})
+            os.chmod(temporary, mode)  # as of any new file: safetensors makes files that nobody else may read
             os.replace(temporary, os.path.join(folder, file))
     if not is_writer:
         return
@@ -222,7 +227,10 @@ def _rows_of(family: Family, module: Any, shapes: Mapping[str, Any]) -> list[Row
         count = getattr(module, family.depth) if "{n}" in row.theirs else 1
         rows += [numbered for number in range(count) if (numbered := row.numbered(number)).ours in shapes]
     if others := sorted(shapes.keys() - {row.ours for row in rows}):
-        raise ValueError(f"`transformers` has no such weights of {type(module).__name__}: {_all(others)}.")
+        has_adapters = any(name.endswith("/lora_a") for name in others)
+        advice = (" These are adapters of LoRA: save `model.merge()`, and load weights into the model that "
+                  "`trainer.lora` is given.") if has_adapters else ""
+        raise ValueError(f"`transformers` has no such weights of {type(module).__name__}: {_all(others)}.{advice}")
     return rows
 
 

@@ -61,8 +61,8 @@ def weights_of(model: HasWeights) -> Layers:
         raise TypeError(f"`model` must be a `trainer.Model`. Received: a value of type {type(model).__name__}. A Flax "
                         "module becomes one by `trainer.Model(module)`.")
     if not getattr(model, "built", True):
-        raise RuntimeError("The model is not built, so there is nothing to load weights into. Call `model.build(x)` "
-                           "first, with some rows of inputs.")
+        raise RuntimeError("The model is not built, so it has no weights yet. Call `model.build(x)` first, with some "
+                           "rows of inputs.")
     state = model.state_shapes()
     return layers_of(state.params, state.model_state)
 

@@ -180,7 +180,7 @@ def test_spikes_that_go_on_end_the_training_and_the_first_updates_are_never_spik
     model = compiled(steps_per_execution=1)
     back = guard(rollback_after=2, backup_dir=tmp_path, max_rollbacks=2)
     history = fitted(model, back, BackupAndRestore(tmp_path, save_freq=6), spikes=range(8, STEPS))
-    assert "The losses spike again after 2 rollbacks; terminating training." in capsys.readouterr().out
+    assert capsys.readouterr().out.count("The losses spike again after 2 rollbacks; terminating training.") == 1
     assert model.stop_training and history["skipped_steps"][0] < STEPS - 8
     x, y = (array[:WINDOW * ROWS] for array in data((0, 2, 4)))
     assert compiled().fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[guard()]).history[
@@ -207,3 +207,14 @@ def test_values_that_are_not_finite_are_skipped_from_the_first_update_on():
 def test_arguments_are_checked(options, says):
     with pytest.raises(ValueError, match=says):
         SpikeGuard(**options)
+
+
+def test_a_rollback_needs_the_checkpoints_of_the_same_fit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, back = compiled(), guard(rollback_after=3, backup_dir="here")
+    for others, received in (([], "none"), ([BackupAndRestore("there")], r"BackupAndRestore\('there'\)")):
+        with pytest.raises(ValueError, match=rf"checkpoints in 'here', where no callback .*Received: {received}\."):
+            fitted(model, back, *others)
+    with pytest.raises(ValueError, match=r"`callbacks` has 2 `SpikeGuard`s"):
+        fitted(model, guard(), guard())
+    fitted(model, back, BackupAndRestore(tmp_path / "here"))

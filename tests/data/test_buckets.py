@@ -1,5 +1,7 @@
 """`bucketed`: rows of similar lengths in batches of few lengths, in an order that any process finds again."""
 
+import collections
+
 import jax
 import numpy as np
 import optax
@@ -75,7 +77,11 @@ def test_padding_is_masked_in_weights_or_in_an_input():
     ((TOKENS, [8]), {"max_tokens": 7}, r"`max_tokens` is less than the last.*Received: 7"),
     ((TOKENS, [8], [2, 3]), {}, r"for each of the 1 `bucket_boundaries`\. Received: 2"),
     (((TOKENS, [row[1:] for row in TOKENS]), [8], 2), {}, "row 0 has the length 4, and that of the first .* is 5"),
-    (((TOKENS, np.zeros(3)), [8], 2), {}, r"equally many rows, and some\. Received: \[3, 13\]"),
+    (((TOKENS, np.zeros(3)), [8], 2), {}, r"equally many rows, and some\. Received: x: 13, y: 3"),
+    (((tuple(TOKENS), LABELS), [8], 2), {}, r"Received: x\[0\]: 5, .*A column is a list or an array: a tuple"),
+    ((TOKENS, [8], 2), {"padding_values": 0.5}, r"must fit into the dtype of `x`, int64\. Received: 0\.5"),
+    ((TOKENS, [8], 2), {"padding_values": np.nan}, r"must fit into the dtype of `x`, int64\. Received: nan"),
+    ((TOKENS, [8], 2), {"padding_values": 2**63}, r"must fit into the dtype of `x`, int64"),
     ((np.zeros((3, 4)), [8], 2), {}, "no column of sequences"),
     ((TOKENS, [8], 2), {"mask": "mask"}, "the name of a further input, so `x` must be a dict"),
     (((TOKENS, LABELS), [8], 2), {"padding_values": (0, 0, 0)}, "numbers in the structure of `data`"),
@@ -85,6 +91,26 @@ def test_padding_is_masked_in_weights_or_in_an_input():
 def test_contradictions_are_refused(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         bucketed(*arguments, **options)
+
+
+@pytest.mark.parametrize(("data", "options", "message"), [
+    (iter(TOKENS), {}, r"`x` of `data` must be a list or an array with an item per row\. Received: list_iterator"),
+    ([*TOKENS, None], {}, rf"Each item of `x` must be a sequence.*Received: NoneType for row {len(TOKENS)}"),
+    (TOKENS, {"padding_values": "0"}, r"`padding_values` must be a number.*Received: str for `x`"),
+    (TOKENS, {"padding_values": None}, r"`padding_values` must be a number"),
+])
+def test_what_is_no_column_or_no_number_is_refused(data, options, message):
+    with pytest.raises(TypeError, match=message):
+        bucketed(data, [8], 2, **options)
+
+
+def test_arrays_of_sequences_are_columns():
+    rows = np.empty(2, object)
+    rows[:] = [np.array([1, 2]), np.array([3])]
+    x, y, weight = next(iter(bucketed((rows, rows), [3], 2, padding_values=(0, -1), shuffle=False)))
+    assert (x.tolist(), y.tolist()) == ([[1, 2, 0], [3, 0, 0]], [[1, 2, -1], [3, -1, -1]])
+    assert weight.tolist() == [[1, 1, 0], [1, 0, 0]]
+    assert next(iter(bucketed(collections.UserList([[1, 2], [3]]), [2], 2, shuffle=False))).tolist() == [[1, 2], [3, 0]]
 
 
 @pytest.mark.parametrize("steps", [None, 3])

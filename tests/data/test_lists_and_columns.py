@@ -6,7 +6,7 @@ from flax import linen as nn
 from PIL import Image
 
 import trainer
-from trainer.data import Dataset
+from trainer.data import Dataset, batches_from_columns
 from trainer.data.adapt import adapt
 from trainer.data.sources.batches import as_batch
 
@@ -149,6 +149,37 @@ def test_inputs_that_a_module_reads_by_name_are_asked_for_by_name():
 def test_rows_with_named_columns_are_refused_with_the_way_to_read_them(data):
     with pytest.raises(ValueError, match=r"rows with named columns.*Dataset\.from_columns\(data, x=\"image\", y="):
         model().fit(data(), verbose=0)
+
+
+@pytest.mark.parametrize(("batch", "message"), [
+    ({"a": [1.0], "b": 2.0}, r"The column 'b' of a batch must have an item for each row\. .*: float\. .*\.batch\(32\)"),
+    ({"a": [1.0], "b": np.array(2.0)}, r"The column 'b' of a batch must have an item for each row\. .*: array"),
+    ({"a": [1.0], "b": "text"}, r"The column 'b' of a batch must have an item for each row\. Received: str"),
+    ({"a": [1.0], "b": [[1], [1, 2]]}, r"The column 'b' of a batch cannot become an array with rows first\."),
+    ({"a": [1.0], "b": [None, [1.0]]}, r"The column 'b' of a batch cannot become an array with rows first\."),
+    ((np.ones(2), np.ones(2)), r"must be a dict of columns, of which 'a' is needed\. Received: \(array of shape"),
+    ({"a": [1.0], "bb": [2.0]}, r"A batch has no column 'b'\. Did you mean 'bb'"),
+])
+def test_batches_without_such_a_column_of_rows_are_refused_with_its_name(batch, message):
+    with pytest.raises(ValueError, match=message):
+        next(iter(batches_from_columns([batch], "a", "b")))
+
+
+def test_a_stream_of_columns_is_checked_before_it_is_read():
+    for table in ({"a": np.ones(2)}, 5):
+        with pytest.raises(TypeError, match=r"dicts of columns.*Received: a value of type (dict|int).*from_columns"):
+            batches_from_columns(table, "a")
+    for x in (None, []):
+        with pytest.raises(ValueError, match=r"`x` must be the name of a column.*Received: x=(None|\[\])"):
+            batches_from_columns([], x)
+
+
+def test_a_structured_array_is_a_batch_of_columns():
+    rows = np.array([(1.0, 2), (3.0, 4)], [("a", "f4"), ("b", "i4")])
+    x, y = next(iter(batches_from_columns([rows], "a", "b")))
+    assert (x.tolist(), y.tolist()) == ([1.0, 3.0], [2, 4])
+    with pytest.raises(ValueError, match=r"of which 'c' is needed"):
+        next(iter(batches_from_columns([rows], "c")))
 
 
 def test_dicts_with_the_targets_are_refused_with_what_to_yield():

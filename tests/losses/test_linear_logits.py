@@ -134,3 +134,16 @@ def test_steps_on_several_devices_are_replicated(chunk_size):
             50, num_layers=0, d_model=8, num_heads=2, max_len=16, logits_chunk_size=chunk_size))
         model.compile("sgd", losses.SparseCategoricalCrossentropy(from_logits=True))
     assert core_of(model).prepared_phase("train", (X, Y)).partitioned_because is None
+
+
+def test_a_module_that_always_returns_them_predicts_all_logits():
+    class Always(nn.Module):
+        @nn.compact
+        def __call__(self, tokens):
+            embed = nn.Embed(50, 8)
+            return {"logits": losses.LinearLogits(embed(tokens), embed.embedding.T, 4)}
+
+    model = trainer.Model(Always())
+    model.build(X[:1])
+    table = np.asarray(model.get_weights()[0])
+    np.testing.assert_allclose(model.predict(X, verbose=0)["logits"], table[X] @ table.T, rtol=1e-5, atol=1e-5)

@@ -339,3 +339,18 @@ def test_modules_and_files_that_do_not_fit_are_refused(tmp_path):
     other.build(np.ones((1, 3), np.float32))
     with pytest.raises(ValueError, match=r'"alpha": 4.0\}, and the model has lora=\{"rank": 2, "alpha": 2.0\}'):
         other.load_adapters(tmp_path / "a.safetensors")
+
+
+def test_a_file_of_other_targets_is_refused_without_advice_that_does_not_apply(tmp_path):
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2, name="last")(nn.Dense(2, name="first")(x))
+
+    made = [trainer.lora(Two(), 2, targets) for targets in (["first"], None)]
+    for model in made:
+        model.build(np.ones((1, 3), np.float32))
+    made[0].save_adapters(tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="2 missing from the file: last/lora_a") as raised:
+        made[1].load_adapters(tmp_path / "a.safetensors")
+    assert "partial" not in str(raised.value)

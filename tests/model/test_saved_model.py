@@ -1,7 +1,9 @@
 """`Model.save` and `trainer.load`: the whole training state, in a file or a folder."""
 
+import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
@@ -157,3 +159,32 @@ def test_a_checkpoint_of_a_run_is_told_apart(tmp_path):
 def test_a_model_without_weights_has_nothing_to_save(tmp_path):
     with pytest.raises(RuntimeError, match="no weights yet"):
         make_model().save(tmp_path / "model")
+
+
+@pytest.mark.parametrize("path", ["folder", "file.safetensors"])
+def test_counts_that_callbacks_add_are_no_part_of_how_a_model_is_compiled(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    x = np.ones((8, 3), np.float32)
+
+    def new(callback=None, **options):
+        model = trainer.Model(nn.Dense(2), seed=0)
+        model.compile("adam", "mse", **options)
+        model.fit(x, x[:, :2], batch_size=2, verbose=0, callbacks=callback)
+        return model
+
+    guarded, counting, plain = new(trainer.callbacks.SpikeGuard(window=3)), new(skip_non_finite=True), new()
+    kept = jax.tree.map(np.array, guarded.state.opt_state)
+    for one, other in ((guarded, plain), (guarded, counting), (plain, counting), (counting, guarded),
+                       (new(trainer.callbacks.SpikeGuard(window=2)), guarded)):
+        one.save(path)
+        saved, before = one.state, other.state.opt_state
+        trainer.load(path, other)
+        for found, expected in ((other.state.params, saved.params), (other.state.step, saved.step),
+                                (other.state.opt_state.inner, saved.opt_state.inner)):
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
+        assert jax.tree.map(np.shape, other.state.opt_state) == jax.tree.map(np.shape, before)
+        other.fit(x, x[:, :2], batch_size=2, verbose=0)
+    same = new(trainer.callbacks.SpikeGuard(window=3))
+    same.save(path)
+    guarded.spike_rule = same.spike_rule
+    jax.tree.map(np.testing.assert_array_equal, trainer.load(path, guarded).state.opt_state.spikes, kept.spikes)

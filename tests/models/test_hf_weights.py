@@ -145,6 +145,7 @@ def test_dtypes_are_kept_or_cast(tmp_path):
         np.testing.assert_array_equal(narrow.astype(jnp.float32), wide)
     models.save_hf_weights(kept, tmp_path / "again")
     assert {array.dtype.name for array in arrays(tmp_path / "again").values()} == {"bfloat16"}
+    assert len({path.stat().st_mode for path in (tmp_path / "again").iterdir()}) == 1, "other users may read all files"
     assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
@@ -331,6 +332,33 @@ def test_a_file_and_an_index_are_read_without_their_folder():
     np.testing.assert_array_equal(model.state.params["head"]["embedding"], arrays(FILES / "llama2")["lm_head.weight"])
     model = loaded("gpt2")
     models.load_hf_weights(model, FILES / "gpt2" / "model.safetensors")
+
+
+def test_a_missing_folder_says_where_folders_come_from(tmp_path, llama):
+    for call in (models.from_hf, lambda folder: models.load_hf_weights(llama, folder)):
+        with pytest.raises(FileNotFoundError, match=r"no '.*Llama-3.2-1B', and nothing is downloaded.*save_pre"):
+            call(tmp_path / "meta-llama" / "Llama-3.2-1B")
+    with pytest.raises(FileNotFoundError, match=r"There is no '.*config.json', and nothing is downloaded"):
+        models.from_hf(tmp_path)
+
+
+@pytest.mark.parametrize(("dtype", "error", "message"), [
+    ("int8", ValueError, r"must be one of 'float64', 'float32', 'float16', 'bfloat16'\. Received: 'int8'"),
+    ("float8_e4m3fn", ValueError, r"must be one of .*Received: 'float8_e4m3fn'"),
+    ("bf16", TypeError, r"must be a dtype.*Received: 'bf16'")])
+def test_weights_are_kept_in_floating_point(tmp_path, llama, dtype, error, message):
+    with pytest.raises(error, match="`dtype` " + message):
+        models.save_hf_weights(llama, tmp_path / "saved", dtype=dtype)
+    assert not (tmp_path / "saved").exists()
+    with pytest.raises(error, match="`param_dtype` " + message):
+        models.from_hf(FILES / "llama2", param_dtype=dtype)
+
+
+def test_adapters_are_told_to_be_merged(tmp_path, llama):
+    adapted = trainer.lora(llama, rank=1, targets=["query"])
+    for call in (models.save_hf_weights, models.load_hf_weights):
+        with pytest.raises(ValueError, match=r"query/lora_a.*adapters of LoRA: save `model.merge\(\)`, and load"):
+            call(adapted, FILES / "llama2" if call is models.load_hf_weights else tmp_path / "saved")
 
 
 def test_weights_are_never_replaced_by_a_save(tmp_path, llama):

@@ -540,6 +540,9 @@ def test_a_memory_that_devices_lack_is_refused_by_name():
 @pytest.mark.parametrize(("remat", "error", "says"), [
     ("dots_savable", ValueError, "Unknown remat 'dots_savable'. Did you mean 'dots_saveable'.*JAX's policies: check"),
     ("save_only_these_names", ValueError, r"Call it: `remat=jax.checkpoint_policies.save_only_these_names\(...\)`"),
+    (jax.checkpoint_policies.save_only_these_names, TypeError,
+     "`remat=save_only_these_names` is a function that makes a policy. Call it"),
+    (lambda: True, TypeError, r"as `policy\(primitive, \*inputs, \*\*parameters\)`\. Received: a function of \(\)"),
     (3, TypeError, "`remat` must be True, False, a name in")])
 def test_other_policies_are_refused(remat, error, says):
     with pytest.raises(error, match=says):

@@ -244,3 +244,10 @@ def test_a_missing_driver_names_its_packages(monkeypatch, url, missing, packages
     monkeypatch.delitem(known, url.partition(":")[0], raising=False)  # another test has opened it
     with pytest.raises(ImportError, match=re.escape(f"packages that are not installed: `pip install {packages}`")):
         storage.as_place("folder", url)
+
+
+def test_an_error_without_a_number_names_none(place):
+    STORE.makedirs(f"{place}/folder")
+    with pytest.raises(IsADirectoryError) as raised:
+        storage.write_object(f"{place}/folder", b"")
+    assert f"{place}/folder" in str(raised.value) and "Errno" not in str(raised.value)

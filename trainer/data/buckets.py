@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import jax
@@ -52,7 +53,8 @@ def bucketed(
       An iterable of batches for `fit`, `evaluate` and `predict`; iteration yields pass 0.
 
     Raises:
-      ValueError: if a row is longer than the last boundary, or columns or arguments contradict each other.
+      ValueError: if a row is longer than the last boundary, padding does not fit into a column's dtype, or columns or
+        arguments contradict each other.
       TypeError: if an argument is of another type.
 
     Example:
@@ -78,8 +80,9 @@ def bucketed(
         data = (data,)
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     parts = tuple(part for part in (x, y, sample_weight) if part is not None)
-    names, (columns, structure) = leaf_names(_placeholders(parts)), jax.tree.flatten(parts, is_leaf=_is_column)
-    lengths = _lengths_of(columns)
+    names, (leaves, structure) = leaf_names(_placeholders(parts)), jax.tree.flatten(parts, is_leaf=_is_column)
+    columns = [_listed(leaf) for leaf in leaves]
+    lengths = _lengths_of(names, columns)
     if mask not in (None, _SAMPLE_WEIGHT) and (not isinstance(x, Mapping) or mask in x):
         raise ValueError(f"`mask={mask!r}` is the name of a further input, so `x` must be a dict of inputs without it. "
                          f"Received: a {type(x).__name__}{list(x) if isinstance(x, Mapping) else ''}.")
@@ -89,6 +92,7 @@ def bucketed(
                          f"{boundaries[-1]}. Add a boundary, or cut or drop longer rows.")
     made = tuple(_column_of(name, column, lengths) for name, column in zip(names, columns, strict=True))
     values = _padding_of(padding_values, structure)
+    _check_padding(names, made, values)
     of_y, of_weights = (jax.tree.map(lambda column: 0, tree, is_leaf=_is_column) for tree in (y, sample_weight))
     if sample_weight is not None and mask == _SAMPLE_WEIGHT and of_y != of_weights:
         raise ValueError("`sample_weight` must have the structure of `y`, a column of weights for each column of it. "
@@ -263,7 +267,13 @@ def _batch_sizes(
 
 
 def _is_column(value: object) -> bool:
-    return isinstance(value, list) or hasattr(value, "__array__")
+    return value is not None and not isinstance(value, (tuple, dict))
+
+
+def _listed(column: Any) -> Any:
+    """Returns sequences of Hugging Face's columns, and of arrays of objects, as a list."""
+    is_of_objects = getattr(getattr(column, "dtype", None), "kind", None) == "O"
+    return list(column) if is_of_objects or (isinstance(column, Sequence) and not isinstance(column, str)) else column
 
 
 def _is_made(value: object) -> bool:
@@ -274,15 +284,26 @@ def _placeholders(tree: Any) -> Any:
     return jax.tree.map(lambda column: 0, tree, is_leaf=_is_column)
 
 
-def _lengths_of(columns: Sequence[Any]) -> np.ndarray:
-    counts = {len(column) for column in columns}
-    if len(counts) != 1 or 0 in counts:
-        raise ValueError(f"The columns of `data` must have equally many rows, and some. Received: {sorted(counts)}.")
-    for column in columns:
+def _lengths_of(names: Sequence[str], columns: Sequence[Any]) -> np.ndarray:
+    for name, column in zip(names, columns, strict=True):
+        if not (isinstance(column, list) or (hasattr(column, "shape") and column.shape)):
+            raise TypeError(f"`{name}` of `data` must be a list or an array with an item per row. Received: "
+                            f"{describe(column)}.")
+    counts = [len(column) for column in columns]
+    if len(set(counts)) != 1 or 0 in counts:
+        shown = ", ".join(f"{name}: {count}" for name, count in list(zip(names, counts, strict=True))[:8])
+        raise ValueError("The columns of `data` must have equally many rows, and some. Received: "
+                         f"{shown}{', ...' if len(counts) > 8 else ''}. A column is a list or an array: a tuple is "
+                         "several columns.")
+    for name, column in zip(names, columns, strict=True):
         if isinstance(column, list) and np.ndim(column[0]):
+            odd = next((row for row, item in enumerate(column) if not hasattr(item, "__len__")), None)
+            if odd is not None:
+                raise TypeError(f"Each item of `{name}` must be a sequence, as the first is. Received: "
+                                f"{describe(column[odd])} for row {odd}.")
             return np.array([len(item) for item in column])
     raise ValueError("`data` has no column of sequences: a list with an array or a list for each row. Arrays have rows "
-                     "of one length: pass them to `fit`.")
+                     "of one length: pass them to `fit`. Of a table, pass its columns.")
 
 
 def _column_of(name: str, column: Any, lengths: np.ndarray) -> _Sequences | np.ndarray:
@@ -300,6 +321,22 @@ def _column_of(name: str, column: Any, lengths: np.ndarray) -> _Sequences | np.n
         return _Sequences(np.concatenate(filled or items), np.concatenate([[0], np.cumsum(lengths)]))
     except (ValueError, TypeError) as error:
         raise ValueError(f"`{name}` of `data` is no column of sequences or of rows of one shape: {error}.") from error
+
+
+def _check_padding(names: Sequence[str], columns: Sequence[Any], values: Sequence[Any]) -> None:
+    """Checks that columns of sequences can hold their padding."""
+    for name, column, value in zip(names, columns, values, strict=True):
+        if not isinstance(column, _Sequences):
+            continue
+        dtype = column.joined.dtype
+        is_number = isinstance(value, (Real, np.bool_))
+        if not is_number:
+            raise TypeError("`padding_values` must be a number, or numbers in the structure of `data`. Received: "
+                            f"{describe(value)} for `{name}`.")
+        if dtype.kind in "iu" and not (
+                float(value).is_integer() and np.iinfo(dtype).min <= int(value) <= np.iinfo(dtype).max):
+            raise ValueError(f"`padding_values` must fit into the dtype of `{name}`, {dtype}. Received: {value!r}. "
+                             "Give a number for each column, in the structure of `data`, or cast the sequences.")
 
 
 def _padding_of(values: Any, structure: jax.tree_util.PyTreeDef) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ class LinearLogits:
     A module may return them in training in the place of logits. `SparseCategoricalCrossentropy(from_logits=True)` then
     computes the logits of `chunk_size` positions at a time, in the backward pass again, so that the logits of a batch
     are never in memory together: 8 rows of 1,024 tokens and 50,257 classes would take 1.6 GB in float32. Other losses,
-    metrics and functions of `jax.numpy` compute all of them.
+    metrics, `predict` and functions of `jax.numpy` compute all of them; operators and indices need `array()`.
 
     Attributes:
       features: array of shape `(rows, ..., positions, features)`.
@@ -152,6 +152,11 @@ linear_logits.defvjp(_forward, _backward)
 def leaves_of(outputs: PyTree) -> list[Any]:
     """Returns the outputs of a module as a list, in which `LinearLogits` are a single output."""
     return jax.tree.leaves(outputs, is_leaf=_is_linear)
+
+
+def computed(outputs: PyTree) -> Any:
+    """Returns the outputs of a module with `LinearLogits` replaced by all logits."""
+    return jax.tree.map(lambda leaf: leaf.array() if _is_linear(leaf) else leaf, outputs, is_leaf=_is_linear)
 
 
 def with_shapes(outputs: PyTree) -> Any:

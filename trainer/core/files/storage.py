@@ -338,6 +338,7 @@ def _naming(path: str) -> Iterator[None]:
     except OSError as error:
         if path in str(error):
             raise
-        raise type(error)(error.errno, f"{path!r}: {error.strerror or brief(error) or type(error).__name__}") from error
+        text = f"{path!r}: {error.strerror or brief(error) or type(error).__name__}"
+        raise (type(error)(text) if error.errno is None else type(error)(error.errno, text)) from error
     except Exception as error:  # of botocore, aiohttp and others
         raise OSError(f"{path!r} cannot be reached: {type(error).__name__}: {brief(error)}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -65,7 +66,7 @@ def get(remat: object) -> RematPolicy | None:
 
     Raises:
       ValueError: for an unknown name, or the name of a function that makes policies from names.
-      TypeError: for a value of another type.
+      TypeError: for a value of another type, or a function that JAX cannot call as a policy.
 
     >>> get("dots_saveable").name, get(True).name, get(False)
     ('dots_saveable', 'nothing_saveable', None)
@@ -79,17 +80,38 @@ def get(remat: object) -> RematPolicy | None:
         if remat in known:
             return known[remat]
         if remat in vars(jax.checkpoint_policies):
-            raise ValueError(f"`remat={remat!r}` is the name of a function that makes a policy. Call it: "
-                             f"`remat=jax.checkpoint_policies.{remat}(...)`, with the names that layers give by "
-                             "`jax.ad_checkpoint.checkpoint_name`.")
+            raise ValueError(f"`remat={remat!r}` is the name of a function that makes a policy. {_call_of(remat)}")
         near = errors.near_names(remat, known)
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise ValueError(f"Unknown remat {remat!r}.{hint} JAX's policies: {', '.join(sorted(known))}.")
     if callable(remat):
         policy: Any = remat
+        _check_is_policy(policy)
         name = getattr(policy, "__qualname__", None) or repr(policy)  # JAX's are dataclasses without addresses
         return next((each for each in known.values() if each.saves is policy), RematPolicy(name, policy))
     raise errors.wrong_type("remat", remat, "True, False, a name in `jax.checkpoint_policies`, or such a policy")
+
+
+def _check_is_policy(policy: Any) -> None:
+    """Checks that JAX can call a policy: `policy(primitive, *inputs, **parameters)`."""
+    try:
+        signature = inspect.signature(policy)
+    except (TypeError, ValueError):
+        return  # a built-in function may have no signature
+    try:
+        signature.bind(None, None, any_parameter=None)
+    except TypeError:
+        name = next((name for name, made in vars(jax.checkpoint_policies).items() if made is policy), None)
+        if name is not None:
+            raise TypeError(f"`remat={name}` is a function that makes a policy. {_call_of(name)}") from None
+        raise TypeError("`remat` must be a policy that JAX calls as `policy(primitive, *inputs, **parameters)`. "
+                        f"Received: a function of {signature}. Write such a function, or take one of "
+                        "`jax.checkpoint_policies`.") from None
+
+
+def _call_of(name: str) -> str:
+    return (f"Call it: `remat=jax.checkpoint_policies.{name}(...)`, with the names that layers give by "
+            "`jax.ad_checkpoint.checkpoint_name`.")
 
 
 def _policies() -> dict[str, RematPolicy]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 
-from trainer.core.errors import near_hint
+from trainer.core.errors import describe, near_hint
 from trainer.data.sources.arrays import DataError, column_array
 from trainer.data.sources.batches import Batch, pack_x_y_sample_weight
 from trainer.data.sources.order import Count
@@ -58,13 +59,20 @@ def batches_from_columns(batches: Iterable[Any], x: Any, y: Any = None, sample_w
       An iterable of batches, for `fit`, `evaluate` and `predict`.
 
     Raises:
-      ValueError: while reading, if there is no such column, or the rows of a column have several shapes.
+      TypeError: if `batches` is a table, or not iterable.
+      ValueError: if `x` names no column; while reading, if a batch is no dict, there is no such column, or a column has
+        a single number instead of rows, or rows of several shapes.
 
     Example:
       >>> stream = [{"size": [1.0, 2.0], "label": [0, 1], "name": ["a", "b"]}]
       >>> [(x.tolist(), y.tolist()) for x, y in batches_from_columns(stream, x="size", y="label")]
       [([1.0, 2.0], [0, 1])]
     """
+    if hasattr(batches, "keys") or not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        raise TypeError("`batches` must be an iterable whose items are dicts of columns. Received: a value of type "
+                        f"{type(batches).__name__}. `trainer.data.Dataset.from_columns` reads a table in memory.")
+    if not jax.tree.leaves(x):
+        raise ValueError(f"`x` must be the name of a column, or a list or a dict of names. Received: x={x!r}.")
     return ColumnBatches(batches, pack_x_y_sample_weight(x, y, sample_weight))
 
 
@@ -86,7 +94,16 @@ class ColumnSource(IterableSource):
 
 def _column(columns: Any, name: str) -> Any:
     try:
-        return column_array(columns[name])
-    except (LookupError, TypeError) as error:
-        known = list(map(str, columns)) if hasattr(columns, "keys") else []
-        raise DataError(f"A batch has no column {name!r}. {near_hint(str(name), known)}") from error
+        column = columns[name]
+    except (LookupError, TypeError, ValueError) as error:
+        if not hasattr(columns, "keys"):
+            raise DataError(f"A batch must be a dict of columns, of which {name!r} is needed. Received: "
+                            f"{describe(columns)}.") from error
+        raise DataError(f"A batch has no column {name!r}. {near_hint(str(name), map(str, columns))}") from error
+    if isinstance(column, (numbers.Number, str, bytes)) or getattr(column, "ndim", None) == 0:
+        raise DataError(f"The column {name!r} of a batch must have an item for each row. Received: {describe(column)}. "
+                        "The items of `batches` seem to be rows: make batches of them first, as by `.batch(32)`.")
+    try:
+        return column_array(column)
+    except (DataError, TypeError) as error:
+        raise DataError(f"The column {name!r} of a batch cannot become an array with rows first. {error}") from error

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.callbacks import Callback, CallbackList, RunRecord
+from trainer.callbacks import BackupAndRestore, Callback, CallbackList, RunRecord, SpikeGuard
 from trainer.core import arguments, errors
 from trainer.core.files import storage
 from trainer.core.types import ArrayTree, Data, Phase, PyTree, Verbose
@@ -208,6 +208,7 @@ def callback_list(model: object, callbacks: Any, verbose: Verbose, history: bool
         callbacks = callbacks.callbacks
     made = CallbackList(callbacks, add_history=history, add_progbar=verbose != 0)
     if history:
+        _check_spike_guards(made.callbacks)
         made.callbacks += _records(made.callbacks)
     made.hold()
     try:
@@ -217,6 +218,19 @@ def callback_list(model: object, callbacks: Any, verbose: Verbose, history: bool
         made.let_go()
         raise
     return made
+
+
+def _check_spike_guards(callbacks: Sequence[Callback]) -> None:
+    """Checks that a `fit` has at most one `SpikeGuard`, and the checkpoints to which it goes back."""
+    guards = [callback for callback in callbacks if isinstance(callback, SpikeGuard)]
+    if len(guards) > 1:
+        raise ValueError(f"`callbacks` has {len(guards)} `SpikeGuard`s, and a step has one rule. Give one of them.")
+    wanted = guards[0].backup_dir if guards else None
+    saved = [callback.backup_dir for callback in callbacks if isinstance(callback, BackupAndRestore)]
+    if wanted is not None and storage.absolute(wanted) not in map(storage.absolute, saved):
+        raise ValueError(f"`SpikeGuard` goes back to checkpoints in {wanted!r}, where no callback of this `fit` saves. "
+                         f"Expected: a `BackupAndRestore({wanted!r})` beside it. Received: "
+                         f"{', '.join(f'BackupAndRestore({folder!r})' for folder in saved) or 'none'}.")
 
 
 def _records(callbacks: Sequence[Callback]) -> list[Callback]:

@@ -133,7 +133,7 @@ class LoraModel(Model):
           FileNotFoundError, IsADirectoryError, TypeError: as `load_weights` does.
         """
         weights_io.load_weights(
-            self._core.state, filepath, None, False, self._is_trained, {_ADAPTERS: self._described()})
+            self._core.state, filepath, None, None, self._is_trained, {_ADAPTERS: self._described()})
 
     def merge(self) -> Model:
         """Returns a model without adapters, of the class of the model that was given to `lora`, with equal outputs.

@@ -26,6 +26,7 @@ from trainer.engine.model.core.model_core import ModelCore
 from trainer.engine.step import loss_terms, step_metrics
 from trainer.engine.step.gradient_accumulation import accumulated
 from trainer.engine.step.input_casts import multiplied_inputs
+from trainer.losses.linear_logits import computed
 
 
 class OverridableSteps:
@@ -153,7 +154,7 @@ class OverridableSteps:
     def predict_step(self, state: TrainState, batch: Batch) -> Any:
         """Returns the outputs for a batch. Like `train_step`, it must be pure."""
         x, _, _ = unpack_x_y_sample_weight(batch)
-        return self.apply(state.params, state, x, training=False)[0]
+        return computed(self.apply(state.params, state, x, training=False)[0])
 
     def apply(
         self, params: PyTree, state: TrainState, x: PyTree, *, module: str | None = None, training: bool = False

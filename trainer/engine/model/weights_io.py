@@ -124,7 +124,7 @@ def save_weights(
 
 
 def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns: Sequence[str] | None,
-                 partial: bool, selects: Callable[[str], bool] = lambda path: True,
+                 partial: bool | None, selects: Callable[[str], bool] = lambda path: True,
                  metadata: Mapping[str, str] = MappingProxyType({})) -> MatchReport:
     """Replaces weights by weights from a file, which must have the given metadata; see `Model.load_weights`."""
     weights = _named_weights(holder.current)
@@ -154,7 +154,7 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
 
 
 def _load_from_orbax(holder: StateHolder, path: str, folder: str, patterns: Sequence[str] | None,
-                     partial: bool) -> MatchReport:
+                     partial: bool | None) -> MatchReport:
     """Replaces weights by those of a tree of Orbax, each process reading the data of its own devices."""
     weights = _named_weights(holder.current)
     if is_checkpoint(os.path.dirname(folder)):

@@ -17,10 +17,12 @@ import numpy as np
 from trainer.core import plain, tree_paths
 from trainer.core.errors import brief, naming_file, see
 from trainer.core.files import parse_json, storage
+from trainer.core.precision import SkippedUpdates
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
+from trainer.core.updates.spikes import Spikes
 from trainer.distribute.placement.placement import to_host
-from trainer.engine.model.core.state_holder import INIT_ROWS, StateHolder
+from trainer.engine.model.core.state_holder import INIT_ROWS, StateHolder, with_rules
 from trainer.engine.saving.arrays.file_kinds import read_with_text, save_with_text
 from trainer.engine.saving.arrays.safetensors_file import match_arrays
 from trainer.engine.saving.checkpoint import (
@@ -31,9 +33,11 @@ from trainer.engine.saving.checkpoint import (
     open_checkpoint,
     orbax_arrays,
 )
+from trainer.optimizers.base import OptimizerState
 from trainer.optimizers.named import optimizer_kinds
 
 Restore = Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
+Specs = Mapping[str, tuple[tuple[int, ...], Any]]
 
 _KIND = "training state"
 FORMAT_VERSION = 1  # of the meaning of the arrays and the document
@@ -71,7 +75,7 @@ def _contents(state: TrainState, inputs: PyTree) -> tuple[dict[str, jax.Array], 
 
 def restore(path: str, holder: StateHolder) -> None:
     """Restores the training state that `save` wrote, and builds the model if needed. See `trainer.load`."""
-    document, read = _open_folder(path) if storage.is_folder(path) else _open_file(path)
+    document, specs, read = _open_folder(path) if storage.is_folder(path) else _open_file(path)
     if not isinstance(document, dict) or document.get("kind") != _KIND:
         raise ValueError(f"{path!r} is a checkpoint of a run of `fit`. Give the folder that it is in to "
                          "`BackupAndRestore`; what `Model.save` writes is loaded here.")
@@ -95,13 +99,36 @@ def restore(path: str, holder: StateHolder) -> None:
     if None not in (now, then) and now != then:
         raise ValueError(f"{path!r} is a training state of the optimizer {brief(repr(then))}. Received: {now!r}. Make "
                          "and compile the model as it was when it was saved, or save and load its weights alone.")
+    saved = _with_counts_of(specs, state)
     try:
-        holder.load(tree_paths.with_leaves(state, read(tree_paths.named_leaves(state))))
+        loaded = tree_paths.with_leaves(saved, read(tree_paths.named_leaves(saved)))
+        holder.load(with_rules(loaded, state.optimizer))
     except CheckpointError as error:
         raise CheckpointError(f"{error}\nMake and compile the model as it was when it was saved.") from None
 
 
-def _open_folder(path: str) -> tuple[Any, Restore]:
+def _with_counts_of(specs: Specs, state: TrainState) -> TrainState:
+    """Returns a state that has the counts of skipped updates, and the last losses and norms, that a file has.
+
+    Callbacks add them in `fit`, so that a model which is made and compiled in the same way may lack them, or have more.
+    """
+    def adapted(path: str, opt_state: Any) -> Any:
+        def there(field: str, kind: Any) -> Any:
+            names = [f"{path}/{field}/{part}" for part in kind._fields]
+            return kind(*(jax.ShapeDtypeStruct(*specs[name], sharding=state.step.sharding) for name in names)
+                        ) if all(name in specs for name in names) else None
+
+        if not isinstance(opt_state, OptimizerState):
+            return opt_state
+        return opt_state._replace(skipped=there("skipped", SkippedUpdates), spikes=there("spikes", Spikes))
+
+    named = isinstance(state.opt_state, dict)
+    return state.replace(opt_state={
+        name: adapted(f"opt_state/{name}", part) for name, part in state.opt_state.items()
+    } if named else adapted("opt_state", state.opt_state))
+
+
+def _open_folder(path: str) -> tuple[Any, Specs, Restore]:
     if CheckpointFolder(path).steps():
         raise ValueError(f"{path!r} has the checkpoints of a run of `fit`. Give it to `BackupAndRestore`; what "
                          "`Model.save` writes is loaded here.")
@@ -114,10 +141,10 @@ def _open_folder(path: str) -> tuple[Any, Restore]:
             return _open_orbax(found)
         path = os.path.join(path, max(names, key=int))
     checkpoint = open_checkpoint(path)
-    return checkpoint.document, checkpoint.restore
+    return checkpoint.document, checkpoint.specs, checkpoint.restore
 
 
-def _open_orbax(path: str) -> tuple[Any, Restore]:
+def _open_orbax(path: str) -> tuple[Any, Specs, Restore]:
     """Opens a tree that another program wrote; it has the arrays of a training state, and no document."""
     tree = orbax_arrays.OrbaxTree(path)
 
@@ -129,7 +156,7 @@ def _open_orbax(path: str) -> tuple[Any, Restore]:
         read = tree.read({name: targets[name].sharding for name in wanted})
         return {name: read.get(name, leaf) for name, leaf in targets.items()}
 
-    return {"kind": _KIND, "format_version": FORMAT_VERSION, "inputs": None, "optimizer": None}, restore
+    return {"kind": _KIND, "format_version": FORMAT_VERSION, "inputs": None, "optimizer": None}, tree.specs, restore
 
 
 def _save_file(path: str, arrays: Mapping[str, jax.Array], document: object) -> None:
@@ -142,7 +169,7 @@ def _save_file(path: str, arrays: Mapping[str, jax.Array], document: object) -> 
     save_with_text(path, DOCUMENT_KEY, text, every)
 
 
-def _open_file(path: str) -> tuple[Any, Restore]:
+def _open_file(path: str) -> tuple[Any, Specs, Restore]:
     text, arrays = read_with_text(
         path, DOCUMENT_KEY, "a training state, as `Model.save` writes it", "",
         "Weights alone are loaded with `Model.load_weights`, exported models with `trainer.load_exported`.")
@@ -159,4 +186,5 @@ def _open_file(path: str) -> tuple[Any, Restore]:
                 for name, leaf in targets.items()}
 
     with naming_file(path):
-        return plain.decode(parse_json(text), part(_DOCUMENT_ARRAYS)), restore
+        specs = {name: (array.shape, array.dtype) for name, array in part(_STATE_ARRAYS).items()}
+        return plain.decode(parse_json(text), part(_DOCUMENT_ARRAYS)), specs, restore

@@ -38,6 +38,16 @@ def first_rows(batch: Batch) -> Batch:
     return jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch)
 
 
+def with_rules(state: TrainState, rules: Any) -> TrainState:
+    """Returns the state with other rules of the same optimizers, and the counts that these rules keep."""
+    opt_state = state.opt_state
+    if isinstance(rules, NamedRules):
+        opt_state = {name: rule.with_counts(opt_state[name]) for name, rule in rules.items()}
+    elif rules is not None:
+        opt_state = rules.with_counts(opt_state)
+    return state.replace(optimizer=rules, opt_state=opt_state)
+
+
 class StateHolder:
     """Holds the training state of a model. There is no state until the model is built.
 
@@ -166,12 +176,7 @@ class StateHolder:
         rules, state = self._configuration.rules, self._finished()
         if state is None:
             return
-        opt_state = state.opt_state
-        if isinstance(rules, NamedRules):
-            opt_state = {name: rule.with_counts(opt_state[name]) for name, rule in rules.items()}
-        elif rules is not None:
-            opt_state = rules.with_counts(opt_state)
-        self.set(self._strategy.place_state(state.replace(optimizer=rules, opt_state=opt_state)))
+        self.set(self._strategy.place_state(with_rules(state, rules)))
 
     def _make(self, seed: jax.Array, inputs: PyTree, initial_values: PyTree) -> TrainState:
         try:

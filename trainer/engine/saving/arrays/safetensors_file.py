@@ -263,19 +263,21 @@ class MatchReport:
                           for name, (found, wanted) in self.mismatched.items()])
         return "\n".join(lines + errors.listed("selected by no pattern", self.skipped))
 
-    def raise_unless_complete(self, partial: bool = False) -> None:
+    def raise_unless_complete(self, partial: bool | None = False) -> None:
         """Checks that all selected arrays can be loaded.
 
         Args:
-          partial: whether arrays may be missing from the file or from the model, as long as an array matches.
+          partial: whether arrays may be missing from the file or from the model, as long as an array matches; None
+            means False where the caller has no such argument, so that the message does not recommend it.
 
         Raises:
-          ValueError: if an array is missing or unexpected and `partial` is false, if shapes or kinds of dtype differ,
-            or if `partial` is true and nothing matches.
+          ValueError: if an array is missing or unexpected and `partial` is not true, if shapes or kinds of dtype
+            differ, or if `partial` is true and nothing matches.
         """
         incomplete = bool(self.missing or self.unexpected)
         if self.mismatched or (incomplete and not (partial and self.matched)):
-            hint = "" if self.mismatched or not self.matched else "\nPass `partial=True` to load those that match."
+            may_be_partial = partial is False and self.matched and not self.mismatched
+            hint = "\nPass `partial=True` to load those that match." if may_be_partial else ""
             raise ValueError(f"The file's arrays do not fit the model. {self}{hint}")
 
 
