@@ -38,7 +38,7 @@ test-all: $(VENV)/.docs
 lint: $(VENV)/.dev
 	@$(bin)/ruff check --quiet .
 	@$(bin)/mypy --no-error-summary -p trainer
-	@$(bin)/python -m pytest -q tests/project/test_architecture.py
+	@$(bin)/python -m pytest -q tests/project/test_architecture.py tests/project/test_measures.py
 
 pre-commit: $(VENV)/.dev
 	@$(pip) install pre-commit

@@ -228,6 +228,8 @@ STREAMS = {
 }
 
 
+@pytest.mark.every_case
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("steps", [None, 3])
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -235,6 +237,7 @@ def test_a_stream_of_hugging_face_goes_on_from_its_state(name, steps):
     assert not any(check_resumes(lambda: hugging_face(STREAMS[name]), steps)[1:])
 
 
+@pytest.mark.slow
 def test_the_shuffle_buffer_of_a_stream_is_filled_again_by_reading_its_epoch():
     def shuffled():
         return hugging_face(lambda rows: rows.shuffle(seed=1, buffer_size=16))

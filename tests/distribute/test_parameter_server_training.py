@@ -139,7 +139,7 @@ def test_each_row_of_an_epoch_is_trained_once(cluster):
     np.testing.assert_allclose(model.state.params["w"], 4.0, rtol=1e-6)
 
 
-@pytest.mark.smoke
+@pytest.mark.every_case
 def test_a_learning_rate_that_a_callback_sets_reaches_the_servers(one_worker):
     def run(strategy):
         model = made(strategy, trainer.optimizers.SGD(0.1))

@@ -74,6 +74,7 @@ def test_outputs_of_one_length_are_one_array():
     np.testing.assert_allclose(outputs[8:16], model(BATCHES[1][0]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_between_batches_of_several_lengths(tmp_path, step_by_step):
     class Stops(Exception):
         pass

@@ -30,6 +30,7 @@ def test_the_way_is_short(traced):
     assert picture.count("  *") <= MOST_ON_STACK
 
 
+@pytest.mark.slow
 def test_the_way_is_drawn_for_contributors(traced):
     text = (project_files.ROOT / "CONTRIBUTING.md").read_text()
     assert f"```text\n{traced[2]}\n```" in text, "python -m tests.support.way_to_a_step"

@@ -39,7 +39,7 @@ class Difference(losses.Loss):
 # Numbers
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("case", REFERENCE["classes"], ids=case_id)
 def test_every_reduction_of_a_class_gives_the_numbers_of_keras(case):
     y_true, y_pred = reference_inputs(case["inputs"])

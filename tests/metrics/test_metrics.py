@@ -30,7 +30,7 @@ def metric_of(case):
     return getattr(metrics, case["name"])(**case["arguments"])
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("case", CASES)
 def test_results_are_those_of_keras(case):
     metric = metric_of(case)
@@ -44,7 +44,7 @@ def test_results_are_those_of_keras(case):
     np.testing.assert_allclose(metric.result(), case["weighted_result"], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_accumulators_of_parts_merge_to_those_of_the_whole(case):
     metric = metric_of(case)
@@ -81,7 +81,7 @@ def test_rows_of_weight_zero_are_as_if_absent(case):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.every_case
 @pytest.mark.parametrize("case", CASES)
 def test_weights_that_are_all_zero_give_a_number(case):

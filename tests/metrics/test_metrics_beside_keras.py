@@ -86,7 +86,7 @@ def test_negative_weights_and_weights_of_zero_are_kerass(name, arguments, kind):
     compare_case(name, arguments, kind, ["negative", "zeros"])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.every_case
 @pytest.mark.parametrize("function", sorted(METRIC_FUNCTIONS))
 def test_a_function_gives_the_numbers_of_kerass(function):
@@ -112,7 +112,7 @@ def test_every_public_name_of_keras_is_here_and_compared():
         "list a metric that Keras lacks in OURS_ALONE")
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", sorted(METRICS))
 def test_configurations_hold_what_kerass_hold_and_go_both_ways(name):
     for arguments, kind in METRICS[name]:

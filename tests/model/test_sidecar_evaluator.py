@@ -164,6 +164,7 @@ def test_a_training_that_goes_back_is_evaluated_where_it_has_not_been(model, tra
     assert steps(evaluator(model, training).start()) == [14, 21]
 
 
+@pytest.mark.slow
 def test_steps_limits_the_batches_and_max_evaluations_the_evaluations(model, training):
     training.saves(7)
     training.acts = [lambda: training.saves(14)]

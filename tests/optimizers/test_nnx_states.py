@@ -57,7 +57,7 @@ def trained(tx, **options):
     return weights(net)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(10)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("tx", "wrt", "options"), [
     (optax.partition(RATES, nnx.map_state(last, nnx.state(NET, nnx.Param))), nnx.Param, {}),

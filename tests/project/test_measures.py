@@ -7,6 +7,8 @@ import pytest
 
 from tests.project import measures
 
+pytestmark = [pytest.mark.slow, pytest.mark.every_case]  # `make lint` has them too
+
 
 @functools.cache
 def measures_of(folders):
@@ -18,7 +20,6 @@ def measured():
     return measures_of(measures.FOLDERS)
 
 
-@pytest.mark.slow
 def test_few_files_use_private_names_of_others(measured):
     assert len(measured.reaches) <= 15, sorted(measured.reaches)
 

@@ -90,6 +90,7 @@ def test_rows_that_cannot_be_used_are_refused(client, rows, words):
     assert answer.status_code == 422 and words in answer.json()["detail"]
 
 
+@pytest.mark.slow
 def test_requests_at_the_same_time_are_one_batch(client, exported):
     expected = exported[0].predict(X[:6], verbose=0)
     answers = [None] * 6

@@ -99,6 +99,8 @@ def write(kind, folder, tree):
     return folder / "tree"
 
 
+@pytest.mark.every_case
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["manager", "standard", "pytree", "zarr", "zarr3"])
 @pytest.mark.parametrize("tree", ["params", "variables", "state"])
@@ -142,6 +144,7 @@ def test_weights_of_nnx_are_read(tmp_path):
     np.testing.assert_array_equal(model.predict(X, verbose=0), module(X))
 
 
+@pytest.mark.slow
 def test_a_training_state_that_a_script_copied_is_loaded_and_trains_on(written, tmp_path):
     folder, _ = written
     with ocp.StandardCheckpointer() as copier:

@@ -64,6 +64,8 @@ def assert_logs(history, expected, rel=1e-6):
         assert history[name] == pytest.approx(values, rel=rel, abs=1e-7), name
 
 
+@pytest.mark.every_case
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, pytest.param({"ema_decay": 0.9, "skip_non_finite": True},
                                                       marks=pytest.mark.slow)], ids=["plain", "ema"])
 def test_norms_are_those_of_optax(expected, options):

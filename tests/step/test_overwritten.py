@@ -117,6 +117,7 @@ def assert_equals(model, losses, expected, rtol=1e-6):
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=rtol, atol=rtol), ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize(("model_class", "parts"), [(trainer.Model, 1), (trainer.Model, 2), (Custom, 1)])

@@ -156,6 +156,7 @@ def rejected(capsys, *arguments):
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_has_the_bits_of_ones_own_script():
     for ours, theirs in zip(weights_of("first"), own_script(2).get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -209,6 +210,7 @@ def test_the_model_is_evaluated_with_the_averages_and_the_numbers_of_the_validat
     assert json.loads(capsys.readouterr().out)["loss"] != printed["loss"]
 
 
+@pytest.mark.slow
 def test_outputs_are_written_and_the_model_is_exported(folder, capsys):
     import configured_example
 

@@ -122,6 +122,7 @@ def test_numbers_have_residuals(tmp_path):
     assert f"{model.evaluate(X, y, verbose=0)['mae']:.4g}" in page.texts
 
 
+@pytest.mark.slow
 def test_markdown_has_its_figures_beside_it(run, tmp_path):
     folder, model = run
     path = trainer.report(folder, tmp_path / "page.md", model=model, data=(X, Y), format="markdown")
@@ -198,6 +199,7 @@ def test_a_confusion_matrix_is_that_of_scikit_learn():
                                   confusion_matrix(labels, predicted))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_said(run, tmp_path):
     folder, _ = run
     model = trainer.Model(nn.Dense(5))

@@ -72,7 +72,7 @@ def sample(initializer, shape, is_keras):
 @pytest.mark.parametrize("shape", [
     (300, 200), pytest.param((200, 300), marks=pytest.mark.slow), (3, 3, 40, 60)])
 @pytest.mark.parametrize(("ours", "theirs"), [(code(row[1])[0], code(row[0])[0]) for row in INITIALIZERS])
-@pytest.mark.sampled
+@pytest.mark.sampled(5)
 def test_an_initializer_has_kerass_distribution(ours, theirs, shape):
     if theirs.startswith("Identity") and len(shape) > 2:
         return
