@@ -91,11 +91,11 @@ def _elements(data: Any, steps: int | None) -> Iterable[Any]:
             raise DataError("The dataset is endless: give `adapt` the number of batches to read, as `steps`, or the "
                             "dataset before `repeat`.")
         return batched
-    if hasattr(data, "__iter__") and not isinstance(data, (str, bytes, Mapping)) and not hasattr(data, "column_names"):
+    has_batches = not isinstance(data, (str, bytes, Mapping)) and not hasattr(data, "column_names")
+    if has_batches and hasattr(data, "__iter__"):
         return data
     count = getattr(type(data), "num_batches", None)
-    if count is not None or (hasattr(data, "__getitem__") and hasattr(data, "__len__")
-                             and not isinstance(data, (str, bytes, Mapping)) and not hasattr(data, "column_names")):
+    if count is not None or (has_batches and hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         length = data.num_batches if count is not None else len(data)
         return (data[number] for number in range(length))
     raise TypeError("`data` must be an array, a list of values, a column of a table, a trainer.data.Dataset, or an "

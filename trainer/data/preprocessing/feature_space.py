@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from trainer.core import arguments
 from trainer.core.configs import Config
 from trainer.core.errors import describe, near_hint, unknown_name, wrong_type
-from trainer.data.preprocessing.batches import host_array, inputs_of
+from trainer.data.preprocessing.batches import inputs_of
 from trainer.data.preprocessing.discretization import Discretization
 from trainer.data.preprocessing.features import Cross, Feature, encoder_of
 from trainer.data.preprocessing.hashed_crossing import HashedCrossing
@@ -191,7 +191,7 @@ class FeatureSpace(PreprocessingLayer):
         for table in self._tables(dataset, steps):
             for column, layer in adapted.items():
                 with _naming_feature(column):
-                    layer.update_state(_as_column(table[column]))
+                    layer.update_state(_with_axis(table[column]))
         for column, layer in adapted.items():
             with _naming_feature(column):
                 layer.finalize_state()
@@ -212,7 +212,7 @@ class FeatureSpace(PreprocessingLayer):
 
     def _columns(self, table: Any) -> dict[str, np.ndarray]:
         """Returns the columns of a table that are features."""
-        names = list(table.keys() if hasattr(table, "keys") else table.columns)
+        names = _names_of(table)
         missing = [column for column in self.features if column not in names]
         if missing:
             raise DataError(f"The data have no column {missing[0]!r}, which is a feature. "
@@ -239,8 +239,7 @@ class FeatureSpace(PreprocessingLayer):
         if not _is_table(data):
             raise wrong_type("data", data, "a dict of columns, or a data frame")
         columns = self._columns(data)
-        others = [column for column in (data.keys() if hasattr(data, "keys") else data.columns)
-                  if column not in self.features]
+        others = [column for column in _names_of(data) if column not in self.features]
         if others:
             raise DataError(f"The data have a column {others[0]!r}, which is no feature. "
                             f"{near_hint(str(others[0]), self.features)} Select the features before: `data[list("
@@ -251,24 +250,17 @@ class FeatureSpace(PreprocessingLayer):
         found: dict[str, np.ndarray] = {}
         for column, layer in self.preprocessors.items():
             with _naming_feature(column):
-                found[column] = np.asarray(layer(_as_column(columns[column])))  # type: ignore[operator]
+                found[column] = np.asarray(layer(_with_axis(columns[column])))  # type: ignore[operator]
         crossed = {name: crosser([found[column] for column in cross.feature_names])
                    for cross, (name, crosser) in zip(self.crosses, self.crossers.items(), strict=True)}
-        results = {name: self._encoded(name, values) for name, values in (
-            *sorted(found.items()), *sorted(crossed.items()))}
+        modes = {cross.name: cross.output_mode for cross in self.crosses}
+        results = {column: _encoded(column, self.preprocessors[column], self.features[column].output_mode, values)
+                   for column, values in sorted(found.items())}
+        results |= {name: _encoded(name, self.crossers[name], modes[name], values)
+                    for name, values in sorted(crossed.items())}
         if is_row:
             results = {name: values[0] for name, values in results.items()}
         return results if self.output_mode == "dict" else self._joined(results)
-
-    def _encoded(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Returns a feature's or a cross's values as its `output_mode` says."""
-        if name in self.features:
-            layer, mode = self.preprocessors[name], self.features[name].output_mode
-        else:
-            layer = self.crossers[name]
-            mode = next(cross.output_mode for cross in self.crosses if cross.name == name)
-        encoder = encoder_of(name, layer, mode)
-        return values if encoder is None else np.asarray(encoder(values))
 
     def _joined(self, results: dict[str, np.ndarray]) -> np.ndarray:
         for name, values in results.items():
@@ -312,7 +304,16 @@ def _is_table(data: object) -> bool:
     return isinstance(data, Mapping) or (hasattr(data, "columns") and isinstance(data.columns, Iterable))
 
 
-def _as_column(values: ArrayLike) -> np.ndarray:
+def _names_of(table: Any) -> list[Any]:
+    return list(table.keys() if hasattr(table, "keys") else table.columns)
+
+
+def _with_axis(column: np.ndarray) -> np.ndarray:
     """Returns a column with an axis of features."""
-    array = host_array(values)
-    return array.reshape(1, 1) if array.ndim == 0 else array[:, None] if array.ndim == 1 else array
+    return column.reshape(1, 1) if column.ndim == 0 else column[:, None] if column.ndim == 1 else column
+
+
+def _encoded(name: str, layer: PreprocessingLayer, output_mode: str, values: np.ndarray) -> np.ndarray:
+    """Returns a feature's or a cross's values as its `output_mode` says."""
+    encoder = encoder_of(name, layer, output_mode)
+    return values if encoder is None else np.asarray(encoder(values))

@@ -92,8 +92,7 @@ class IndexLookup(AdaptableLayer):
         """
         self._check_may_change()
         listed = self._listed(vocabulary)
-        start = self._token_start
-        special = [self.mask_token] * self._oov_start + [self.oov_token] * self.num_oov_indices
+        start, special = self._token_start, self._special_tokens
         has_special = listed[:start] == special
         words = listed[start:] if has_special else listed
         if not listed:
@@ -142,8 +141,7 @@ class IndexLookup(AdaptableLayer):
         Args:
           include_special_tokens: whether the list begins with the mask and the tokens for unknown words.
         """
-        special = [self.mask_token] * self._oov_start + [self.oov_token] * self.num_oov_indices
-        return [*(special if include_special_tokens else []), *(self._words or [])]
+        return [*(self._special_tokens if include_special_tokens else []), *(self._words or [])]
 
     def vocabulary_size(self) -> int:
         """Returns the number of words, special tokens included."""
@@ -156,6 +154,11 @@ class IndexLookup(AdaptableLayer):
     @property
     def _token_start(self) -> int:
         return self._oov_start + self.num_oov_indices
+
+    @property
+    def _special_tokens(self) -> list[Word]:
+        """The mask and the tokens for unknown words, which have the first indices."""
+        return [self.mask_token] * self._oov_start + [self.oov_token] * self.num_oov_indices
 
     def _set_words(self, words: list[Word]) -> None:
         self._words = words

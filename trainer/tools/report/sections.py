@@ -19,8 +19,8 @@ from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
 if TYPE_CHECKING:
     from trainer.engine.model.model import Model
 
-# Description and color of each part of a run's time, in the order of drawing.
 _ALSO_ARGUMENTS = ("strategy", "seed", "compile", "trainer", "run", "backup")  # sections of a configuration
+# Description and color of each part of a run's time, in the order of drawing.
 TIME_PARTS = {"device": ("waiting for the device", "#1f6fb4"), "compile": ("compiling", "#d9722b"),
               "data": ("waiting for data", "#c23b4e"), "checkpoint": ("checkpoints", "#7a5ba6"),
               "callbacks": ("callbacks, and the logs that they wait for", "#3a9466"),
