@@ -71,9 +71,8 @@ _NOTHING = Ambient()
 _current: contextvars.ContextVar[Ambient] = contextvars.ContextVar("trainer", default=_NOTHING)
 
 
-def current() -> Ambient:
-    """Returns the context of the caller."""
-    return _current.get()
+current: Callable[[], Ambient] = _current.get
+"""Returns the context of the caller."""
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ class Replicas:
     Attributes:
       row_axes: the mesh axes that split rows: "replica", or ("replica", "shard").
       replica_count: number of replicas: of places along these axes.
+      is_on_cpu: whether the devices are CPUs, which share their cores with the host's own work.
     """
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
@@ -54,6 +55,7 @@ class Replicas:
         self.row_axes: str | tuple[str, ...] = (
             ROW_AXES if SHARD_AXIS in mesh.shape else REPLICA_AXIS)
         self.replica_count = mesh.shape[REPLICA_AXIS] * mesh.shape.get(SHARD_AXIS, 1)
+        self.is_on_cpu: bool = mesh.devices.flat[0].platform == "cpu"
         self._cross_device_ops = cross_device_ops or NcclAllReduce()
         self._cross_device_ops.check_replicas(self.num_replicas_in_sync)
         self._whole = NamedSharding(mesh, PartitionSpec())
@@ -63,11 +65,6 @@ class Replicas:
     def num_replicas_in_sync(self) -> int:
         """Number of replicas in each step; 1 inside the code of a step that has the whole batch."""
         return 1 if get_replica_context().has_whole_batch else self.replica_count
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether the devices are CPUs, which share their cores with the host's own work."""
-        return self.mesh.devices.flat[0].platform == "cpu"
 
     @property
     def rows_spec(self) -> PartitionSpec:
