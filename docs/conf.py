@@ -32,6 +32,7 @@ exclude_patterns = ["_build", "site_pages"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "cache"
+nb_execution_excludepatterns = ["generated/examples/*"]  # `site_pages.gallery` runs them
 nb_execution_cache_path = str(FOLDER / "_build" / "executed")
 nb_execution_in_temp = True
 nb_execution_timeout = 180
@@ -65,13 +66,13 @@ html_theme = "sphinx_book_theme"
 html_title = "trainer"
 html_static_path = ["site_pages/static"]
 html_css_files = ["site.css"]
-html_copy_source = False
+html_copy_source = True  # notebooks, and pages as Markdown
 html_show_sourcelink = False
 html_theme_options = {
     "show_navbar_depth": 1,
     "show_toc_level": 2,
     "home_page_in_toc": True,
-    "use_download_button": False,
+    "use_download_button": True,
     "navbar_persistent": [],
 }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

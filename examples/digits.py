@@ -1,6 +1,8 @@
 """Trains a small convolutional network on scikit-learn's digits and draws its learning curves.
 
-Runs on all local accelerators; on a CPU-only machine, on eight simulated devices.
+Runs on all local accelerators; on a CPU-only machine, on eight simulated devices. The code of the model does not say on
+how many: `MirroredStrategy` splits each batch, and any number of devices gives the same numbers. The last batch of an
+epoch has 29 rows in place of 32, which counts as 29.
 """
 
 import os
@@ -9,16 +11,12 @@ import os
 # JAX; accelerators are not affected by it.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 
-import matplotlib
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import trainer
 from trainer import models
-
-matplotlib.use("Agg")  # draws to files, needs no display
-from matplotlib import pyplot as plt
 
 
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
@@ -30,19 +28,6 @@ def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarra
     return (train_images, train_labels), (test_images, test_labels)
 
 
-def draw_curves(history: dict[str, list[float]], path: str) -> None:
-    """Writes one panel per quantity, training and validation in each, to an image file."""
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-    for panel, key in zip(panels, ("loss", "accuracy"), strict=True):
-        epochs = range(1, len(history[key]) + 1)
-        panel.plot(epochs, history[key], label="training")
-        panel.plot(epochs, history[f"val_{key}"], label="validation")
-        panel.set(xlabel="epoch", ylabel=key)
-        panel.grid(alpha=0.3)
-        panel.legend()
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     train, test = digits()
     strategy = trainer.distribute.MirroredStrategy()  # all local devices
@@ -51,7 +36,7 @@ def main() -> None:
         model = trainer.Model(models.CNN(num_classes=10))
         model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
     history = model.fit(*train, batch_size=32, epochs=20, shuffle=True, validation_data=test)
-    draw_curves(history.history, "curves.png")
+    history.plot().savefig("curves.png")
     print("Wrote curves.png.")
     print(model.evaluate(*test, verbose=0))
 

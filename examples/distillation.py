@@ -60,7 +60,9 @@ def main() -> None:
 
     distilled = compiled(Distiller(student(), teacher))
     known = (np.arange(len(labels)) < LABELLED).astype(np.float32)
-    distilled.fit(images, np.where(known, labels, 0), sample_weight=known, batch_size=64, epochs=25, verbose=2)
+    history = distilled.fit(images, np.where(known, labels, 0), sample_weight=known, batch_size=64, epochs=25,
+                            verbose=2)
+    history.plot().savefig("curves.png")
 
     print({f"accuracy_{name}": float(np.mean(model.predict(test_images, verbose=0).argmax(-1) == test_labels))
            for name, model in (("teacher", teacher), ("alone", alone), ("distilled", distilled))}

@@ -126,7 +126,8 @@ def main() -> None:
         backup = given.backup or os.path.join(given.output, "backup")
         history = model.fit(data, epochs=given.epochs, verbose=2, callbacks=[
             callbacks.SpikeGuard(window=32, rollback_after=8, backup_dir=backup),
-            callbacks.BackupAndRestore(backup, save_freq=10), callbacks.CSVLogger(f"{given.output}/log.csv")]).history
+            callbacks.BackupAndRestore(backup, save_freq=10), callbacks.CSVLogger(f"{given.output}/log.csv")])
+        history.plot("loss").savefig(f"{given.output}/loss.png")
 
         if not given.full:
             model.save_adapters(f"{given.output}/adapters.safetensors")
@@ -136,8 +137,9 @@ def main() -> None:
         prompt = tokenizer.encode("The data set")
         continued = models.generate(model, [prompt], given.length // 2 - len(prompt), temperature=0)
         print(tokenizer.decode(continued[0].tolist()))
-        print({"devices": jax.device_count(), "loss": history["loss"][-1], "first_loss": history["loss"][0],
-               "grad_norm": history["grad_norm"][-1], "skipped_steps": sum(history["skipped_steps"])})
+        log = history.history
+        print({"devices": jax.device_count(), "loss": log["loss"][-1], "first_loss": log["loss"][0],
+               "grad_norm": log["grad_norm"][-1], "skipped_steps": sum(log["skipped_steps"])})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Adapts a Transformer in NNX to other data by `trainer.lora`: small matrices beside its layers are trained alone.
 
-The Transformer reads scikit-learn's digits row by row. It learns them as they are, and is then adapted to negatives
-of mirrored ones. Hu et al., "LoRA: Low-rank adaptation of large language models", https://arxiv.org/abs/2106.09685.
+The Transformer reads scikit-learn's digits row by row. It learns them as they are, and is then adapted to negatives of
+mirrored ones: the file of its adapters is small, the weights of the base stay as they were, and `merge` gives a plain
+model again. Hu et al., "LoRA: Low-rank adaptation of large language models", https://arxiv.org/abs/2106.09685.
 """
 
 import pathlib
@@ -74,7 +75,8 @@ def main() -> None:
     model = trainer.lora(base, RANK, ["blocks"])  # all linear layers of the blocks
     compile_model(model)
     first = model.evaluate(*other_test, verbose=0)
-    model.fit(others, labels, batch_size=64, epochs=15, verbose=2)
+    history = model.fit(others, labels, batch_size=64, epochs=15, validation_data=other_test, verbose=2)
+    history.plot().savefig("curves.png")
     model.summary()
     last = model.evaluate(*other_test, verbose=0)
 

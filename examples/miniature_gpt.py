@@ -1,6 +1,7 @@
 """Trains a small GPT, letter by letter, on sums that the script writes, and lets it continue others.
 
-A sum is a text such as " 7+15=22.".
+A sum is a text such as " 7+15=22.". Weights of 0 leave out of the loss what cannot be known: the letters before "=".
+The decoder keeps the keys and values of earlier letters, so `models.generate` computes one letter at a time.
 """
 
 import numpy as np
@@ -40,6 +41,7 @@ def main() -> None:
     weights = np.zeros(tokens[:, 1:].shape, np.float32)
     weights[:, 5:] = 1
     history = model.fit(tokens[:, :-1], tokens[:, 1:], sample_weight=weights, batch_size=64, epochs=80, verbose=2)
+    history.plot().savefig("curves.png")
 
     prompts = encode([text[:6] for text in test])
     continued = decode(models.generate(model, prompts, LENGTH - 6, temperature=0))

@@ -63,7 +63,9 @@ def main() -> None:
     model = trainer.Model(siamese)
     model.compile(trainer.optimizers.Adam(2e-3), contrastive, metrics=[accuracy])
     test_pairs = pairs(test_images, test_labels, 2000)
-    model.fit(*pairs(images, labels, 6000), batch_size=64, epochs=10, validation_data=test_pairs, verbose=2)
+    history = model.fit(
+        *pairs(images, labels, 6000), batch_size=64, epochs=10, validation_data=test_pairs, verbose=2)
+    history.plot().savefig("curves.png")
 
     known, unknown = (np.asarray(siamese.apply({"params": model.state.params}, part, method="embed"))
                       for part in (images, test_images))

@@ -2,8 +2,9 @@
 
     python examples/text_classification.py aclImdb/train --length 200
 
-The folder has a folder of `.txt` files for each class. Without it, the script writes short reviews, in which the
-place of "not" decides the meaning, and trains on them.
+The folder has a folder of `.txt` files for each class. Without it, the script writes short reviews, in which the place
+of "not" decides the meaning, and trains on them. Files are read while the devices compute, and padding is masked in the
+attention and in the mean.
 """
 
 import argparse
@@ -63,7 +64,8 @@ def main() -> None:
             mask_token=PADDING, num_classes=len(train.class_names), dropout_rate=0.1)
         model = trainer.Model(network)
         model.compile(trainer.optimizers.AdamW(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
-        model.fit(train, validation_data=validation, epochs=options.epochs, verbose=2)
+        history = model.fit(train, validation_data=validation, epochs=options.epochs, verbose=2)
+        history.plot().savefig("curves.png")
         metrics = model.evaluate(validation, verbose=0)
 
     for text in ("The plot was good. It is not short.", "The plot was not good. We watched it at home."):

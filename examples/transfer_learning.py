@@ -67,7 +67,8 @@ def main() -> None:
     accuracy["accuracy_of_frozen"] = model.evaluate(*test, verbose=0)["accuracy"]
 
     model.compile({**{name: adam(3e-4) for name in BODY}, "classifier": adam(1e-3)}, loss, metrics=metrics)
-    model.fit(*train, batch_size=10, epochs=80, initial_epoch=40, verbose=0)
+    history = model.fit(*train, batch_size=10, epochs=80, initial_epoch=40, validation_data=test, verbose=0)
+    history.plot().savefig("fine_tuning.png")
     accuracy["accuracy_of_fine_tuned"] = model.evaluate(*test, verbose=0)["accuracy"]
 
     scratch = new_model()

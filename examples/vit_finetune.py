@@ -3,7 +3,8 @@
     python vit_finetune.py --model vit-base-patch16-224 --images photos
 
 `photos` has a folder of images for each class. Without arguments the script writes a small ViT of random weights in
-Hugging Face's format, and trains it on scikit-learn's digits.
+Hugging Face's format, and trains it on scikit-learn's digits. With LoRA a fifth of the weights is trained, and training
+ends when the validation accuracy no longer rises, with the weights of the best epoch.
 """
 
 import argparse
@@ -72,9 +73,10 @@ def main() -> None:
         model.compile(trainer.optimizers.AdamW(1e-3 if given.full else 5e-3, weight_decay=0.01),
                       trainer.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
         history = model.fit(*inputs, **options, epochs=given.epochs, validation_data=validation, verbose=2, callbacks=[
-            callbacks.EarlyStopping("val_accuracy", patience=5, restore_best_weights=True)]).history
+            callbacks.EarlyStopping("val_accuracy", patience=5, restore_best_weights=True)])
+    history.plot().savefig("curves.png")
     trained = sum(weight.numpy().size for weight in model.trainable_weights)
-    print({"val_accuracy": max(history["val_accuracy"]), "trained_parameters": trained,
+    print({"val_accuracy": max(history.history["val_accuracy"]), "trained_parameters": trained,
            "parameters": model.count_params()})
 
 

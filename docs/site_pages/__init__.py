@@ -15,7 +15,7 @@ from site_pages import docstrings, elsewhere, gallery, reference, sources
 
 DOCS = pathlib.Path(__file__).parents[1]
 GENERATED = DOCS / "generated"
-# The examples that run at each build, if they have changed: the quickest. GALLERY_RUNS=0 runs none.
+# The examples that run at each build, if they have changed. GALLERY_RUNS=0 runs none.
 QUICK: dict[str, tuple[str, ...]] = {"digits": (), "finetune_llm": ("--epochs", "10"), "vit_finetune": ()}
 
 
@@ -40,8 +40,8 @@ def _generate(app: Any) -> None:
     for name, arguments in QUICK.items():
         if os.environ.get("GALLERY_RUNS", "1") != "0":
             script = DOCS.parent / "examples" / f"{name}.py"
-            shown = gallery.run(script, arguments, DOCS / "_build" / "gallery", GENERATED / "examples")
-            texts[f"generated/examples/{name}.md"] += shown
+            result = gallery.run(script, arguments, DOCS / "_build" / "gallery")
+            texts[f"generated/examples/{name}.ipynb"] = gallery.notebook(script, arguments, result)
     for path, text in texts.items():
         (DOCS / path).parent.mkdir(parents=True, exist_ok=True)
         if not (DOCS / path).exists() or (DOCS / path).read_text() != text:  # else Sphinx would read it again

@@ -1,5 +1,7 @@
 """The pages of docs/ are true: their blocks run, their links lead somewhere, and the site has all of them."""
 
+import ast
+import json
 import pathlib
 import re
 
@@ -222,10 +224,68 @@ def test_the_site_has_every_page_once(generated):
 
 def test_the_site_has_every_example(generated):
     for script in (project_files.ROOT / "examples").glob("*.py"):
-        text = generated[f"generated/examples/{script.stem}.md"]
-        assert f"../../../examples/{script.name}" in text
-        title = text.splitlines()[0].removeprefix("# ")
-        assert f"[{title}]({script.stem}.md)" in generated["generated/examples/index.md"]
+        cells = json.loads(generated[f"generated/examples/{script.stem}.ipynb"])["cells"]
+        title = cells[0]["source"].splitlines()[0].removeprefix("# ")
+        assert f"[{title}]({script.stem}.ipynb)" in generated["generated/examples/index.md"]
+
+
+@pytest.mark.slow
+def test_an_example_is_a_notebook_with_what_it_printed_and_drew(tmp_path):
+    from site_pages import gallery
+
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    script = tmp_path / "count_rows.py"
+    script.write_text('''"""Counts rows. Prints them. Draws nothing."""
+
+import argparse
+import pathlib
+
+# How many.
+ROWS = 2
+
+
+# Of each row.
+@property
+def name(row):
+    """Returns the name of a row."""
+    return f"row {row}"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=ROWS)
+    rows = parser.parse_args().rows
+    pathlib.Path("drawn.png").write_bytes(b"picture")
+    print("\\n".join(map(name.fget, range(rows))))
+
+
+if __name__ == "__main__":
+    main()
+''')
+    result = gallery.run(script, ["--rows", "3"], tmp_path / "kept")
+    notebook = nbformat.reads(gallery.notebook(script, ["--rows", "3"], result), as_version=4)
+    nbformat.validate(notebook)
+    about, head, name, main, call = notebook.cells
+    assert about.source.startswith("# Count rows\n\nCounts rows. Prints them.")
+    assert head.source.startswith("import argparse") and head.source.endswith("# How many.\nROWS = 2")
+    assert name.source.startswith("# Of each row.\n@property") and main.source.startswith("def main")
+    printed, drawn = call.outputs
+    assert printed.text == "row 0\nrow 1\nrow 2\n" and set(drawn.data) == {"image/png"}
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()  # as a user would
+    assert notebook.cells[-1].outputs[0].text == printed.text
+    written = result / "printed.txt"
+    before = written.stat().st_mtime_ns
+    gallery.run(script, ["--rows", "3"], tmp_path / "kept")
+    assert written.stat().st_mtime_ns == before
+    script.write_text(script.read_text().replace("print(", "raise OSError("))
+    with pytest.raises(RuntimeError, match=r"count_rows.py failed:\n(.|\n)*OSError: row 0"):
+        gallery.run(script, [], tmp_path / "kept")
+
+
+def test_each_example_says_three_sentences():
+    for script in sorted((project_files.ROOT / "examples").glob("*.py")):
+        text = ast.get_docstring(ast.parse(script.read_text()))
+        assert len(re.findall(r"(?<!al)[.](?=\s|$)", text)) >= 3, script.name
 
 
 def test_the_reference_has_every_public_name(generated):
