@@ -195,10 +195,11 @@ class Chief:
         return bool(old)
 
     def _drop(self, connection: Connection) -> None:
-        connection.close(abort=connection in self._unknown)
+        is_unknown = connection in self._unknown
         for connections in (self._unknown, self._welcomed):
             if connection in connections:
                 connections.remove(connection)
+        connection.close(abort=is_unknown)
 
 
 def serve(chief: str, name: str) -> int:
