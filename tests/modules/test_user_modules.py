@@ -313,7 +313,7 @@ PROGRAMS = {
     "BatchNorm whose averages never move": refused_batch_norm,
     "Dropout outside of training": refused_dropout,
     "An NNX call that writes to parameters": refused_writes,
-    "Weights in what is no Flax module": refused_weights,
+    "Weights outside of a Flax module": refused_weights,
 }
 
 

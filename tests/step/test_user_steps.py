@@ -290,7 +290,7 @@ PROGRAMS = {
         "BatchNorm's statistics": batch_statistics,
         "State of its own": own_collection,
         "Losses": sown_losses,
-        "What gradients overwrite": overwritten,
+        "State that gradients overwrite": overwritten,
         "Other sown values": other_sown,
     },
     "What a step may look like": {
@@ -307,7 +307,7 @@ PROGRAMS = {
         "Penalties of weights": penalties,
         "Random numbers": random_numbers,
         "Several optimizers": several_optimizers,
-        "What an optimizer asks for": asked_for,
+        "An argument that an optimizer needs": asked_for,
         "An array kept in an object": kept_array,
     },
 }
