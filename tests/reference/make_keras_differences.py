@@ -14,9 +14,10 @@ TITLES = {"losses": "Losses", "metrics": "Metrics", "optimizers": "Optimizers an
 INTRODUCTION = """\
 # Differences from Keras 3
 
-Losses, metrics, optimizers, schedules, penalties, preprocessing layers and functions of images have Keras 3's names,
-arguments, defaults, numbers and configurations: tests compare every public class and function with Keras itself, on
-generated data. This page lists the intended differences; tests check that each still exists.
+Losses, metrics, optimizers, schedules, penalties of weights, preprocessing layers and image functions are written to
+replace Keras 3's: they have the same names, arguments, defaults, numbers and configurations. Tests compare every public
+class and function with Keras itself, on generated data. This page lists all intended differences, with the reason for
+each; tests check that each difference still exists.
 
 This page is written by `python -m tests.reference.make_keras_differences`.
 """

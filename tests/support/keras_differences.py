@@ -61,72 +61,78 @@ def _over_batches(metric: Any, *options: dict[str, Any]) -> Any:
 
 DIFFERENCES: tuple[Difference, ...] = (
     Difference(
-        "losses", "all", "Weights per row, `(n,)`, fail for values of shape `(n, t)`, or weigh the wrong axis.",
-        "The weight of a row applies to all of its values.", "`sample_weight` of `fit` has a number per row.",
+        "losses", "all losses",
+        "For values of shape `(n, t)`, weights of shape `(n,)` fail, or are applied to the wrong axis.",
+        "The weight of a row applies to all of its values.", "`sample_weight` of `fit` has a number for each row.",
         lambda library: library.losses.MeanSquaredError()(
             _reals(4, 2, 3), np.zeros((4, 2, 3), "float32"), sample_weight=_reals(4))),
     Difference(
-        "losses", "all", "The loss of no rows is an empty array, or NaN.", "The loss of no rows is 0.",
+        "losses", "all losses", "The loss of no rows is an empty array, or NaN.", "The loss of no rows is 0.",
         "In a custom loop, a replica may have no rows of the last batch.",
         lambda library: library.losses.MeanSquaredError()(np.zeros((0, 3), "float32"), np.zeros((0, 3), "float32"))),
     Difference(
-        "losses", "all", "Values of shape `(n,)` count as the features of a single sample, whose loss is their mean.",
-        "Each value has its own loss.", "Rows can be weighted.",
+        "losses", "all losses", "Values of shape `(n,)` are the features of a single sample, with one loss.",
+        "Values of shape `(n,)` are `n` samples, each with a loss.", "The rows can have weights.",
         lambda library: library.losses.BinaryCrossentropy(reduction="sum")(
             np.array([0.0, 1.0], "float32"), np.array([0.2, 0.7], "float32"))),
     Difference(
-        "losses", "all, with `reduction=None`", "With weights of shape `(n, 1)`, the losses get that shape.",
-        "The losses keep the shape `(n,)`.", "Weights change values, not shapes.",
+        "losses", "all losses, with `reduction=None`",
+        "With weights of shape `(n, 1)`, the losses have the shape `(n, 1)`.",
+        "With weights of shape `(n, 1)`, the losses have the shape `(n,)`.", "Weights change values, not shapes.",
         lambda library: library.losses.MeanSquaredError(reduction=None)(
             _reals(4, 3), np.zeros((4, 3), "float32"), sample_weight=_reals(4, 1))),
     Difference(
-        "losses", "all, of a single row", "`mean_with_sample_weight` does not divide by a scalar weight.",
-        "It divides, as for any other number of rows.", "The last batch of an epoch may be a single row.",
+        "losses", "all losses, of a single row",
+        "The reduction `mean_with_sample_weight` does not divide by a scalar weight.",
+        "The reduction divides by the weight, as for more rows.", "The last batch of an epoch may be a single row.",
         lambda library: library.losses.MeanSquaredError(reduction="mean_with_sample_weight")(
             _reals(1, 3), np.zeros((1, 3), "float32"), sample_weight=0.5)),
     Difference(
-        "losses", "all", "Labels `(n, 1)` and predictions `(n, k)` are broadcast.", "ValueError.",
-        "This is nearly always a mistake, and trains another function without an error.",
+        "losses", "all losses", "Labels `(n, 1)` and predictions `(n, k)` are broadcast.",
+        "Labels `(n, 1)` and predictions `(n, k)` raise ValueError.",
+        "Such shapes are nearly always a mistake, and would train another function silently.",
         lambda library: library.losses.MeanSquaredError()(_reals(4, 1), _reals(4, 3))),
     Difference(
-        "losses", "all, with `dtype=\"float16\"` or `\"bfloat16\"`",
-        "Losses are computed in that dtype, which rounds 1 - 1e-7 to 1.",
+        "losses", "all losses, with `dtype=\"float16\"` or `\"bfloat16\"`",
+        "Losses are computed in this dtype, which rounds 1 - 1e-7 to 1.",
         "Losses are computed in float32; the result has the dtype.", "The loss of a confident mistake must be finite.",
         lambda library: library.losses.BinaryCrossentropy(dtype="float16")(
             np.array([[1.0], [0.0]], "float32"), np.array([[0.0], [1.0]], "float32"))),
     Difference(
-        "losses", "all, and metrics, with `dtype=\"mixed_float16\"` or another policy",
-        "The policy's compute dtype is used.", "TypeError: `dtype` is a dtype.",
-        "A policy belongs to `compile(precision=...)`.",
+        "losses", "all losses and metrics, with `dtype=\"mixed_float16\"` or another policy",
+        "A policy is accepted, and its compute dtype is used.", "A policy raises TypeError; `dtype` takes dtypes only.",
+        "Policies belong to `compile(precision=...)`.",
         lambda library: str(library.losses.MeanSquaredError(dtype="mixed_float16").dtype)),
     Difference(
-        "losses", "all, with masks", "The mask that Keras's layers set on predictions leaves values out.",
-        "No mask is read: give `sample_weight`.", "Flax's layers set none.", lambda library: _masked(library)),
+        "losses", "all losses, with masks", "Values are left out by the mask that Keras's layers set on predictions.",
+        "Masks are not read; pass `sample_weight`.", "Flax's layers set no masks.",
+        lambda library: _masked(library)),
     Difference(
         "losses", "`BinaryCrossentropy`, `Huber` and others",
-        "Values such as `label_smoothing=2.0` or `delta=-1.0` are accepted.",
-        "ValueError, which states the allowed values.", "Mistakes must be found before the training.",
+        "Values such as `label_smoothing=2.0` or `delta=-1.0` are accepted.", "Such values raise ValueError.",
+        "Mistakes should be found before the training.",
         lambda library: library.losses.Huber(delta=-1.0)(_reals(2, 1), _reals(2, 1)) * 0),
     Difference(
         "losses", "`BinaryFocalCrossentropy(from_logits=True)`",
-        "Logits become probabilities, which are clipped to [1e-7, 1 - 1e-7]: beyond about ±16 the loss is constant, "
-        "and its gradient 0.", "The loss is computed from the logits.", "Confident mistakes must have a gradient.",
+        "Logits are converted to probabilities and clipped to [1e-7, 1 - 1e-7]: for logits beyond about ±16, the "
+        "gradient is 0.", "The loss is computed from the logits.", "Confident mistakes must have a gradient.",
         lambda library: library.losses.BinaryFocalCrossentropy(from_logits=True)(
             np.zeros((1, 1), "float32"), np.full((1, 1), 50.0, "float32"))),
     Difference(
         "losses", "`CategoricalCrossentropy(axis=..., label_smoothing=...)`",
-        "The number of classes for the smoothing is the length of the last axis.", "It is the length of `axis`.",
-        "Smoothed labels must sum to 1.",
+        "The number of classes for the smoothing is the length of the last axis.",
+        "The number of classes for the smoothing is the length of `axis`.", "Smoothed labels must sum to 1.",
         lambda library: library.losses.CategoricalCrossentropy(axis=1, label_smoothing=0.3)(
             np.array([[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]], "float32"), np.full((1, 3, 2), 1 / 3, "float32"))),
     Difference(
-        "losses", "`CategoricalCrossentropy`", "The loss of a single class is 0, with a warning.", "ValueError.",
-        "Nothing would be trained.",
+        "losses", "`CategoricalCrossentropy`", "The loss of a single class is 0, with a warning.",
+        "A single class raises ValueError.", "The model would not be trained.",
         lambda library: library.losses.CategoricalCrossentropy(from_logits=True)(
             np.ones((2, 1), "float32"), np.ones((2, 1), "float32")) * 0),
     Difference(
-        "losses", "`SparseCategoricalCrossentropy`", "Labels of a float dtype are accepted.", "ValueError.",
-        "Such labels are more likely one-hot, or regression targets.",
+        "losses", "`SparseCategoricalCrossentropy`", "Labels of a float dtype are accepted.",
+        "Labels of a float dtype raise ValueError.",
+        "Such labels are probably one-hot labels, or targets of a regression.",
         lambda library: library.losses.SparseCategoricalCrossentropy()(
             np.array([0.0, 1.0], "float32"), np.array([[0.2, 0.8], [0.5, 0.5]], "float32"))),
     Difference(
@@ -136,149 +142,159 @@ DIFFERENCES: tuple[Difference, ...] = (
             np.array([[0, 1]], "int32"), np.full((1, 3, 2), 1 / 3, "float32"))),
     Difference(
         "losses", "`CategoricalGeneralizedCrossEntropy`",
-        "Labels of shape `(n, 1)` are compared with the predictions of all rows.",
-        "Each label is compared with the predictions of its row.", "The mean over wrong pairs is no loss.",
+        "Each label of shape `(n, 1)` is compared with the predictions of all rows.",
+        "Each label is compared with the predictions of its row.", "A mean over wrong pairs is not the loss.",
         lambda library: library.losses.CategoricalGeneralizedCrossEntropy()(
             np.array([[0], [1]], "int32"), np.array([[0.2, 0.8], [0.9, 0.1]], "float32"))),
     Difference(
         "losses", "`get_config` of `Huber`, `CosineSimilarity`, `SparseCategoricalCrossentropy`",
-        "The configuration lacks `delta` and `axis`, so that `from_config` uses the defaults.",
-        "The configuration has them.", "A configuration must make an equal loss.",
+        "The configuration lacks `delta` and `axis`, so `from_config` makes a loss with the defaults.",
+        "The configuration has these arguments.", "`from_config` must make an equal loss.",
         lambda library: library.losses.Huber.from_config(library.losses.Huber(delta=0.1).get_config())(
             np.zeros((1, 1), "float32"), np.ones((1, 1), "float32"))),
     Difference(
-        "losses", "`losses.get`, `metrics.get`, and arguments", "A value of a wrong type raises ValueError.",
-        "It raises TypeError.", "Python's functions do so.", lambda library: library.losses.get(3)),
+        "losses", "`losses.get`, `metrics.get`, and the arguments of losses and metrics",
+        "A value of a wrong type raises ValueError.", "A value of a wrong type raises TypeError.",
+        "Python's own functions behave like this.",
+        lambda library: library.losses.get(3)),
     Difference(
         "losses", "`BinaryCrossentropy`, `BinaryFocalCrossentropy`, `SparseCategoricalCrossentropy`, in `compile`",
-        "Labels outside of [0, 1], or of the classes, are taken: the loss falls without end, or is 0 or NaN.",
-        "ValueError, but for labels of weight 0.", "Such labels are signs, or numbered from 1.",
+        "Labels outside of [0, 1], or outside of the classes, are accepted: the loss falls without end, or is 0 or "
+        "NaN.", "Such labels raise ValueError, unless their weight is 0.",
+        "Such labels are probably -1 and 1, or numbered from 1.",
         lambda library: _trained(library, "binary_crossentropy", np.array([[-1.0], [1.0]], "float32"))),
     Difference(
         "losses", "subclasses of `Loss`", "`call` receives integer labels as floats: 16777217 becomes 16777216.",
-        "It receives them as integers.", "Ids are exact, and class indices can index.",
+        "`call` receives integer labels as integers.", "Ids stay exact, and class indices can be used as indices.",
         lambda library: _own_loss(library)(np.array([2**24 + 1], "int32"), np.zeros(1, "float32"))),
     Difference(
         "losses", "`class_weight` of `fit`",
-        "Targets that are no classes, such as 1.37, have the weight of the rounded class.",
-        "ValueError, but for targets from 0 to 1, which are rounded.", "A regression has no classes.",
+        "A target that is not a class, such as 1.37, has the weight of the nearest class.",
+        "Such a target raises ValueError, unless it is between 0 and 1; then it is rounded.",
+        "The targets of a regression have no class weights.",
         lambda library: _weighted(library, [1.37, 2.0])),
     Difference(
-        "metrics", "all means", "A scalar weight counts once for each batch.", "It counts once for each row.",
-        "The result must not depend on the batch size.",
+        "metrics", "all metrics that are means", "A scalar weight counts once for each batch.",
+        "A scalar weight counts once for each row.", "The result should not depend on the batch size.",
         lambda library: _over_batches(library.metrics.Mean(), {"sample_weight": 1.0}, {"sample_weight": 1.0})),
     Difference(
-        "metrics", "all", "Accumulators have the metric's dtype: float16 stops counting at 2048.",
+        "metrics", "all metrics", "Accumulators have the metric's dtype: float16 stops counting at 2048.",
         "Accumulators are float32; the result has the dtype.", "Sums over an epoch must stay exact.",
         lambda library: _sum_of(library.metrics.Sum(dtype="float16"), 2048.0, 1.0, 1.0)),
     Difference(
         "metrics", "`SparseCategoricalCrossentropy(ignore_class=...)`",
-        "Without weights, ignored samples count as 0; with weights, they do not count.",
-        "Ignored samples do not count.", "Weights of 1 must not change the mean.",
+        "Without weights, ignored samples count as 0; with weights, they do not count.", "Ignored samples never count.",
+        "Weights of 1 should not change the mean.",
         lambda library: _metric(library.metrics.SparseCategoricalCrossentropy(ignore_class=0), np.array(
             [0, 1], "int32"), np.array([[0.5, 0.5], [0.5, 0.5]], "float32"))),
     Difference(
         "metrics", "counts at thresholds, `AUC`, `IoU`",
         "Weights `(n, 1)` for predictions `(n,)`, `(n,)` for `(n, t)`, or `(n, k)` with `class_id` fail.",
-        "Weights are matched with predictions, rows first.", "Losses do so.",
+        "The first dimension of weights is matched with the rows of predictions.", "Losses behave like this.",
         lambda library: _metric(library.metrics.Precision(), np.array([0, 1], "int32"),
                                 np.array([0.6, 0.7], "float32"), sample_weight=np.ones((2, 1), "float32"))),
     Difference(
         "metrics", "`FBetaScore`, `F1Score`",
         "Weights `(n, 1)` or `(n, k)` are repeated along a new axis: the counts are wrong, or the metric fails.",
-        "Weights `(n, 1)` are per row, weights `(n, k)` per value.", "Losses do so.",
+        "Weights `(n, 1)` belong to rows, weights `(n, k)` to values.", "Losses behave like this.",
         lambda library: _metric(library.metrics.FBetaScore("micro", threshold=0.5), np.array([[0, 1], [1, 1]], "int32"),
                                 np.array([[0.6, 0.3], [0.8, 0.9]], "float32"),
                                 sample_weight=np.array([[1.0], [3.0]], "float32"))),
     Difference(
         "metrics", "`FBetaScore`, `F1Score`", "`beta=2` and `threshold=1` are refused, because they are not floats.",
-        "Whole numbers are accepted.", "The refusal prevents no mistake.",
+        "`beta` and `threshold` may be whole numbers.", "Whole numbers are no mistake.",
         lambda library: _metric(library.metrics.FBetaScore(beta=2), np.array([[0, 1]], "int32"),
                                 np.array([[0.2, 0.8]], "float32"))),
     Difference(
         "metrics", "`BinaryCrossentropy`", "Labels `(n,)` and predictions `(n, 1)` fail.",
-        "Their ranks are matched, as in losses.", "A loss and its metric must accept the same shapes.",
+        "Labels `(n,)` and predictions `(n, 1)` are matched, as in losses.",
+        "A loss and its metric should accept the same shapes.",
         lambda library: _metric(library.metrics.BinaryCrossentropy(), np.array([0.0, 1.0], "float32"),
                                 np.array([[0.2], [0.7]], "float32"))),
     Difference(
         "metrics", "`PearsonCorrelation`, `ConcordanceCorrelation`", "Constant labels or predictions give NaN.",
-        "They give 0.", "A single such row would make the result of an epoch NaN.",
+        "Constant labels or predictions give 0.", "A single such row would make the result of an epoch NaN.",
         lambda library: _metric(library.metrics.PearsonCorrelation(), np.ones((2, 3), "float32"), _reals(2, 3))),
     Difference(
-        "metrics", "`R2Score`", "Weights with fewer than two positive values give NaN.", "They give 0.",
-        "All other metrics do so.",
+        "metrics", "`R2Score`", "Weights with fewer than two positive values give NaN.",
+        "Weights with fewer than two positive values give 0.", "Other metrics give 0 rather than NaN.",
         lambda library: _metric(library.metrics.R2Score(), _reals(4, 1), _reals(4, 1) ** 2,
                                 sample_weight=np.zeros(4, "float32"))),
     Difference(
-        "metrics", "`R2Score(num_regressors=...)`", "Rows of weight 0 count as samples.", "They do not count.",
-        "In all other metrics, such rows do not count.",
+        "metrics", "`R2Score(num_regressors=...)`", "Rows of weight 0 count as samples.",
+        "Rows of weight 0 do not count.", "In all other metrics, rows of weight 0 do not count.",
         lambda library: _metric(library.metrics.R2Score(num_regressors=1), _reals(6, 1), _reals(6, 1) ** 2,
                                 sample_weight=np.array([1, 1, 1, 1, 0, 0], "float32"))),
     Difference(
         "metrics", "`IoU`, `MeanIoU`, `BinaryIoU`, `OneHotIoU`, `OneHotMeanIoU`",
-        "The confusion matrix is int32 by default, which cuts off fractions of weights.", "It is float32.",
-        "Fractions of weights must count.",
+        "The confusion matrix is int32 by default: fractions of weights are lost.",
+        "The confusion matrix is float32 by default.", "Weights may be fractions.",
         lambda library: _metric(library.metrics.MeanIoU(num_classes=2), np.array([0, 1], "int32"),
                                 np.array([0, 0], "int32"), sample_weight=np.array([0.5, 1.5], "float32"))),
     Difference(
         "metrics", "`CategoricalCrossentropy(axis=..., label_smoothing=...)`",
-        "The number of classes for the smoothing is the length of the last axis.", "It is the length of `axis`.",
-        "Losses do so.",
+        "The number of classes for the smoothing is the length of the last axis.",
+        "The number of classes for the smoothing is the length of `axis`.", "Losses behave like this.",
         lambda library: _metric(library.metrics.CategoricalCrossentropy(axis=1, label_smoothing=0.3), np.array(
             [[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]], "float32"), np.full((1, 3, 2), 1 / 3, "float32"))),
     Difference(
         "metrics", "`SparseCategoricalAccuracy`, `Accuracy`, `CosineSimilarity` and others",
-        "Labels of a shape that does not fit are broadcast.", "ValueError.", "Losses do so.",
+        "Labels of a shape that does not fit are broadcast.", "Such labels raise ValueError.",
+        "Losses behave like this.",
         lambda library: _metric(library.metrics.Accuracy(), np.zeros((4, 1), "float32"), np.zeros((4, 3), "float32"))),
     Difference(
         "metrics", "`Precision(class_id=...)`, `Precision(top_k=...)` and others",
-        "A class beyond the predictions counts as the last class.", "ValueError.",
-        "The numbers would belong to another class.",
+        "A class beyond the predictions counts as the last class.", "Such a class raises ValueError.",
+        "The result would belong to another class.",
         lambda library: _metric(library.metrics.Precision(class_id=7), np.array([[0, 1]], "int32"),
                                 np.array([[0.2, 0.8]], "float32"))),
     Difference(
         "metrics", "`get_config` of `CosineSimilarity`, `SparseTopKCategoricalAccuracy` and others",
-        "The configuration lacks `axis` and `from_sorted_ids`.", "The configuration has them.",
-        "A configuration must make an equal metric.",
+        "The configuration lacks `axis` and `from_sorted_ids`.", "The configuration has these arguments.",
+        "`from_config` must make an equal metric.",
         lambda library: _metric(
             library.metrics.CosineSimilarity.from_config(library.metrics.CosineSimilarity(axis=0).get_config()),
             _reals(2, 3), _reals(2, 3) ** 2)),
     Difference(
-        "metrics", "`metrics.get(function)`", "Returns the function.", "Returns its mean over rows, a `Metric`.",
-        "Every return value of `get` can be updated.",
+        "metrics", "`metrics.get(function)`", "The call returns the function.",
+        "The call returns a `Metric`, the mean of the function over rows.",
+        "Every return value of `get` should have `update_state`.",
         lambda library: type(library.metrics.get(library.losses.huber)).__name__ == "function"),
     Difference(
         "metrics", "`SparseCategoricalAccuracy` and others, in `compile`",
-        "Labels of the loss's `ignore_class` count, mostly as mistakes.", "They do not count.",
-        "A metric is of the labels that the loss is of.",
+        "Labels of the class that the loss ignores (`ignore_class`) count, mostly as mistakes.",
+        "Labels of that class do not count.", "A metric should use the same labels as the loss.",
         lambda library: _accuracy(library, [0, 1, -100], ignore_class=-100)),
     Difference(
         "metrics", "accuracies, `IoU`, `AUC`, `Precision` and others, in `compile`",
-        "Class indices that no output has, and labels of -1 or 2 for yes or no, count as mistakes or as another class.",
-        "ValueError, but for labels of weight 0 where weights count.", "Such labels are numbered from 1, or signs.",
+        "Class indices beyond the outputs, and binary labels other than 0 and 1, count as mistakes or as another "
+        "class.", "Such labels raise ValueError, unless their weight is 0 and the metric has weights.",
+        "Such labels are probably numbered from 1, or -1 and 1.",
         lambda library: _accuracy(library, [1, 2, 3])),
     Difference(
         "metrics", "`SparseTopKCategoricalAccuracy`",
-        "With JAX, the label -1 is the last class, and others outside of the classes are among all `k`.",
-        "They are among none.", "They are no classes.",
+        "With JAX, the label -1 is the last class; other labels outside of the classes count as correct.",
+        "Labels outside of the classes count as mistakes.", "No prediction can be right for such a label.",
         lambda library: _metric(library.metrics.SparseTopKCategoricalAccuracy(1), np.array([-1]), np.array(
             [[0.2, 0.8]], "float32"))),
     Difference(
-        "metrics", "`Accuracy`, `BinaryAccuracy`", "With JAX, integers of 64 bits wrap around: 4294967296 is 0.",
-        "They are compared as floats.", "Other numbers are not equal.",
+        "metrics", "`Accuracy`, `BinaryAccuracy`", "With JAX, integers of 64 bits wrap around: 4294967296 equals 0.",
+        "Integers of 64 bits are compared as floats.", "Different numbers should not be equal.",
         lambda library: _metric(library.metrics.Accuracy(), np.array([2**32]), np.array([0]))),
     Difference(
-        "optimizers", "`use_ema=True`", "The optimizer keeps averages of the weights, which replace them after `fit`.",
-        "ValueError, which names `compile(ema_decay=...)`: `evaluate` and `predict` then use the averages.",
-        "Training can continue from the weights themselves.",
+        "optimizers", "`use_ema=True`",
+        "The optimizer keeps averages of the weights, which replace the weights after `fit`.",
+        "The argument raises ValueError; use `compile(ema_decay=...)`, with which `evaluate` and `predict` use the "
+        "averages.", "Training can continue from the weights themselves.",
         lambda library: library.optimizers.SGD(use_ema=True).learning_rate),
     Difference(
-        "optimizers", "`loss_scale_factor`", "The loss is multiplied by it, and gradients are divided.",
-        "ValueError, which names `compile(precision=\"mixed_float16\")`.", "The scale belongs to the precision.",
+        "optimizers", "`loss_scale_factor`", "The loss is multiplied by the factor, and gradients are divided by it.",
+        "The argument raises ValueError; use `compile(precision=\"mixed_float16\")`.",
+        "The scale belongs to the precision.",
         lambda library: library.optimizers.SGD(loss_scale_factor=2.0).learning_rate),
     Difference(
-        "optimizers", "`learning_rate`", "The rate must be a float: `SGD(1)` is refused.",
-        "The rate may be a whole number.", "The refusal prevents no mistake.",
+        "optimizers", "`learning_rate`", "The rate must be a float: `SGD(1)` is an error.",
+        "The rate may be a whole number.", "Whole numbers are no mistake.",
         lambda library: library.optimizers.SGD(1).learning_rate),
     Difference(
         "optimizers", "`optimizer.learning_rate = ...`", "The assignment fails if the rate is a schedule.",
@@ -286,98 +302,114 @@ DIFFERENCES: tuple[Difference, ...] = (
         lambda library: _set_rate(library)),
     Difference(
         "optimizers", "`optimizer.learning_rate = schedule`", "The schedule replaces the rate.",
-        "TypeError; `model.optimizer = ...` takes another optimizer.", "A compiled step has its optimizer's schedule.",
+        "A schedule raises TypeError; assign another optimizer to `model.optimizer`.",
+        "The schedule is compiled into the step.",
         lambda library: _set(library, "learning_rate", library.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))),
     Difference(
         "optimizers", "`momentum`, `clipnorm` and other arguments",
-        "Can be set on a made optimizer, and change later updates.", "Can be read; setting them is an AttributeError.",
-        "A compiled step would not see the change.", lambda library: _set(library, "momentum", 0.5)),
+        "These arguments can be set on an existing optimizer, and change later updates.",
+        "These arguments can be read; setting them raises AttributeError.", "A compiled step would not see the change.",
+        lambda library: _set(library, "momentum", 0.5)),
     Difference(
         "optimizers", "`build`, `apply`, `variables`", "An optimizer holds variables, and changes them.",
         "`init` and `update` are pure functions; steps call `state.apply_gradients(grads)`.",
         "JAX compiles pure functions.", lambda library: hasattr(library.optimizers.SGD(), "apply")),
     Difference(
-        "optimizers", "all", "Rates, clips and decays out of range, such as `beta_1=2.0`, are accepted.",
-        "ValueError.", "Mistakes must be found before the training.",
+        "optimizers", "all optimizers", "Rates, clips and decays out of range, such as `beta_1=2.0`, are accepted.",
+        "Such arguments raise ValueError.", "Mistakes should be found before the training.",
         lambda library: library.optimizers.Adam(beta_1=2.0).learning_rate),
     Difference(
-        "optimizers", "`Ftrl`", "A rate of 0 gives NaN.", "A rate of 0 changes nothing.", "All other optimizers do so.",
+        "optimizers", "`Ftrl`", "A rate of 0 gives NaN.", "A rate of 0 changes nothing.",
+        "With all other optimizers, a rate of 0 changes nothing.",
         lambda library: _ftrl_at_rate_zero(library)),
     Difference(
-        "optimizers", "`LossScaleOptimizer`", "Scales the loss in any precision.",
-        "Needs `precision=\"mixed_float16\"`, and the scale stays between 2**-15 and 2**100.",
+        "optimizers", "`LossScaleOptimizer`", "The optimizer scales the loss in any precision.",
+        "The optimizer needs `precision=\"mixed_float16\"`; the scale stays between 2**-15 and 2**100.",
         "A scale of 0 or infinity would end the training.",
         lambda library: hasattr(library.optimizers.LossScaleOptimizer(library.optimizers.SGD()), "scale_loss")),
     Difference(
-        "optimizers", "`MultiOptimizer`, `OptimizerMap`", "Different optimizers for different variables.",
-        "`compile(optimizer={\"encoder\": ..., \"decoder\": ...})` for a dict of modules, or `optax.partition`.",
-        "Modules have names.", lambda library: hasattr(library.optimizers, "MultiOptimizer")),
+        "optimizers", "`MultiOptimizer`, `OptimizerMap`",
+        "These classes give different variables different optimizers.",
+        "Use `compile(optimizer={\"encoder\": ..., \"decoder\": ...})`, by names of submodules, or `optax.partition`.",
+        "Submodules already have names.",
+        lambda library: hasattr(library.optimizers, "MultiOptimizer")),
     Difference(
-        "optimizers", "`name`", "Snake case, numbered: `rm_sprop`, `adam_w_1`.",
-        "The class name in lower case: `rmsprop`.", "`compile(\"rmsprop\")` takes this name.",
+        "optimizers", "`name`", "The name is in snake case, with a number: `rm_sprop`, `adam_w_1`.",
+        "The name is the class name in lower case: `rmsprop`.", "`compile(\"rmsprop\")` takes the same name.",
         lambda library: library.optimizers.RMSprop().name == "rmsprop"),
     Difference(
         "regularizers", "`OrthogonalRegularizer`", "The penalty of a single vector is NaN.", "The penalty is 0.",
         "A single vector has no pair to be orthogonal.",
         lambda library: library.regularizers.OrthogonalRegularizer()(jnp.ones((1, 2)))),
     Difference(
-        "precision", "`mixed_bfloat16` and others, models of one's own",
-        "A subclass of `Model` receives float inputs in 16 bits, before its code sees them: the id 1901 becomes 1904.",
-        "Layers cast their inputs, as in Keras's functional models; the model's code receives the given values.",
-        "Ids, years and seconds are no longer the same numbers in 16 bits.", lambda library: _ids_in_16_bits(library)),
+        "precision", "`mixed_bfloat16` and others, with your own model class",
+        "A subclass of `Model` receives float inputs that are cast to 16 bits: the id 1901 becomes 1904.",
+        "The model receives the given values, and each layer casts its inputs, as in Keras's functional models.",
+        "In 16 bits, ids, years and seconds become other numbers.",
+        lambda library: _ids_in_16_bits(library)),
     Difference(
         "utils", "`array_to_img`, `save_img`", "With `scale=False`, values outside of [0, 255] wrap around.",
-        "ValueError.", "The result would be another picture.",
+        "Such values raise ValueError.", "The saved image would be wrong.",
         lambda library: np.asarray(library.utils.array_to_img(np.full((1, 1, 3), 300), scale=False))),
     Difference(
-        "utils", "`load_img`", "The conversion of 16-bit grey images to colours cuts values off at 255.",
-        "ValueError, which names the mode for such images.", "Most such images would become white.",
+        "utils", "`load_img`", "If a 16-bit grey image is converted to colours, values above 255 become 255.",
+        "The conversion raises ValueError, which names the mode for such images.",
+        "Most such images would become white.",
         lambda library: np.asarray(library.utils.load_img(io.BytesIO(_grey_of_16_bits())))),
     Difference(
-        "utils", "`save_img`", "JPEG drops the transparency of four channels, with a warning.", "ValueError.",
-        "The file must show the given image.",
+        "utils", "`save_img`", "As JPEG, an image with four channels loses its transparency, with a warning.",
+        "Such an image raises ValueError.", "The file must show the given image.",
         lambda library: library.utils.save_img(io.BytesIO(), np.zeros((1, 1, 4)), file_format="jpeg")),
     Difference(
-        "optimizers", "`exclude_from_weight_decay`", "Expressions of `var_names` are searched in the last part of a "
-        "weight's path; the configuration leaves them out.", "They are searched in the whole path, such as "
-        "`\"LayerNorm_0/scale\"`, and are a part of the configuration; `fit` raises ValueError if no weight matches.",
-        "Layers can be named; a copy trains like the original.", lambda library: _excluded_in_config(library)),
+        "optimizers", "`exclude_from_weight_decay`",
+        "`var_names` are searched in the last part of a weight's path, and are missing from the configuration.",
+        "`var_names` are searched in the whole path, such as `\"LayerNorm_0/scale\"`, and are in the configuration. "
+        "If no weight matches, `fit` raises ValueError.",
+        "Layers can be selected by name, and a copy trains like the original.",
+        lambda library: _excluded_in_config(library)),
     Difference(
-        "callbacks", "`ModelCheckpoint`, `OrbaxCheckpoint`", "With `save_best_only` and a monitor that no log has: a "
-        "warning at each save, which `ModelCheckpoint` writes over the one before.", "ValueError from `fit`, before it "
-        "trains.", "The file would not be the best.",
+        "callbacks", "`ModelCheckpoint`, `OrbaxCheckpoint`",
+        "If no log has the monitor of `save_best_only`, each save warns, and `ModelCheckpoint` overwrites the file "
+        "with the newest weights.", "If no log has the monitor, `fit` raises ValueError before it trains.",
+        "The file would not hold the best weights.",
         lambda library: _saved_without_monitor(library)),
     Difference(
-        "callbacks", "`CSVLogger`", "With `append=True`, rows have the columns of this training, whatever the file's "
-        "header.", "Rows have the columns of the header; a log without a column is a ValueError.",
-        "Values must stand under their names.", lambda library: _appended(library)),
+        "callbacks", "`CSVLogger`",
+        "With `append=True`, rows have the columns of this training, even if the file's header has others.",
+        "With `append=True`, rows have the columns of the header; a log without a column raises ValueError.",
+        "Values must be under their names.",
+        lambda library: _appended(library)),
     Difference(
         "data", "generators and other iterables", "A batch of floats may follow a batch of integers.",
-        "ValueError, which names the batch.", "A change of kind is a mistake in the pipeline.",
+        "Such a batch raises ValueError, which gives its number.",
+        "A change from integers to floats is a mistake in the pipeline.",
         lambda library: _evaluated(library, (each for each in (np.ones((2, 1), "int32"), np.ones((2, 1), "float32"))))),
     Difference(
         "data", "`train_on_batch`, `test_on_batch`", "A single number as `sample_weight` multiplies the loss.",
-        "ValueError.", "Each row has a weight.",
+        "A single number raises ValueError.", "Weights belong to rows.",
         lambda library: _evaluated(library, np.ones((2, 1), "float32"), np.float32(3))),
     Difference(
-        "preprocessing", "`Normalization`", "Before `adapt`, the layer returns its inputs.", "ValueError.",
-        "A forgotten `adapt` must not pass.", lambda library: _layers(library).Normalization()(_reals(2, 3))),
+        "preprocessing", "`Normalization`", "Before `adapt`, the layer returns its inputs.",
+        "Before `adapt`, the layer raises ValueError.", "A forgotten `adapt` should be noticed.",
+        lambda library: _layers(library).Normalization()(_reals(2, 3))),
     Difference(
         "preprocessing", "`Normalization.adapt`", "A NaN among the values makes all outputs NaN.",
-        "ValueError, which counts them.", "Missing values are to be filled.",
+        "NaN raises ValueError, with the number of NaN values.", "Missing values should be filled before.",
         lambda library: _normalized(library, np.array([[1.0], [np.nan]], "float32"))),
     Difference(
         "preprocessing", "`Normalization(axis=-1).adapt`, values `(rows,)`",
-        "Each row has a mean of its own, and all outputs are 0.", "ValueError, which names `axis=None`.",
-        "Nothing would be left of the values.", lambda library: _normalized(library, _reals(3))),
+        "Each row is normalized by its own mean, so all outputs are 0.",
+        "Such values raise ValueError; use `axis=None`.", "The outputs would have no information.",
+        lambda library: _normalized(library, _reals(3))),
     Difference(
         "preprocessing", "`Normalization.adapt`, after the model is compiled",
-        "`predict` goes on with the old mean and variance, and the layer alone has the new.", "RuntimeError.",
-        "A program holds them as constants.",
+        "`predict` continues with the old mean and variance; only direct calls of the layer use the new.",
+        "`adapt` raises RuntimeError.", "Compiled programs have mean and variance as constants.",
         lambda library: _adapted_twice(library)),
     Difference(
-        "preprocessing", "`CategoryEncoding`", "The vector of an index out of range has only zeros.",
-        "ValueError for values of the host.", "`num_tokens` is wrong, or the column.",
+        "preprocessing", "`CategoryEncoding`", "An index out of range becomes a vector of zeros.",
+        "An index out of range raises ValueError, if the values are on the host.",
+        "Either `num_tokens` or the column is wrong.",
         lambda library: _layers(library).CategoryEncoding(3, output_mode="one_hot")(np.array([1, 3]))),
 )
 
