@@ -124,7 +124,7 @@ class CallbackList(Callback):
         """Keeps other threads from using the callbacks, until `release`.
 
         Raises:
-          RuntimeError: if another thread holds one of them.
+          RuntimeError: if another thread holds any of the callbacks.
         """
         thread = threading.current_thread()
         for callback in self.callbacks:

@@ -24,9 +24,9 @@ class CSVLogger(Callback):
     """Writes a CSV row for each epoch: the epoch's index, from 0, and its logs, sorted by name.
 
     The first epoch's logs set the columns. Without a validation in the first epoch, each column gets a "val_" twin.
-    Missing values are written as "NA". With `append=True`, an existing file keeps its columns; a log that has none
-    there is refused, before training if the names of the logs are known by then. Rows are on disk at the end of the
-    epoch. With several processes, the first process writes.
+    Missing values are written as "NA". With `append=True`, an existing file keeps its columns; a log without a column
+    is refused, before training if the names of the logs are known by then. Rows are on disk at the end of the epoch.
+    With several processes, the first process writes.
 
     A resumed run continues its file: rows of epochs that will be repeated are cut off, so that the file ends as if
     there had been no interruption. The same holds for a run with `BackupAndRestore` that was killed before its first

@@ -1,4 +1,4 @@
-"""Skipping updates whose loss or gradient norm is far above what it was."""
+"""Skipping updates with an unusually large loss or gradient norm."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ LOGGER = logging.getLogger(__name__)
 
 
 class SpikeGuard(LateLogsCallback):
-    """Skips updates whose loss or gradient norm is far above its running median, and goes back to the last save.
+    """Skips updates with a loss or gradient norm far above its running median; optionally goes back to the last save.
 
-    A value is a spike if it is above the median of the last `window` made updates by more than `deviations` times the
-    median absolute deviation from it, which counts as at least 1% of the median; so is a value that is not finite. Such
-    an update leaves the parameters, the optimizer state and the model state unchanged on all devices; only the step
-    number increases. Until `window` updates are made, those with finite gradients are never skipped. The logs
-    "skipped_steps" and "skipped_in_a_row" are those of `SkipNonFinite`; losses and metrics of such batches still count.
-    With `rollback_after`, the log "spike_streaks" counts the times that so many updates in a row were skipped.
+    A value is a spike if it is not finite, or exceeds the median over the last `window` applied updates by more than
+    `deviations` median absolute deviations (a deviation counts as at least 1% of the median). The update of a spike
+    leaves the parameters, the optimizer state and the model state unchanged on all devices; only the step number
+    increases. Until `window` updates are applied, updates with finite gradients are never skipped. The logs
+    "skipped_steps" and "skipped_in_a_row" are as in `SkipNonFinite`; losses and metrics of skipped batches still count.
+    With `rollback_after`, the log "spike_streaks" counts the streaks of so many skipped updates.
 
-    The decision is a part of the step, and the losses and norms that it compares with are in the optimizer's state:
-    nothing waits, steps stay fused, and a resumed run has the same bits. The callback sets the model's `spike_rule`,
-    which stays set afterwards. `trainer.load` into a model without it reads the rest of the state.
+    The compiled step decides, by earlier losses and norms in the optimizer's state: nothing waits, steps stay fused,
+    and a resumed run has the same bits. The callback sets the model's `spike_rule`, which stays set afterwards.
+    `trainer.load` into a model without a `spike_rule` reads the rest of the state.
 
-    With several optimizers, each decides by its own gradients. A `train_step` of one's own passes the loss to
+    With several optimizers, each decides by its own gradients. A custom `train_step` passes the loss to
     `apply_gradients(value=loss)`; without it, only the norm counts.
 
     Args:
       window: number of updates whose medians count.
       deviations: number of deviations from which a value is a spike.
-      rollback_after: number of skipped updates in a row after which the run goes back to the weights and the optimizer
-        state of the newest checkpoint in `backup_dir`, noticed at most one execution late. The data go on with the next
-        batch, and the step number is kept. None never goes back.
+      rollback_after: number of consecutive skipped updates after which the run goes back to the weights and the
+        optimizer state of the newest checkpoint in `backup_dir`, noticed at most one execution late. The data go on
+        with the next batch, and the step number is kept. None never goes back.
       backup_dir: the folder of the `BackupAndRestore` of the same `fit`; needed for `rollback_after`.
-      max_rollbacks: number of rollbacks after which the next one ends the training.
+      max_rollbacks: maximum number of rollbacks; instead of a further rollback, training ends.
 
     Raises:
       ValueError: if an argument is out of range, or only one of `rollback_after` and `backup_dir` is given; from `fit`,

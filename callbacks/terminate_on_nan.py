@@ -88,7 +88,7 @@ class TerminateOnNaN(LateLogsCallback):
 
     @_for_other_loops
     def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        if not isinstance(logs, LazyLogs):  # those of the trainer's loop are read later
+        if not isinstance(logs, LazyLogs):  # logs of the trainer's loop are read later
             self._check(batch, batch, logs or {})
 
     def _read_logs(self, first: int, last: int, logs: Logs | None) -> None:

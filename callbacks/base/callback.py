@@ -47,7 +47,7 @@ class LogNames(NamedTuple):
 
     Attributes:
       each_epoch: logs of each `on_epoch_end`.
-      some_epochs: these, and those of epochs with a validation.
+      some_epochs: logs of epochs with a validation, including `each_epoch`.
       batches: logs of each batch; None if a callback may add to them.
     """
 
@@ -176,7 +176,7 @@ class Callback:
         """
 
     def check_log_names(self, names: LogNames) -> None:
-        """Raises an error if the logs of this `fit` do not have what the callback needs.
+        """Raises an error if this `fit` will lack a log that the callback needs.
 
         Called before the first step compiles, unless an earlier callback may add any log (see `adds_logs`). Keras has
         no such hook.

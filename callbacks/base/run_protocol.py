@@ -155,7 +155,7 @@ class RunDetails(Protocol):
 
     @property
     def validation_sets(self) -> Sequence[str]:
-        """Names of the validation sets of `fit`, which begin their logs, such as "val_clean_loss".
+        """Names of the validation sets of `fit`, as in the log "val_clean_loss".
 
         Empty if the validation data have no name. A run may lack this property.
         """

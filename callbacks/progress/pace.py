@@ -8,7 +8,7 @@ import time
 class Pace:
     """Measures the steps of an epoch, an evaluation or a prediction.
 
-    The time per step excludes the first execution, which may compile, once as many steps have followed.
+    Once as many steps have followed, the time per step excludes the first execution, which may compile.
 
     Attributes:
       step: number of steps so far.

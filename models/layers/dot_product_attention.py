@@ -21,18 +21,18 @@ def dot_product_attention(
 ) -> jax.Array:
     """Returns the attention of queries over keys and values, as `jax.nn.dot_product_attention` computes it.
 
-    cuDNN's kernel never stores the scores, an array of `length**2` numbers per head and row, and skips those that a
+    cuDNN's kernel never stores the scores, an array of `length**2` numbers per head and row, and skips scores that a
     causal mask excludes. Dao et al., "FlashAttention: fast and memory-efficient exact attention with IO-awareness",
     https://arxiv.org/abs/2205.14135.
 
     Args:
       query: array of shape `(rows, length, heads, features)`.
-      key: array of shape `(rows, positions, heads, features)`; fewer heads serve groups of queries.
+      key: array of shape `(rows, positions, heads, features)`; with fewer heads, each serves a group of query heads.
       value: array of the shape of `key`.
       mask: bool of a shape that broadcasts to `(rows, heads, length, positions)`, False at positions to ignore.
       is_causal: whether each position attends only to itself and earlier positions.
-      implementation: "xla"; or "auto", which is cuDNN's kernel on NVIDIA's GPUs for arrays in 16 bits whose shapes it
-        takes, and XLA's elsewhere, also where a strategy splits layers (`ModelParallelStrategy`).
+      implementation: "xla" or "auto". "auto" uses cuDNN's kernel on NVIDIA GPUs for 16-bit arrays of supported shapes,
+        unless a strategy splits layers (`ModelParallelStrategy`), and XLA's otherwise.
 
     Example:
 

@@ -26,11 +26,11 @@ from trainer.models.text.transformer_blocks import (
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Scaling:
-    """Scaling of the frequencies of rotary positions for longer texts than those of the pretraining, as in Llama 3.1.
+    """Scaling of the frequencies of rotary positions, for texts longer than in the pretraining, as in Llama 3.1.
 
-    Wavelengths above `original_max_len / low_freq_factor` are multiplied by `factor`, those below
-    `original_max_len / high_freq_factor` stay, and those between are interpolated. "The Llama 3 herd of models",
-    https://arxiv.org/abs/2407.21783; the formula is that of https://github.com/meta-llama/llama-models.
+    Wavelengths above `original_max_len / low_freq_factor` are multiplied by `factor`, wavelengths below
+    `original_max_len / high_freq_factor` stay, and the rest is interpolated. "The Llama 3 herd of models",
+    https://arxiv.org/abs/2407.21783; the formula is from https://github.com/meta-llama/llama-models.
 
     Attributes:
       factor: factor of long wavelengths.
@@ -85,7 +85,7 @@ def dense(features: int, name: str, dtype: DTypeLike, param_dtype: DTypeLike) ->
 
 
 class LlamaAttention(nn.Module):
-    """Causal self-attention with rotary positions, whose keys and values are shared by groups of heads.
+    """Causal self-attention with rotary positions, and keys and values that groups of heads share.
 
     Ainslie et al., "GQA: Training generalized multi-query Transformer models", https://arxiv.org/abs/2305.13245.
 
@@ -192,11 +192,10 @@ class Llama(CausalLM):
       rope_theta: base of the wavelengths of rotary positions.
       rope_scaling: scaling of their frequencies, as in Llama 3.1; None for none.
       norm_epsilon: value that RMSNorm adds to the mean square.
-      tied_embedding: whether the output layer is the table of the token embedding, and not one of its own, "head".
-      attention: kernel of the attention: "auto", which on NVIDIA's GPUs in 16 bits is cuDNN's and stores no scores; or
-        "xla".
-      logits_chunk_size: returns `trainer.losses.LinearLogits` in training, of which the loss computes this many
-        positions at a time; None returns all logits.
+      tied_embedding: whether the output layer is the table of the token embedding, instead of a layer "head".
+      attention: kernel of the attention: "auto" (on NVIDIA GPUs in 16 bits, cuDNN's, which stores no scores) or "xla".
+      logits_chunk_size: number of positions whose logits the loss computes at a time in training, from
+        `trainer.losses.LinearLogits`; None returns all logits.
       dtype: dtype of the computation; the dtype of the parameters by default.
       param_dtype: dtype of the parameters.
 

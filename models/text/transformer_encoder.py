@@ -48,8 +48,7 @@ class TransformerEncoder(nn.Module):
       classifier_activation: activation of the classifier: "softmax", "sigmoid" or a function; None and "linear" return
         logits.
       dropout_rate: dropout rate in training.
-      attention: kernel of the attention: "auto", which on NVIDIA's GPUs in 16 bits is cuDNN's and stores no scores; or
-        "xla".
+      attention: kernel of the attention: "auto" (on NVIDIA GPUs in 16 bits, cuDNN's, which stores no scores) or "xla".
       dtype: dtype of the computation; the dtype of the parameters by default.
       param_dtype: dtype of the parameters.
 

@@ -37,10 +37,9 @@ class TransformerLM(CausalLM):
       max_len: maximum number of tokens per row.
       mlp_dim: width of each block's hidden layer; `4 * d_model` by default.
       dropout_rate: dropout rate in training.
-      attention: kernel of the attention: "auto", which on NVIDIA's GPUs in 16 bits is cuDNN's and stores no scores; or
-        "xla".
-      logits_chunk_size: returns `trainer.losses.LinearLogits` in training, of which the loss computes this many
-        positions at a time; None returns all logits.
+      attention: kernel of the attention: "auto" (on NVIDIA GPUs in 16 bits, cuDNN's, which stores no scores) or "xla".
+      logits_chunk_size: number of positions whose logits the loss computes at a time in training, from
+        `trainer.losses.LinearLogits`; None returns all logits.
       dtype: dtype of the computation; the dtype of the parameters by default.
       param_dtype: dtype of the parameters.
 

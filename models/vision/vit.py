@@ -67,8 +67,7 @@ class ViT(ImageModel):
       pooling: pooling without the classifier: "avg" or "max" returns the mean or maximum of the patch tokens.
       dropout_rate: dropout rate of the embeddings and, in each block, of both parts' outputs and the MLP's hidden
         layer.
-      attention: kernel of the attention: "auto", which on NVIDIA's GPUs in 16 bits is cuDNN's and stores no scores; or
-        "xla".
+      attention: kernel of the attention: "auto" (on NVIDIA GPUs in 16 bits, cuDNN's, which stores no scores) or "xla".
       layer_norm_epsilon: value that LayerNorm adds to the variance: 1e-6 as in timm; Hugging Face's default is 1e-12.
 
     Raises:

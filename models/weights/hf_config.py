@@ -34,9 +34,8 @@ def from_hf(folder: str | os.PathLike[str], **attributes: Any) -> nn.Module:
 
     Args:
       folder: the folder with `config.json`, or that file.
-      **attributes: attributes of the module that replace those of the configuration, such as `max_len=2048`,
-        `num_classes=5` or `dtype=jnp.bfloat16`. Parameters are float32; `param_dtype="auto"` keeps the dtype that the
-        configuration names.
+      **attributes: attributes of the module that override the configuration, such as `max_len=2048`, `num_classes=5` or
+        `dtype=jnp.bfloat16`. Parameters are float32; `param_dtype="auto"` keeps the dtype that the configuration names.
 
     Raises:
       ValueError: if the configuration is of another family, or has a key whose value the module does not support, or
@@ -82,7 +81,7 @@ def float_dtype(argument: str, dtype: Any) -> np.dtype:
     """Returns a dtype in which weights are kept: of floating-point numbers of at least 16 bits.
 
     Raises:
-      TypeError: if it is no dtype.
+      TypeError: if it is not a dtype.
       ValueError: if it is another dtype.
 
     >>> float_dtype("dtype", "bfloat16")

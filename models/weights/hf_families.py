@@ -69,7 +69,7 @@ class Family:
       body: class of `transformers` without a head, whose arrays have no prefix.
       headed: class of `transformers` with the head that the zoo's module has.
       prefix: prefix of the body's arrays in files of classes with a head.
-      rows: arrays, those of all blocks once.
+      rows: arrays; each array of a block once for all blocks.
       depth: attribute with the number of blocks.
       head: rows of the head, whose arrays have no prefix.
       pooler: rows between body and head, which not all classes have.

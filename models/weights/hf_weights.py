@@ -42,11 +42,11 @@ def load_hf_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_hea
 
     Args:
       model: a built `trainer.Model` of a `TransformerLM`, `Llama`, `TransformerEncoder` or `ViT`; `from_hf` makes the
-        module that fits. Its `param_dtype`, or the `precision` of `compile`, is the dtype.
+        module that fits. Its `param_dtype`, or the `precision` of `compile`, sets the dtype.
       path: a folder with `model.safetensors` or with several files and their index; or a file, or an index. If
         `config.json` is beside it, attributes that change the outputs of the same weights must agree.
-      skip_head: whether to skip what comes after the body: classifiers, output layers, and a pooler that only the file
-        or only the model has. These weights of the model stay as they are.
+      skip_head: whether to skip the layers after the body: classifiers, output layers, and a pooler that only the file
+        or only the model has. The model keeps its weights of these layers.
 
     Raises:
       ValueError: if an array of the model is missing in the files, an array of the files is missing in the model,
@@ -217,7 +217,7 @@ def _shapes_of(model: HasWeights) -> dict[str, tuple[int, ...]]:
 
 
 def _rows_of(family: Family, module: Any, shapes: Mapping[str, Any]) -> list[Row]:
-    """Returns the rows whose arrays the model has, those of blocks for each block.
+    """Returns the rows of the model's arrays, repeated for each block.
 
     Raises:
       ValueError: if an array of the model has no row.

@@ -28,7 +28,7 @@ class Registry(Generic[T]):
         classes come first.
       ignores_case: whether names of this package are known in any case. Those in `classes` are then in lower case.
       argument: the argument that users give such an object for, in errors; `kind` where it is not given.
-      expected: what that argument takes, in errors.
+      expected: valid values of that argument, in errors.
 
     Example:
       >>> numbers = Registry("number", complex, "numbers", {"complex": complex})
@@ -85,8 +85,8 @@ class Registry(Generic[T]):
 
         Raises:
           ValueError: for an unknown name.
-          TypeError: for what is no such dict, for arguments that the class does not take, for an object of another
-            kind.
+          TypeError: for a value that is not such a dict, for arguments that the class does not take, for an object of
+            another kind.
         """
         custom = configs.with_custom_objects({}, custom_objects)
         if isinstance(config, str):

@@ -251,7 +251,7 @@ def _check_gradients(grads: PyTree, params: PyTree) -> None:
 def _check_overwritten(
     state: TrainState, given: Mapping[str, Any], names: Iterable[str] | None, context: ReplicaContext
 ) -> None:
-    """Raises ValueError if the collection that gradients overwrite would not become what one device computes."""
+    """Raises ValueError if the collection that gradients overwrite would differ from one device's result."""
     expected = overwritten.split(state.model_state)[1]
     if names is not None and overwritten.OVERWRITTEN not in expected:
         expected = {name: expected[name] for name in names if name in expected}

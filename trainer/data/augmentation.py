@@ -124,7 +124,7 @@ class RandomContrast(ImageAugmentation):
     """Scales the distance of each channel from its mean over the image.
 
     Args:
-      factor: scales by a factor between 1 - factor and 1 + factor; or a pair, for 1 - its first to 1 + its second.
+      factor: scales by 1 - factor to 1 + factor; or a pair `(lower, upper)`, which scales by 1 - lower to 1 + upper.
       value_range: range to which values are clipped.
     """
 
@@ -156,7 +156,7 @@ class RandomBrightness(ImageAugmentation):
 
 
 class RandAugment(ImageAugmentation):
-    """Applies several changes of the same strength, drawn anew for each image.
+    """Applies several random changes of the same strength, drawn separately for each image.
 
     Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
     https://arxiv.org/abs/1909.13719. The changes are rotation, zoom, contrast, brightness, translation, shear,
@@ -207,12 +207,12 @@ class RandAugment(ImageAugmentation):
 
 
 class MixUp:
-    """Mixes each row of a batch with another, labels included: a batch map for `random_map` after `batch`.
+    """Mixes each row of a batch with another row, including labels; for `random_map` after `batch`.
 
     Zhang et al., "mixup: Beyond empirical risk minimization", https://arxiv.org/abs/1710.09412.
 
     Args:
-      alpha: parameter of the beta distribution of each row's own share.
+      alpha: parameter of the beta distribution of each row's share in its mixture.
 
     Raises:
       ValueError: if it is called with a row, without labels, or with class indices as labels, which cannot be mixed:
@@ -231,7 +231,7 @@ class MixUp:
 
 
 class CutMix:
-    """Pastes a rectangle of another image into each image, and mixes labels by area: for `random_map` after `batch`.
+    """Pastes a rectangle of another image into each image, and mixes labels by area; for `random_map` after `batch`.
 
     Yun et al., "CutMix: Regularization strategy to train strong classifiers", https://arxiv.org/abs/1905.04899.
 

@@ -29,24 +29,25 @@ def bucketed(
 ) -> BucketedDataset:
     """Returns batches of sequences of similar lengths, padded at their ends to the boundary of their bucket.
 
-    Each pass has the rows in a new order, which depends on the seed and the pass only: a run resumes at any batch at
-    once, and has the same batches on any number of devices. Each boundary is a shape, and a program, of its own.
+    Each pass has a new order, which depends only on the seed and the pass: batches are the same on any number of
+    devices, and a run resumes without making earlier batches. A model compiles once for each boundary.
 
     Args:
       data: the columns: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, each a column or a dict of columns. A column
-        is a list with an item per row, or an array with rows first. The length of a row is that of its item in the
-        first list whose items are sequences: arrays or lists of shape `(length, ...)`. Lists whose items have these
-        lengths are padded; the rows of other columns have one shape.
-      bucket_boundaries: the lengths of batches, increasing. A row belongs to the first boundary that is not less than
-        its length.
+        is a list with an item per row, or an array with rows first. The first list of sequences (arrays or lists of
+        shape `(length, ...)`) sets the lengths of the rows. Lists with these lengths are padded; in each other column,
+        all rows have the same shape.
+      bucket_boundaries: the lengths of batches, increasing. A row is padded to the first boundary of at least its
+        length.
       bucket_batch_sizes: the number of rows per batch, for each boundary or for all.
-      max_tokens: instead, the number of rows times the length that no batch exceeds.
+      max_tokens: instead of `bucket_batch_sizes`, the maximum of rows times length of a batch.
       padding_values: a number to pad with, or such numbers in the structure of `data`.
-      mask: "sample_weight" weighs each place of padded targets: 1, or the row's weight, and 0 for padding. Another name
-        adds a boolean input of this name, of shape `(rows, length)`, to a dict of inputs: True for places that are no
-        padding. None adds nothing.
+      mask: "sample_weight" weights each position of padded targets: 0 for padding, else 1 or the row's weight. Another
+        name adds a boolean input of this name, of shape `(rows, length)`, to a dict of inputs: False for padding. None
+        adds nothing.
       drop_remainder: whether to drop the last batch of a bucket if it has fewer rows.
-      shuffle: whether to shuffle rows and batches. Otherwise a batch comes when its bucket is full, as in `tf.data`.
+      shuffle: whether to shuffle rows and batches. Otherwise a batch follows as soon as its bucket is full, as in
+        `tf.data`.
       seed: seed of the order.
 
     Returns:
@@ -65,8 +66,8 @@ def bucketed(
       >>> [(x.tolist(), weight.tolist()) for x, y, weight in batches]
       [([[1, 2], [6, 0]], [[1.0, 1.0], [1.0, 0.0]]), ([[3, 4, 5, 0]], [[1.0, 1.0, 1.0, 0.0]])]
 
-    Source: names of `tf.data.Dataset.bucket_by_sequence_length`, whose boundaries are the lengths that begin the next
-    bucket, and whose rows of more than the last boundary have a bucket of no fixed length; `max_tokens` as in fairseq.
+    Source: argument names of `tf.data.Dataset.bucket_by_sequence_length`, where a boundary is the first length of the
+    next bucket, and rows beyond the last boundary have another bucket; `max_tokens` as in fairseq.
     """
     arguments.require_bool(drop_remainder=drop_remainder, shuffle=shuffle)
     seed = arguments.as_count("seed", seed, 0)

@@ -22,10 +22,10 @@ from trainer.core.types import PyTree
 class LinearLogits:
     """The logits `features @ kernel`, which are not computed yet.
 
-    A module may return them in training in the place of logits. `SparseCategoricalCrossentropy(from_logits=True)` then
-    computes the logits of `chunk_size` positions at a time, in the backward pass again, so that the logits of a batch
-    are never in memory together: 8 rows of 1,024 tokens and 50,257 classes would take 1.6 GB in float32. Other losses,
-    metrics, `predict` and functions of `jax.numpy` compute all of them; operators and indices need `array()`.
+    A module may return them in training instead of logits. `SparseCategoricalCrossentropy(from_logits=True)` then
+    computes the logits of `chunk_size` positions at a time, and again in the backward pass, so that the logits of a
+    batch are never in memory together: 8 rows of 1,024 tokens and 50,257 classes would take 1.6 GB in float32. Other
+    losses, metrics, `predict` and functions of `jax.numpy` compute all logits; operators and indices need `array()`.
 
     Attributes:
       features: array of shape `(rows, ..., positions, features)`.

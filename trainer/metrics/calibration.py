@@ -15,11 +15,11 @@ from trainer.metrics.base import Metric
 
 
 class ExpectedCalibrationError(Metric):
-    """The mean distance between the confidence of predictions and their accuracy, over bins of equal confidence.
+    """The mean distance between the confidence of predictions and their accuracy, over bins of confidence.
 
-    The confidence of a prediction is its largest probability, and its accuracy is 1 if that is the labelled class. With
-    a single probability for each binary label, these are the probability and the label. Bin `i` holds confidences in
-    `(i / num_bins, (i + 1) / num_bins]`. A bin counts with its share of the predictions.
+    The confidence of a prediction is its largest probability, and its accuracy is 1 if that is the labelled class. For
+    binary labels with a single probability, the confidence is the probability and the accuracy is the label. Bin `i`
+    holds confidences in `(i / num_bins, (i + 1) / num_bins]`. A bin counts with its share of the predictions.
 
     Args:
       num_bins: number of bins.
@@ -34,7 +34,7 @@ class ExpectedCalibrationError(Metric):
     Source: Guo et al., "On Calibration of Modern Neural Networks", 2017.
 
     >>> labels, probabilities = [1, 0, 0], [[0.25, 0.75], [0.25, 0.75], [1.0, 0.0]]
-    >>> round(float(ExpectedCalibrationError()(labels, probabilities)), 4)  # half of those of 0.75 are right
+    >>> round(float(ExpectedCalibrationError()(labels, probabilities)), 4)  # half of the predictions of 0.75 are right
     0.1667
     """
 

@@ -289,7 +289,7 @@ def takes_class_indices(metric: Metric) -> bool:
 
 
 def highest_label(taker: Loss | Metric, shape: tuple[int, ...]) -> int | None:
-    """Returns the largest label that a loss or a metric of this package takes, where 0 is the smallest; None for any.
+    """Returns the largest label, counted from 0, that a loss or a metric of this package takes; None if it takes any.
 
     Args:
       taker: the loss or the metric.

@@ -43,7 +43,7 @@ class RootMeanSquaredError(MeanSquaredError):
         Args:
           y_true: labels, rows first.
           y_pred: predictions, rows first.
-          sample_weight: a scalar, or one weight per row. Unlike the other metrics here, also one weight per number.
+          sample_weight: a scalar, or one weight per row or, unlike in the other metrics here, per number.
 
         Raises:
           ValueError: if the shapes do not match.

@@ -130,7 +130,7 @@ class Optimizer(ComparesByConfiguration):
         super().__setattr__(name, value)
 
     def constructor_arguments(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor by name, with the defaults of those that were not given.
+        """Returns the constructor's arguments by name, including defaults.
 
         They can be read as attributes, too.
 
@@ -206,14 +206,14 @@ class Optimizer(ComparesByConfiguration):
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Sequence[str] | None = None
     ) -> None:
-        """Leaves weights out of the optimizer's weight decay, in place of those of an earlier call.
+        """Excludes weights from the optimizer's weight decay. Replaces the weights of an earlier call.
 
         Call it before the model is built or trained.
 
         Args:
           var_list: weights of a built model, such as `model.layers[0].trainable_variables`.
           var_names: regular expressions, searched in the paths of weights, such as "Dense_0/bias". In a model of named
-            modules, the paths are those within the module.
+            modules, paths begin within the module.
 
         Raises:
           TypeError: if an argument has another type.
@@ -225,7 +225,7 @@ class Optimizer(ComparesByConfiguration):
           >>> optimizer = optimizers.AdamW(weight_decay=0.01)
           >>> optimizer.exclude_from_weight_decay(var_names=["bias", "scale"])
 
-        Source: `keras.optimizers.Optimizer.exclude_from_weight_decay`, which searches the last part of the path alone.
+        Source: `keras.optimizers.Optimizer.exclude_from_weight_decay`, which searches only the last part of the path.
         """
         if self._is_used:
             raise ValueError("`exclude_from_weight_decay()` can only be configured before the optimizer is built. Call "
@@ -237,7 +237,7 @@ class Optimizer(ComparesByConfiguration):
         self._without_decay = WeightsWithoutDecay.of(var_list, var_names)
 
     def check_weights(self, names: Iterable[str]) -> None:
-        """Raises ValueError if weights without weight decay are not among these, given by their paths."""
+        """Raises ValueError if these paths lack a weight that is excluded from weight decay."""
         self._without_decay.check(names)
 
     @property

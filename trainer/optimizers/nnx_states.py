@@ -21,7 +21,7 @@ Path = tuple[Any, ...]
 def taking_dicts(
     transformation: optax.GradientTransformation, variables: Mapping[Path, Any]
 ) -> optax.GradientTransformation:
-    """Returns a transformation of nested dicts for one that takes an `nnx.State` and no dicts; any other unchanged.
+    """Adapts a transformation that takes `nnx.State`s to nested dicts; returns any other transformation unchanged.
 
     Args:
       transformation: an optax transformation.

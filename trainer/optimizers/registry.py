@@ -50,8 +50,8 @@ def as_optimizer(identifier: Any, variables: Mapping[Any, Any] | None = None) ->
     The updates of an optax transformation are bit-for-bit unchanged until a learning rate is set. Its learning rate is
     the rate with which it was built; if the rate cannot be found, reading and setting it raise. A rate held by
     `optax.inject_hyperparams` is set in the transformation's state. A transformation that needs extra arguments
-    receives the loss as `value` and, if available, `grad`, `value_fn` and `grad_fn`; if it needs others, the first
-    update raises.
+    receives the loss as `value` and, if available, `grad`, `value_fn` and `grad_fn`; if it needs other arguments, the
+    first update raises.
 
     Args:
       identifier: a Keras name in any case, which gives the optimizer with its defaults; a configuration from

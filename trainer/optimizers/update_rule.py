@@ -24,9 +24,9 @@ from trainer.optimizers.evaluation_params import evaluation_params, keeps_averag
 
 
 class LossScaleOptimizer(ComparesByConfiguration):
-    """An optimizer with an initial value and a growth rate of the loss scale of `compile(precision="mixed_float16")`.
+    """An optimizer that sets the first value and the growth of the loss scale of `compile(precision="mixed_float16")`.
 
-    Without this class, gradients are scaled too with that precision: the scale starts at 2**15, and doubles after 2000
+    With that precision, gradients are also scaled without this class: the scale starts at 2**15, and doubles after 2000
     updates with finite gradients. An update with non-finite gradients is skipped and halves the scale.
 
     Args:
@@ -87,7 +87,7 @@ class UpdateRule(ComparesByConfiguration):
       scales_gradients: whether to keep a dynamic loss scale in the optimizer's state. Updates with non-finite gradients
         are then skipped.
       skips_non_finite: whether to skip such updates also without a loss scale.
-      spike_rule: which updates to skip by their loss and gradient norm; None for no such updates.
+      spike_rule: the rule by which updates are skipped for their loss and gradient norm; None skips none.
       keeps_norms: whether to keep the norms of each update in the optimizer's state.
 
     Attributes:
@@ -165,7 +165,7 @@ class UpdateRule(ComparesByConfiguration):
         return self.with_counts(state)
 
     def check_weights(self, paths: Iterable[str]) -> None:
-        """Raises ValueError if the optimizer names weights that are not among those at these paths of the model."""
+        """Raises ValueError if the optimizer names a weight that is not among these paths of the model."""
         self.optimizer.check_weights(path.removeprefix(self._prefix) for path in paths if path.startswith(self._prefix))
 
     def with_counts(self, state: OptimizerState) -> OptimizerState:

@@ -33,7 +33,7 @@ from trainer.engine.model.model import Model
 __all__ = ["assert_strategies_equal"]
 
 Numbers = dict[str, np.ndarray]
-"""What a training gave, by quantity, such as `weight "Dense_0/kernel"`."""
+"""Numbers of a training by quantity, such as `weight "Dense_0/kernel"`."""
 
 
 def assert_strategies_equal(

@@ -1,4 +1,4 @@
-"""What a script has set for all models, and the programs that are left of earlier models."""
+"""Settings of a script for all models, and programs left from earlier models."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trainer.core.rng import set_default_seed
 
 
 def clear_session(free_memory: bool = True) -> None:
-    """Resets what `set_random_seed` and `disable_interactive_logging` have set, and frees memory.
+    """Resets `set_random_seed` and `disable_interactive_logging`, and frees memory.
 
     A model's arrays and programs are freed with the model, when nothing refers to it: drop it and its `History` first.
     Models in use keep both. Beyond that, JAX keeps the traces and programs of functions, also the script's own; they
     are dropped too, and made again when they are needed.
 
     Args:
-      free_memory: whether to collect garbage and to drop what JAX keeps.
+      free_memory: whether to collect garbage and to drop JAX's traces and programs.
 
     Raises:
       TypeError: if `free_memory` is not True or False.

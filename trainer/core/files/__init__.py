@@ -1,6 +1,6 @@
 """Files that strangers may have made, files that a kill must not tear, and objects in stores such as S3.
 
-Owns the ways to open, write, list and remove what a path names. Knows nothing of the formats and of their meaning.
+Owns the ways to open, write, list and remove files and objects by path. Knows nothing of formats and their meaning.
 """
 
 from trainer.core.public_names import attach_stub

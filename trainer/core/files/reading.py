@@ -107,7 +107,7 @@ def read_member(path: str, archive: zipfile.ZipFile, name: str, most_bytes: int 
       path: path of the archive.
       archive: the open archive.
       name: name of the member.
-      most_bytes: limit, in bytes; None for that of `check_expansion`.
+      most_bytes: limit, in bytes; None for the limit of `check_expansion`.
 
     Raises:
       KeyError: if there is no such member.

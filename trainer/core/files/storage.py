@@ -169,7 +169,7 @@ def sizes(folder: str) -> dict[str, int]:
 def abort_uploads(folder: str) -> None:
     """Removes the parts of objects below a folder of a store that a killed process had begun, as far as it is allowed.
 
-    S3 alone keeps such parts, and shows them to nobody but on the bill.
+    Only S3 keeps such parts, and shows them only on the bill.
     """
     with contextlib.suppress(OSError), _naming(folder):
         store, name = _store(folder)
@@ -211,7 +211,7 @@ def write_object(path: str, content: bytes) -> None:
     """Writes an object in one request.
 
     Raises:
-      OSError: if it cannot be written. What was there remains.
+      OSError: if it cannot be written. An earlier object remains.
     """
     with _naming(path):
         store, name = _store(path)

@@ -123,7 +123,7 @@ def new_file(path: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def local_file(path: str) -> Iterator[str]:
-    """Yields the path of a local file to write; what is written there is then copied to `path`, if it is in a store.
+    """Yields the path of a local file to write, which is then copied to `path`, if `path` is in a store.
 
     >>> with local_file("memory://bucket/log.txt") as local, open(local, "w") as file:
     ...     _ = file.write("line")

@@ -116,7 +116,7 @@ def with_product(
     Args:
       outputs: the outputs.
       inputs: the inputs, after dropout.
-      a: the first matrix; its axes but the last are those of the inputs that the layer sums over.
+      a: the first matrix; its axes but the last are the axes of the inputs that the layer sums over.
       b: the second matrix.
       factor: factor of the product.
       axes: the axes of the inputs that the layer sums over.

@@ -1,9 +1,9 @@
 """Rematerialization: the backward pass recomputes the inner activations of chosen layers instead of keeping them.
 
 Owns the choice of these layers, and their calls. It must not know Linen or NNX: adapters report the layer calls. Only
-the inputs and outputs of a rematerialized layer are kept, and what a policy says (`remat_policies.py`). Its inner
-activations exist again while its own gradient is
-computed, at the cost of a second forward pass. See Chen et al., https://arxiv.org/abs/1604.06174, and `jax.checkpoint`.
+the inputs and outputs of a rematerialized layer are kept, and values that a policy selects (`remat_policies.py`). Its
+inner activations exist again while its own gradient is computed, at the cost of a second forward pass. See Chen et al.,
+https://arxiv.org/abs/1604.06174, and `jax.checkpoint`.
 
 The choice starts with the layers that the module itself calls; a layer that holds too much is replaced by the layers
 that it calls. A layer holds too much if its inner activations exceed a limit. The limit minimizes the peak memory of

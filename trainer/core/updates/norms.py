@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 LOGS = ("grad_norm", "update_norm", "param_norm")
-"""The names of the logs; those of a module go on with its name, as in "grad_norm/encoder"."""
+"""The names of the logs; a log of a module adds its name, as in "grad_norm/encoder"."""
 
 
 class Norms(NamedTuple):
@@ -17,7 +17,7 @@ class Norms(NamedTuple):
 
     Attributes:
       gradients: of the gradients, as the optimizer gets them.
-      updates: of what the optimizer has added to the parameters; zero for a skipped update.
+      updates: of the optimizer's change of the parameters; zero for a skipped update.
       parameters: of the trained parameters after the update.
     """
 

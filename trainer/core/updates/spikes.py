@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 class SpikeRule(NamedTuple):
-    """What counts as a spike.
+    """The definition of a spike.
 
     Attributes:
       window: number of the last made updates whose medians count; before so many, nothing is a spike.

@@ -29,7 +29,7 @@ class LabelledFiles:
       paths: path of each file.
       labels: class index of each file; None without labels.
       class_names: names of all classes; None without labels.
-      folder: folder that no link of a file may lead out of; None if links are followed.
+      folder: folder that must contain the targets of links; None if links are followed.
     """
 
     paths: list[str]

@@ -66,15 +66,15 @@ def image_dataset_from_directory(
     """Returns the images of a folder as batches for `fit`, with Keras's arguments, files, order and splits.
 
     Threads decode and resize images while steps run, to float32 with values from 0 to 255 and the shape `(height,
-    width, channels)`. Each epoch of `fit` shuffles all rows anew; iteration, `evaluate` and `predict` always use the
-    order of the first epoch. The rows, and the random numbers of `random_map`, are the same in every process and after
-    any interruption.
+    width, channels)`. Each epoch of `fit` has a new order; iteration, `evaluate` and `predict` always use the order of
+    the first epoch. The rows, and the random numbers of `random_map`, are the same in every process and after any
+    interruption.
 
     Args:
       directory: a folder with a subfolder for each class, which contains images at any depth: files with the suffix
-        ".bmp", ".gif", ".jpeg", ".jpg" or ".png"; others are ignored.
-      labels: "inferred" from the names of folders; None for images without labels; or the class indices from 0, each at
-        least once, for the files in the order of their paths.
+        ".bmp", ".gif", ".jpeg", ".jpg" or ".png". Other files are ignored.
+      labels: "inferred" from the names of folders; None for images without labels; or a class index for each file, in
+        the order of their paths, with each index from 0 at least once.
       label_mode: "int" gives int32 indices, "categorical" one-hot vectors, "binary" 0.0 or 1.0 of shape (1,), and None
         no labels.
       class_names: the folders in the order of the class indices; by default all, sorted by name.

@@ -34,8 +34,8 @@ _AHEAD = 4  # ready batches, in addition to the batches in progress
 class RowDataset:
     """An immutable description of batches whose rows are made on demand, by several threads.
 
-    It has the methods of `trainer.data.Dataset`: before `batch` the elements are rows, after it they are batches.
-    Each pass shuffles the rows anew: iteration yields pass 0, and `fit` reads another pass in each epoch.
+    It has the methods of `trainer.data.Dataset`: before `batch` the elements are rows, after it they are batches. After
+    `shuffle`, each pass has a new order: iteration yields pass 0, and `fit` reads another pass in each epoch.
 
     The random numbers of `random_map` depend on the seed, the pass and the row index only: not on threads, the batch
     size or the number of processes. `fit` resumes at any batch without reading the batches before it. With several

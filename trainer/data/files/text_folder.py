@@ -71,8 +71,8 @@ def text_dataset_from_directory(
 ) -> RowDataset | list[RowDataset]:
     """Returns the texts of a folder as batches, with Keras's labels, order and splits.
 
-    A text becomes numbers before a step: as it is read, by `encode`, such as a tokenizer that pads to a fixed length;
-    or by `map`, such as a `trainer.data.preprocessing.TextVectorization` that was adapted to the texts.
+    Texts must become numbers before a step: by `encode`, such as a tokenizer that pads to a fixed length, or by `map`,
+    such as an adapted `trainer.data.preprocessing.TextVectorization`.
 
     Args:
       directory: a folder with a subfolder for each class, which contains ".txt" files at any depth.

@@ -1,7 +1,7 @@
 """Keras's preprocessing layers: text, categories and numbers of tables to arrays that a model takes.
 
 Owns the layers, their statistics and vocabularies, and the JSON file of a layer. Layers run on the host, over NumPy
-arrays; those of numbers also in a module, as constants of its program. The room knows no model.
+arrays; layers of numbers also in a module, as constants of its program. The room knows no model.
 """
 
 from trainer.core.public_names import attach_stub

@@ -64,7 +64,7 @@ def batches_of(data: object, steps: int | None, owner: str) -> Iterator[np.ndarr
       owner: name of the layer, for errors.
 
     Raises:
-      TypeError: if `data` is no such object.
+      TypeError: if `data` is of another kind.
       ValueError: if `data` are endless and `steps` is None, or yield no batch, or a batch is not an array.
     """
     for x in inputs_of(data, steps):

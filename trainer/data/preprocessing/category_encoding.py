@@ -24,15 +24,15 @@ class CategoryEncoding(PreprocessingLayer):
       num_tokens: number of categories; indices are from 0 to `num_tokens - 1`.
       output_mode: "one_hot": a vector for each index, of shape `(..., num_tokens)`, where a last axis of size 1 is
         replaced; "multi_hot": one vector for each row of indices, `(rows, n)` to `(rows, num_tokens)`; "count": the
-        same with the number of times that an index occurs.
+        same with the number of occurrences of each index.
       sparse: must be False.
       name: name of the layer.
       dtype: dtype of the result; by default float32.
 
     Raises:
-      TypeError: if `num_tokens` is no whole number.
+      TypeError: if `num_tokens` is not an integer.
       ValueError: if an argument is out of range, or `sparse` is True; in a call on the host, if an index is out of
-        range. A compiled program cannot raise: there the vector of such an index has only zeros.
+        range. A compiled program cannot raise, and encodes such an index as zeros.
 
     Example:
       >>> CategoryEncoding(3, output_mode="one_hot")([2, 0]).tolist()

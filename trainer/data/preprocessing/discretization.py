@@ -23,14 +23,14 @@ from trainer.data.sources.arrays import DataError
 class Discretization(AdaptableLayer):
     """Replaces each number by the index of its bin, on the host or in a module.
 
-    The bins are given by `bin_boundaries`, or have about the same number of values each after `adapt`, which
-    approximates quantiles of batches as Keras does. Bin `i` has the numbers from boundary `i - 1` up to, and without,
-    boundary `i`. NaN has the last bin, as in Keras.
+    The bins have the given `bin_boundaries`, or about the same number of values each after `adapt`, which approximates
+    quantiles as Keras does. Bin `i` holds numbers of at least boundary `i - 1` and below boundary `i`. NaN is in the
+    last bin, as in Keras.
 
     Args:
       bin_boundaries: numbers in increasing order.
-      num_bins: number of bins that `adapt` makes. Exactly one of the two must be given.
-      epsilon: tolerance of the quantiles, a share of the values; a smaller one takes longer.
+      num_bins: number of bins that `adapt` makes. Give either this or `bin_boundaries`.
+      epsilon: tolerance of the quantiles, as a share of the values; a smaller tolerance takes longer.
       output_mode: "int" for int32 indices; "one_hot", "multi_hot" or "count", see `CategoryEncoding`.
       sparse: must be False.
       dtype: dtype of an encoding; by default float32.
@@ -125,7 +125,7 @@ class Discretization(AdaptableLayer):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Returns the layer of a configuration, which of an adapted layer has both `num_bins` and boundaries."""
+        """Returns the layer of a configuration, which has both `num_bins` and boundaries if the layer was adapted."""
         boundaries: Sequence[float] | None = config.get("bin_boundaries")
         if boundaries is None or config.get("num_bins") is None:
             return super().from_config(config)
@@ -151,7 +151,7 @@ def _merged(summary: np.ndarray, other: np.ndarray, epsilon: float) -> np.ndarra
 
 
 def _compressed(summary: np.ndarray, epsilon: float) -> np.ndarray:
-    """Returns a summary with `1 / epsilon` values, which interpolate those of a larger one."""
+    """Returns a summary with `1 / epsilon` values, interpolated from a larger summary."""
     if summary.shape[1] * epsilon < 1:
         return summary
     shares = epsilon + np.arange(0.0, 1.0, epsilon)

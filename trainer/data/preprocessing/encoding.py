@@ -15,7 +15,7 @@ DROPPED = -2  # an index that no encoding shows
 
 
 def encode(indices: Array, output_mode: str, depth: int, dtype: np.dtype, weights: Array | None = None) -> Array:
-    """Returns indices, or their encoding. Indices that are not in `[0, depth)` have only zeros.
+    """Returns indices, or their encoding, with zeros for indices outside of `[0, depth)`.
 
     Args:
       indices: integers, on the host or in a JAX program.
@@ -23,7 +23,7 @@ def encode(indices: Array, output_mode: str, depth: int, dtype: np.dtype, weight
         "count": `(rows, n)` gives `(rows, depth)`, and `(n,)`, one row, gives `(depth,)`.
       depth: number of categories.
       dtype: dtype of the result.
-      weights: for "count", the numbers to add in the place of 1, of the shape of `indices`.
+      weights: for "count", the numbers to add instead of 1, of the shape of `indices`.
 
     Raises:
       DataError: for "multi_hot" and "count" of more than two axes.
@@ -55,11 +55,11 @@ def encode(indices: Array, output_mode: str, depth: int, dtype: np.dtype, weight
 def counted(
     owners: np.ndarray, indices: np.ndarray, shape: tuple[int, int], weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Returns the number of times, or the weight, of each index in each row, of shape `(rows, depth)`.
+    """Returns the count, or the total weight, of each index in each row, of shape `(rows, depth)`.
 
     Args:
       owners: the row of each index.
-      indices: indices; those that are not in `[0, depth)` are left out.
+      indices: indices; indices outside of `[0, depth)` are left out.
       shape: `(rows, depth)`.
       weights: a number for each index; by default 1.
     """

@@ -35,12 +35,12 @@ class FeatureSpace(PreprocessingLayer):
     "float_discretized", "integer_categorical", "string_categorical", "integer_hashed", "string_hashed".
 
     Args:
-      features: the kind of each column by its name: a word, or the result of a method, such as
+      features: the kind of each column by its name: a string, or the result of a method, such as
         `FeatureSpace.string_categorical(max_tokens=10)`. `FeatureSpace.feature` takes any preprocessing layer.
-      output_mode: "concat" for one float32 array of shape `(rows, width)`, the features in the order of the alphabet,
-        and then the crosses; "dict" for an array for each name.
+      output_mode: "concat" for one float32 array of shape `(rows, width)`: the features in alphabetical order, then the
+        crosses; "dict" for an array per name.
       crosses: tuples of names of features whose combinations are hashed, or results of `FeatureSpace.cross`.
-      crossing_dim: number of bins of a cross that does not say it.
+      crossing_dim: default number of bins of a cross.
       hashing_dim: number of bins of "integer_hashed" and "string_hashed".
       num_discretization_bins: number of bins of "float_discretized".
       name: name of the layer.
@@ -115,7 +115,7 @@ class FeatureSpace(PreprocessingLayer):
 
     @staticmethod
     def feature(dtype: str, preprocessor: PreprocessingLayer, output_mode: str) -> Feature:
-        """Returns a feature with a layer of yours; see `Feature`."""
+        """Returns a feature with a layer of your choice; see `Feature`."""
         return Feature(dtype, preprocessor, output_mode)
 
     @classmethod
@@ -177,7 +177,7 @@ class FeatureSpace(PreprocessingLayer):
 
         Args:
           dataset: a dict of columns, or a data frame; or a `Dataset`, or an iterable, of batches that are dicts of
-            columns, or `(x, y)` with such a dict. Columns that are no features are left out.
+            columns, or `(x, y)` with such a dict. Other columns are ignored.
           steps: number of batches to read; by default all of them.
 
         Raises:

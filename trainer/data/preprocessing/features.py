@@ -27,11 +27,11 @@ class Feature:
     Attributes:
       dtype: "float32", "int32" or "string".
       preprocessor: the layer, called with a column of shape `(rows, 1)`.
-      output_mode: "float" for the layer's numbers; "int" for its indices; "one_hot" for a vector for each row of
-        indices, as long as the number of indices.
+      output_mode: "float" for the layer's numbers; "int" for its indices; "one_hot" for a vector per row, with an entry
+        for each possible index.
 
     Raises:
-      TypeError: if `preprocessor` is no layer.
+      TypeError: if `preprocessor` is not a layer.
       ValueError: if another argument is unknown.
     """
 
@@ -52,7 +52,7 @@ class Feature:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Feature:
-        """Returns the feature of plain data."""
+        """Returns the feature for the result of `get_config`."""
         return cls(config["dtype"], LAYERS.deserialize(config["preprocessor"]), config["output_mode"])
 
 

@@ -18,18 +18,18 @@ _ALL: Registry[PreprocessingLayer] = Registry(
 
 
 def load(filepath: str | os.PathLike[str], custom_objects: dict[str, Any] | None = None) -> PreprocessingLayer:
-    """Returns the layer that its `save` wrote, with its statistics and vocabulary.
+    """Returns a layer that `save` wrote, with its statistics and vocabulary.
 
-    The file holds plain data: loading it runs no code of it.
+    The file holds plain data: loading it runs no code.
 
     Args:
       filepath: path of the file.
-      custom_objects: classes and functions of yours by name, that are not registered.
+      custom_objects: custom classes and functions that are not registered, by name.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      TypeError: if `filepath` is no path.
-      ValueError: if the file is damaged, is no preprocessing layer, or was written in a newer format.
+      TypeError: if `filepath` is not a path.
+      ValueError: if the file is damaged, does not hold a preprocessing layer, or has a newer format.
 
     Example:
       >>> import os, tempfile

@@ -23,9 +23,9 @@ _FIX = "Fill them before, by `fillna` in data frames."
 
 
 class HashedCrossing(PreprocessingLayer):
-    """Replaces each combination of the values of several features by the index of a bin, on the host.
+    """Replaces each combination of values of several features by the index of a bin, on the host.
 
-    The bins are TensorFlow's. Different combinations may share a bin.
+    The hashes are TensorFlow's. Different combinations may share a bin.
 
     Args:
       num_bins: number of bins.

@@ -23,14 +23,14 @@ _FIX = "Fill them, by `fillna(\"\")` in data frames, or give a `mask_value`."
 class Hashing(PreprocessingLayer):
     """Replaces each string or integer by the index of a bin, on the host, with TensorFlow's hashes.
 
-    Nothing is learned: equal values have one bin in every process, and different values may share a bin. Floats are
-    cut to integers, as in Keras.
+    Nothing is learned: a value has the same bin in every process, and different values may share a bin. Floats are
+    truncated to integers, as in Keras.
 
     Args:
-      num_bins: number of bins, that of `mask_value` included.
-      mask_value: a value of the inputs, with bin 0 for itself; also missing values (None, NaN, NA) get bin 0 then. By
-        default there is none, and missing values are refused.
-      salt: a number, or two, that changes all bins: the key of SipHash. By default FarmHash is used, without a key.
+      num_bins: number of bins, including the bin of `mask_value`.
+      mask_value: a value that gets bin 0, as missing values (None, NaN, NA) do; all other values get other bins.
+        Without a `mask_value`, missing values are refused.
+      salt: one or two integers, the key of SipHash. None uses FarmHash, which has no key.
       output_mode: "int" for indices; "one_hot", "multi_hot" or "count", see `CategoryEncoding`.
       sparse: must be False.
       name: name of the layer.
@@ -123,7 +123,7 @@ def as_objects(texts: list[str], shape: tuple[int, ...], encoding: str = "utf-8"
 
 
 def as_salt(salt: object) -> Salt | None:
-    """Returns the key of SipHash of a number, or of two.
+    """Returns the key of SipHash for one integer or two.
 
     Raises:
       TypeError: if `salt` is anything else.

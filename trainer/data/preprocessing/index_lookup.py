@@ -33,8 +33,8 @@ _OLD_NAMES = {"binary": "multi_hot", "tf-idf": "tf_idf"}
 class IndexLookup(AdaptableLayer):
     """Replaces words by their indices in a vocabulary, or indices by words.
 
-    Indices are: 0 for the mask, if there is one and `output_mode="int"`; then `num_oov_indices` for words that are not
-    in the vocabulary; then the words, the most frequent first.
+    Index 0 is the mask, if there is a mask and `output_mode="int"`. Then follow `num_oov_indices` indices for words
+    outside of the vocabulary, then the words, the most frequent first.
 
     Args: see `StringLookup`, and `oov_method` of `IntegerLookup`.
     """
@@ -81,8 +81,8 @@ class IndexLookup(AdaptableLayer):
 
         Args:
           vocabulary: distinct words, with or without the special tokens at the beginning, as `get_vocabulary` returns
-            them; or the path of a text file with one word a line.
-          idf_weights: for `output_mode="tf_idf"`, a weight for each of `vocabulary`.
+            them; or the path of a text file with one word per line.
+          idf_weights: for `output_mode="tf_idf"`, a weight for each word of `vocabulary`.
 
         Raises:
           TypeError: if `vocabulary` is of another kind.
@@ -186,7 +186,7 @@ class IndexLookup(AdaptableLayer):
         self._num_documents = 0
 
     def update_state(self, data: np.ndarray) -> None:
-        """Counts the words of a batch. For `output_mode="tf_idf"`, each row is a document, and one axis is one row."""
+        """Counts the words of a batch. For `output_mode="tf_idf"`, each row is a document; a single axis is one row."""
         rows = data.reshape(1, -1) if data.ndim < 2 else data
         for part in chunks(rows):
             words = self._as_words(part)
@@ -262,7 +262,7 @@ class IndexLookup(AdaptableLayer):
         return encode(indices, "count", self._depth, dtype).astype(np.float32) * self.idf_weights
 
     def encoded_rows(self, owners: np.ndarray, indices: np.ndarray, rows: int) -> np.ndarray:
-        """Returns rows of different lengths as `output_mode` says: one of the encodings of whole rows.
+        """Returns the encoding of rows of different lengths, as `output_mode` says.
 
         Args:
           owners: the row of each index.
@@ -276,7 +276,7 @@ class IndexLookup(AdaptableLayer):
         return np.minimum(counts, 1) if self.output_mode == "multi_hot" else counts
 
     def words_of(self, indices: np.ndarray) -> np.ndarray:
-        """Returns the words of an array of indices; `oov_token` for indices that have none."""
+        """Returns the words of an array of indices; `oov_token` for indices without a word."""
         self._check_has_vocabulary()
         if self.oov_token is None:
             raise DataError(f"{type(self).__name__} with `invert=True` needs an `oov_token` for unknown indices.")

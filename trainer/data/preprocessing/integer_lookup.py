@@ -25,18 +25,18 @@ _FIX = ("Give a `mask_token` that is no other value, such as `mask_token=-1`, wh
 class IntegerLookup(IndexLookup):
     """Replaces integers by their indices in a vocabulary, on the host or in a module.
 
-    The vocabulary is given, or counted by `adapt`: the most frequent integer first, and of equally frequent integers
-    the largest. In a module the vocabulary is a constant of its program, and part of `Model.export`.
+    The vocabulary is given, or counted by `adapt`: the most frequent integer first, and the larger of equally frequent
+    integers first. In a module the vocabulary is a constant of its program, and part of `Model.export`.
 
     Args:
       max_tokens, num_oov_indices, idf_weights, invert, output_mode, sparse, pad_to_max_tokens, salt, name: as in
         `StringLookup`. `num_oov_indices=0` works on the host only: a compiled program cannot raise.
-      mask_token: an integer that means a missing value, as in `StringLookup`.
+      mask_token: an integer that stands for missing values, as in `StringLookup`.
       oov_token: the integer of unknown indices, for `invert=True`.
-      vocabulary: a list of integers, or the path of a text file with one integer a line.
+      vocabulary: a list of integers, or the path of a text file with one integer per line.
       vocabulary_dtype: must be "int64".
       oov_method: with several `num_oov_indices`, "floormod" chooses the index of an unknown integer by its remainder,
-        and "farmhash", on the host only, by a hash.
+        "farmhash" by a hash (on the host only).
 
     Raises:
       TypeError: if an argument has the wrong type.

@@ -30,7 +30,7 @@ class PreprocessingLayer(abc.ABC):
     """A function of a batch whose arguments, statistics and vocabulary are plain data.
 
     Args:
-      name: name of the layer; by default that of its class, such as "string_lookup".
+      name: name of the layer; by default its class's name in snake case, such as "string_lookup".
 
     Attributes:
       name: name of the layer.
@@ -47,11 +47,11 @@ class PreprocessingLayer(abc.ABC):
 
     @abc.abstractmethod
     def get_config(self) -> Config:
-        """Returns the arguments, statistics and vocabulary as plain data, from which `from_config` makes the layer."""
+        """Returns the arguments, statistics and vocabulary as plain data, for `from_config`."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Returns the layer of a configuration, of `get_config` here or of Keras's layer."""
+        """Returns the layer for the result of `get_config`, of this class or of Keras's layer."""
         config = {name: value for name, value in config.items() if name not in cls._ignored}
         if isinstance(config.get("dtype"), Mapping):  # Keras's policy
             config["dtype"] = config["dtype"]["config"]["name"]
@@ -64,7 +64,7 @@ class PreprocessingLayer(abc.ABC):
           filepath: path of the file, which ends with ".json". An existing file is replaced.
 
         Raises:
-          TypeError: if `filepath` is no path.
+          TypeError: if `filepath` is not a path.
           ValueError: if it has another suffix.
           OSError: if the file cannot be written.
         """
@@ -94,19 +94,19 @@ class AdaptableLayer(PreprocessingLayer):
     """A layer with a state that `adapt` computes from data."""
 
     def adapt(self, data: object, *, steps: int | None = None) -> None:
-        """Computes the layer's state from data, on the host; an earlier state is replaced.
+        """Computes the layer's state from data, on the host, in place of an earlier state.
 
         Data other than arrays are read batch by batch, so that they need not fit into memory.
 
         Args:
           data: an array, a list of values, or a column of a data frame; a `trainer.data.Dataset`; or an iterable of
-            batches, such as a list of arrays, a generator, a `DataLoader` or a `tf.data.Dataset`. Of a batch
-            `(x, y)` or `(x, y, sample_weight)`, `x` is read.
-          steps: number of batches to read; by default all of them. Endless data need it.
+            batches, such as a list of arrays, a generator, a `DataLoader` or a `tf.data.Dataset`. Of a batch `(x, y)`
+            or `(x, y, sample_weight)`, only `x` is used.
+          steps: number of batches to read; by default all. Required for endless data.
 
         Raises:
           TypeError: if `data` is of another kind.
-          ValueError: if the data have no values, unusable values, or missing values that the layer has no place for.
+          ValueError: if the data have no values, unusable values, or missing values that the layer refuses.
           RuntimeError: if a compiled program holds the state as constants.
         """
         self._check_may_change()
@@ -129,11 +129,11 @@ class AdaptableLayer(PreprocessingLayer):
 
     @abc.abstractmethod
     def update_state(self, data: np.ndarray) -> None:
-        """Reads a batch; `finalize_state` makes the state of all batches since `reset_state`."""
+        """Reads a batch; `finalize_state` computes the state from all batches since `reset_state`."""
 
     @abc.abstractmethod
     def finalize_state(self) -> None:
-        """Makes the state of the batches that were read."""
+        """Computes the state from the batches that were read."""
 
     @property
     @abc.abstractmethod
@@ -153,8 +153,8 @@ def as_float_dtype(dtype: DTypeLike | None) -> np.dtype:
     """Returns the dtype of a layer's numbers, by default float32.
 
     Raises:
-      TypeError: if `dtype` is no dtype.
-      ValueError: if it is no dtype of real numbers.
+      TypeError: if `dtype` is not a dtype.
+      ValueError: if it is not a dtype of real numbers.
     """
     found = arguments.as_dtype("dtype", "float32" if dtype is None else dtype)
     if not jax.numpy.issubdtype(found, jax.numpy.floating):

@@ -26,10 +26,10 @@ class Normalization(AdaptableLayer):
     part of `Model.export`.
 
     Args:
-      axis: the axis, or several, along which numbers have a mean and a variance of their own: the axis of features in
-        `(rows, features)`. None for one mean and variance over all numbers.
+      axis: the axis or axes with a separate mean and variance for each index, such as the axis of features in `(rows,
+        features)`. None for a single mean and variance of all numbers.
       mean: the mean; given together with `variance`.
-      variance: the variance, of the shape of `mean`: a number, or a number for each feature.
+      variance: the variance, of the same shape as `mean`: a number, or a number for each feature.
       invert: whether to compute `inputs * sqrt(variance) + mean`.
       name: name of the layer.
       dtype: dtype of the result; by default float32.
@@ -40,7 +40,7 @@ class Normalization(AdaptableLayer):
 
     Raises:
       TypeError: if an argument has the wrong type.
-      ValueError: if only one of `mean` and `variance` is given, or they do not fit.
+      ValueError: if only one of `mean` and `variance` is given, or their shapes differ.
 
     Example:
       >>> normalization = Normalization()
@@ -138,7 +138,7 @@ class Normalization(AdaptableLayer):
         return array * deviation + mean if self.invert else (array - mean) / deviation
 
     def _broadcast(self, statistic: np.ndarray, inputs: Array) -> np.ndarray:
-        """Returns a statistic in a shape that broadcasts to that of the inputs."""
+        """Returns a statistic in a shape that broadcasts to the inputs."""
         if statistic.ndim == 0:
             return statistic
         kept = self._kept_axes(inputs.ndim)[-statistic.ndim:]

@@ -21,22 +21,22 @@ _FIX = ("Give a `mask_token`, such as `mask_token=\"\"`, whose index they get, o
 class StringLookup(IndexLookup):
     """Replaces strings by their indices in a vocabulary, on the host.
 
-    The vocabulary is given, or counted by `adapt`: the most frequent string first, and of equally frequent strings the
-    last in the order of the alphabet. Indices begin with the mask, if there is one, and then the indices of unknown
+    The vocabulary is given, or counted by `adapt`: the most frequent string first, and equally frequent strings in
+    reverse alphabetical order. The first index is the mask, if there is a mask; then follow the indices of unknown
     strings.
 
     Args:
-      max_tokens: maximum size of the vocabulary, special tokens included; by default there is none.
-      num_oov_indices: number of indices for strings that are not in the vocabulary, which a hash chooses. With 0, such
-        strings are an error.
-      mask_token: a string that means a missing value. With `output_mode="int"` its index is 0; encodings leave it out.
-        Missing values (None, NaN, NA) are taken for it, and are refused without it.
+      max_tokens: maximum size of the vocabulary, including special tokens; None for no maximum.
+      num_oov_indices: number of indices for strings outside of the vocabulary, chosen by a hash. With 0, such strings
+        are an error.
+      mask_token: a string that stands for missing values (None, NaN, NA), which are refused without it. With
+        `output_mode="int"` its index is 0; encodings leave it out.
       oov_token: the string of unknown indices, for `invert=True`.
-      vocabulary: a list of strings, or the path of a text file with one string a line; `adapt` is then not needed.
+      vocabulary: a list of strings, or the path of a text file with one string per line; `adapt` is then not needed.
       idf_weights: for `output_mode="tf_idf"`, a weight for each string of `vocabulary`.
       invert: whether to replace indices by strings.
       output_mode: "int" for int64 indices; "one_hot", "multi_hot" or "count", see `CategoryEncoding`; "tf_idf" for
-        counts times weights, which are large for strings that are in few rows.
+        counts times weights, which are larger for strings of fewer rows.
       pad_to_max_tokens: whether encodings have the width `max_tokens`, also with a smaller vocabulary.
       sparse: must be False.
       encoding: encoding of strings that are bytes.

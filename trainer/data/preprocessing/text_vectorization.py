@@ -34,22 +34,22 @@ _WORDS = re.compile(r"[^ \t\n\r\v\f]+")
 class TextVectorization(AdaptableLayer):
     """Replaces texts by the indices of their words, or by counts of words, on the host.
 
-    A text is standardized and split into words; words are joined to n-grams, and looked up in a vocabulary, which is
-    given or counted by `adapt`, see `StringLookup`. Index 0 is padding, and index 1 unknown words.
+    A text is standardized and split into words or n-grams, which are looked up in a vocabulary. The vocabulary is
+    given, or counted by `adapt`, as in `StringLookup`. Index 0 is padding, and index 1 is for unknown words.
 
     Args:
-      max_tokens: maximum size of the vocabulary, special tokens included; by default there is none.
+      max_tokens: maximum size of the vocabulary, including special tokens; None for no maximum.
       standardize: "lower_and_strip_punctuation", "lower" or "strip_punctuation", which change characters of ASCII only,
         as in Keras; a function from an array of str to an array of the same shape; or None.
       split: "whitespace", "character", None, or a function from an array of str, of shape `(rows,)`, to a list of words
         for each row.
-      ngrams: n for all n-grams of 1 to n words, or a tuple of the n; by default words alone.
+      ngrams: n for n-grams of 1 to n words, or a tuple of sizes; None for single words.
       output_mode: "int" for int64 indices of shape `(rows, words)`, padded with 0; "multi_hot", "count" or "tf_idf" for
         a vector as long as the vocabulary, see `StringLookup`.
-      output_sequence_length: for "int", the number of indices of each text, which is cut or padded. By default that of
-        the longest text of a call; a model is then compiled for each length anew.
+      output_sequence_length: for "int", the number of indices of each text, which is cut or padded. None pads to the
+        longest text of a call; a model then compiles for each such length.
       pad_to_max_tokens: whether vectors have the width `max_tokens`, also with a smaller vocabulary.
-      vocabulary: a list of words, or the path of a text file with one word a line.
+      vocabulary: a list of words, or the path of a text file with one word per line.
       idf_weights: for "tf_idf", a weight for each word of `vocabulary`.
       sparse, ragged: must be False.
       encoding: encoding of texts that are bytes.

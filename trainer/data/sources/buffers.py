@@ -61,7 +61,7 @@ class BufferPool:
 
 
 POOL = BufferPool()
-"""That of all readers."""
+"""The pool of all readers."""
 
 
 class _Lease:

@@ -43,9 +43,9 @@ class ColumnBatches:
 def batches_from_columns(batches: Iterable[Any], x: Any, y: Any = None, sample_weight: Any = None) -> ColumnBatches:
     """Returns batches `x`, `(x, y)` or `(x, y, sample_weight)` of an iterable of dicts of columns.
 
-    For streams of named columns, such as those of Hugging Face's `datasets` after `batch`, or a `DataLoader` whose
-    batches are dicts. The stream's position is saved and restored as if it were passed itself. Tables that fit into
-    memory are read by `Dataset.from_columns`.
+    For streams of named columns, such as Hugging Face's `datasets` after `batch`, or a `DataLoader` of dicts. The
+    stream's position is saved and restored as if the stream itself were passed. Tables that fit into memory are read by
+    `Dataset.from_columns`.
 
     Args:
       batches: yields batches as dicts from column name to an array, or to a list with a number or an array of the same

@@ -42,9 +42,9 @@ class Dataset:
     and `shuffle`, `map`, `repeat` and `take` act on the elements. Iteration yields pass 0; `fit` reads another pass in
     each epoch.
 
-    Batches are owned copies, in JAX's dtypes (32 bits instead of 64 unless `jax_enable_x64` is set). `fit` may
-    keep a copy of the arrays on the devices as long as the dataset, a dataset derived from it, or the arrays exist, and
-    makes it anew if they were written to before the call, or by a callback before an epoch.
+    Batches are owned copies, in JAX's dtypes (32 bits instead of 64 unless `jax_enable_x64` is set). `fit` may keep a
+    copy of the arrays on the devices as long as the dataset, a dataset derived from it, or the arrays exist, and renews
+    it if the arrays were written to before the call, or by a callback before an epoch.
 
     Attributes:
       arrays: the numpy arrays that rows are gathered from: the user's own.
@@ -82,7 +82,7 @@ class Dataset:
 
     @classmethod
     def from_tensors(cls, data: ArrayTree) -> Dataset:
-        """Returns a dataset with a single element, the arrays: one batch of all rows, for `from_arrays`'s data.
+        """Returns a dataset with a single element, a batch of all rows. Takes the same data as `from_arrays`.
 
         >>> len(Dataset.from_tensors((np.arange(5.0), np.arange(5))).repeat(3))
         3

@@ -19,9 +19,9 @@ _PROTOCOLS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))  # 
 class Positions:
     """Opens the passes of an iterable, at a state or at their start, and reports states.
 
-    The states are those of `get_state` and `set_state`, or of `state_dict` and `load_state_dict`, of the iterators of
-    passes or of the iterable. An iterable with a state says by it which pass it begins next. A state is copied. It must
-    be plain data or arrays: any other is refused with a warning that names the value, and then there are no states.
+    The states belong to the iterators of passes or to the iterable, with the methods `get_state` and `set_state`, or
+    `state_dict` and `load_state_dict`. The state of an iterable determines its next pass. A state is copied. It must be
+    plain data or arrays; otherwise a warning names the value, and there are no states.
 
     Args:
       iterable: any iterable.
@@ -81,8 +81,8 @@ class Positions:
 class HuggingFacePositions(Positions):
     """The positions of a `datasets.IterableDataset`: a state applies to all later passes of its epoch, until the next.
 
-    Its passes depend on nothing but `set_epoch`. What it holds back, in the buffer of `shuffle`, is no part of its
-    state: then only the starts of passes are known.
+    Its passes depend only on `set_epoch`. The buffer of `shuffle` is not part of its state; after `shuffle`, only the
+    starts of passes are known.
     """
 
     _is_set = False

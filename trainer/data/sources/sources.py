@@ -67,7 +67,7 @@ class Source(Protocol):
     def state(self) -> dict[str, Any] | None:
         """Returns plain data from which `read_from` continues the last generator; None if that is impossible.
 
-        After the end of a pass, they may be those of the next pass; their "pass_index" says which it is.
+        Their "pass_index" is the index of the pass, which may be the next pass at the end of a pass.
         """
 
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:

@@ -1,6 +1,6 @@
 """The names of `tf.distribute.experimental`.
 
-Owns names alone, and must not define what they name.
+Owns only names, and must not define the objects.
 """
 
 from trainer.core.public_names import attach_stub

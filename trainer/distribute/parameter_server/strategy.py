@@ -68,9 +68,9 @@ class ParameterServerStrategy(Strategy):
       num_ps: number of processes that hold parameters.
       address: "host:port" of a Ray cluster for these processes, or "local" to start a Ray cluster on this machine. None
         starts the processes on this machine without Ray.
-      max_staleness: hands out a batch only when all but the last `max_staleness` earlier batches are applied, so that a
-        gradient misses at most twice as many updates. 0 trains batches sequentially, with the results of one device.
-        None does not wait.
+      max_staleness: a batch starts only after all but the last `max_staleness` earlier batches are applied, so that a
+        gradient misses at most `2 * max_staleness` updates. 0 trains batches sequentially, with the results of one
+        device. None does not wait.
       staleness: "scale" divides a gradient by 1 + the number of updates that it has missed; None does not scale.
       worker_timeout: seconds after which the worker of an unfinished function is killed, and the function runs on
         another worker. None waits as long as the worker lives.
@@ -204,8 +204,8 @@ class ParameterServerStrategy(Strategy):
           features: number of values in each row.
           optimizer: the optimizer of rows with gradients: a name, an optimizer or an optax transformation that treats
             each row separately.
-          initializer: makes rows, like Flax's initializers; by default a truncated normal of 1 / sqrt(features), as in
-            TensorFlow's embedding columns.
+          initializer: makes rows, like Flax's initializers; by default a truncated normal distribution with standard
+            deviation 1 / sqrt(features), as in TensorFlow's embedding columns.
           seed: seed of the initial rows, which do not depend on the number of servers.
 
         Raises:

@@ -37,8 +37,8 @@ class PlacedArrays:
     """Arrays placed on devices, by the host arrays they were made from.
 
     They are recognized by their memory if its checksums are unchanged, which costs a fraction of placing them again.
-    They are held as long as the host arrays, such as those of a `Dataset`; the last `KEPT`, until the memory is freed.
-    Arrays that were released because others needed their memory are placed again.
+    They are held as long as the host arrays, such as a `Dataset`'s; the last `KEPT`, until the memory is freed. Arrays
+    that were released because others needed their memory are placed again.
     """
 
     def __init__(self) -> None:

@@ -250,7 +250,7 @@ def leave_replica(
 
     Raises:
       TypeError: if the function changed the structure, shapes or dtypes of the state.
-      ValueError: if it trained parameters, but did not overwrite what gradients overwrite.
+      ValueError: if it trained parameters, but did not overwrite the collection that gradients overwrite.
     """
     after = after.replace(model_state=restricted(after.model_state, before.model_state))
     check_same_structure(function, before, after)

@@ -1,4 +1,4 @@
-"""Names of `tf.distribute` that `trainer.distribute` lacks, and what scripts use instead.
+"""Names of `tf.distribute` that `trainer.distribute` lacks, and their replacements.
 
 Owns these rows of the table in docs/strategies.md#from-tfdistribute, for the errors of packages and strategies.
 """
@@ -58,7 +58,7 @@ def missing(owner: str = "") -> dict[str, str]:
 
 
 class MissingAttributes:
-    """Base of classes whose errors for unknown attributes say what to use instead of TensorFlow's."""
+    """Base of classes whose errors for TensorFlow's attributes name the replacement."""
 
     if not TYPE_CHECKING:  # type checkers would take any attribute
 

@@ -235,9 +235,8 @@ class FullyShardedStrategy(ShardedStrategy):
       min_shard_bytes: smaller arrays stay whole.
       communication_options: as in `MultiWorkerMirroredStrategy`, without `implementation`.
       mesh_shape: sizes of the mesh axes "replica" and "shard", whose product is the number of devices. The state is
-        split over "shard", and each replica of it is a copy. Devices are taken in order, "shard" fastest, so that
-        "shard" is inside of a host if its size divides the number of devices of a host. None splits the state over all
-        devices.
+        split over "shard" and copied over "replica". Devices are taken in order, "shard" fastest, so that "shard" is
+        inside of a host if its size divides the number of devices of a host. None splits the state over all devices.
 
     Raises:
       ValueError: if a device cannot be used, the level is unknown, a size is negative, options name an algorithm, or

@@ -44,7 +44,7 @@ def checked_sizes(mesh_shape: object, example: str) -> dict[str, int]:
 
 
 def mesh_of(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
-    """Returns the mesh of some devices; raises ValueError if there is not one for each place."""
+    """Returns the mesh of some devices; raises ValueError unless their number is the size of the mesh."""
     if math.prod(sizes.values()) != len(devices):
         raise ValueError(f"`mesh_shape` {dict(sizes)} has {math.prod(sizes.values())} places, but there are "
                          f"{len(devices)} devices. Expected: one device for each place.")
@@ -52,7 +52,7 @@ def mesh_of(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
 
 
 def mesh_over(mesh: Mesh, devices: Sequence[jax.Device], strategy: str) -> Mesh:
-    """Returns the mesh with the same axes over other devices, whose number decides the size of "replica" alone.
+    """Returns the mesh with the same axes over other devices. Their number changes only the size of "replica".
 
     Raises:
       ValueError: if the product of the other sizes does not divide the number of devices; it names the strategy.

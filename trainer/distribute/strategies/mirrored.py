@@ -84,9 +84,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         `timeout_seconds` is the time to wait for the other processes, at the start and while training, 300 by default.
         It must exceed the longest execution, callback and wait for data. A `CommunicationImplementation` stands for
         options with this implementation.
-      cluster_resolver: the cluster, in the place of the cluster that is found. It may also be the first argument, as in
-        TensorFlow, and then the options the second.
-      communication: the `CommunicationImplementation` or its name: TensorFlow's old name of the options.
+      cluster_resolver: the cluster, instead of the detected cluster. As in TensorFlow, it may also be the first
+        argument, followed by the options.
+      communication: a `CommunicationImplementation` or its name: TensorFlow's older form of the options.
 
     Raises:
       ClusterError: if the description of the cluster is wrong, the processes were started with different clusters, jobs

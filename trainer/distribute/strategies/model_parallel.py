@@ -27,9 +27,9 @@ class ModelParallelStrategy(ShardedStrategy):
     like the parameters and adds the communication. Moments and other optimizer state of a parameter are split like the
     parameter.
 
-    The axis "shard" is that of `FullyShardedStrategy`: it splits rows, and each array of the state along its longest
-    axis that divides and that the layout leaves. With `{"replica": 2, "shard": 4, "model": 2}` rows are split over 8
-    replicas of 2 devices, and an array of the state over 4 or, by a rule, 8 devices.
+    The axis "shard" works as in `FullyShardedStrategy`: it splits rows, and each array of the state along its longest
+    divisible axis that the layout does not split. With `{"replica": 2, "shard": 4, "model": 2}`, rows are split over 8
+    replicas of 2 devices, and an array of the state over 4 devices, or over 8 if a rule splits it too.
 
     An axis that no layout names is for activations: a module names it in `jax.lax.with_sharding_constraint`, such as
     "sequence" for the tokens of a long text.

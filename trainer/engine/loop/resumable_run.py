@@ -233,7 +233,7 @@ class TrainingRun:
                 self._writer = CheckpointWriter()
 
             def on_saved() -> None:
-                held.check_is_held()  # before what may be another run's is deleted
+                held.check_is_held()  # before files that may belong to another run are deleted
                 begun_run.forget(folder)
                 checkpoints.prune()
 

@@ -21,7 +21,7 @@ _INSTEAD = {
 
 
 class ForeignNames:
-    """Base of classes whose errors for unknown attributes say what to use instead of other libraries'."""
+    """Base of classes whose errors for other libraries' attributes name the replacement."""
 
     if not TYPE_CHECKING:  # type checkers would take any attribute
 

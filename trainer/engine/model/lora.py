@@ -34,13 +34,13 @@ def lora(
     model: Model | ModuleLike, rank: int = 8, targets: Sequence[str] | str | None = None, alpha: float | None = None, *,
     dropout: float = 0.0, train: Sequence[str] | str = (),
 ) -> LoraModel:
-    """Returns a model with LoRA's adapters, which are all that it trains.
+    """Returns a model that trains LoRA adapters instead of its weights.
 
-    A layer with the weight W then computes `x W + alpha / rank * (x A) B`, with B zero at the beginning, so that the
-    outputs are first those of the given model. A is uniform up to `1 / sqrt(inputs)`, as in PEFT; the paper draws it
-    from a normal distribution. For an embedding, A is zero and B normal, as in PEFT. Neither the code of the module nor
-    the given model changes. Frozen weights have no optimizer state and no gradients. Adapters are in float32, or the
-    wider dtype of the weight.
+    A layer with the weight W then computes `x W + alpha / rank * (x A) B`, with B initially zero, so that the initial
+    outputs equal the outputs of the given model. A is uniform up to `1 / sqrt(inputs)`, as in PEFT; the paper draws it
+    from a normal distribution. For an embedding, A is zero and B normal, as in PEFT. The module's code and the given
+    model stay unchanged. Frozen weights have no optimizer state and no gradients. Adapters are in float32, or the wider
+    dtype of the weight.
 
     Everything else is as for any model: `compile`, `fit` under any strategy, checkpoints, `export`. A BatchNorm
     normalizes by its running averages, as frozen layers do. `merge` returns a model without adapters.
@@ -52,20 +52,19 @@ def lora(
         "value"]` or "block_.*/attention". None selects the kernels of all linear layers. Layers that can have adapters
         are Linen's `Dense`, `DenseGeneral` and `Embed`, NNX's `Linear`, `LinearGeneral` and `Embed`, and layers made
         of them, such as attention. Layers of a scan have adapters of their own.
-      alpha: factor of the products, times `rank`; None for `rank`, a factor of 1.
-      dropout: rate of the inputs of A that are dropped in training, not for embeddings. In Linen it draws from the
+      alpha: numerator of the factor `alpha / rank`; None for `rank`, a factor of 1.
+      dropout: rate at which inputs of A are dropped in training, except in embeddings. In Linen it draws from the
         stream "dropout", which a scan over layers must split.
       train: path patterns of further parameters that are trained as they are and saved with the adapters, such as
         "head".
 
     Returns:
-      A `LoraModel`, of a class derived from that of `model`. It is built if `model` is. It is made under the model's
-      strategy.
+      A `LoraModel`, of a subclass of the model's class, with the model's strategy. It is built if `model` is.
 
     Raises:
       TypeError: for a dict of modules, a model with adapters, or an argument of another type.
-      ValueError: if a pattern matches nothing, or selects a weight whose layer LoRA does not know; for a Linen module
-        that is not built, from `build` or `fit`. Also for a number out of range.
+      ValueError: for a number out of range, a pattern that matches nothing, or a pattern that selects a weight of an
+        unsupported layer. `build` or `fit` checks the patterns of a Linen module that is not built.
 
     Example:
       >>> import numpy as np, trainer
@@ -108,7 +107,7 @@ class LoraModel(Model):
     def save_adapters(self, filepath: Path, overwrite: bool = True) -> None:
         """Writes the adapters, and the other parameters that are trained, to a safetensors file, atomically.
 
-        The names are those of `save_weights`. If several JAX processes train together, all must call this method; the
+        The names are as in `save_weights`. If several JAX processes train together, all must call this method; the
         first process writes.
 
         Args:
@@ -122,7 +121,7 @@ class LoraModel(Model):
         weights_io.save_weights(self._core.state, filepath, overwrite, self._is_trained, {_ADAPTERS: self._described()})
 
     def load_adapters(self, filepath: Path) -> None:
-        """Replaces the adapters by those of a file that `save_adapters` has written, for a model of the same base.
+        """Replaces the adapters with adapters from a file that `save_adapters` wrote, for a model of the same base.
 
         Args:
           filepath: the file.
@@ -136,10 +135,10 @@ class LoraModel(Model):
             self._core.state, filepath, None, None, self._is_trained, {_ADAPTERS: self._described()})
 
     def merge(self) -> Model:
-        """Returns a model without adapters, of the class of the model that was given to `lora`, with equal outputs.
+        """Returns a model with equal outputs and without adapters, of the class of the model given to `lora`.
 
-        Each weight is `W + alpha / rank * A B`, added in float32 and stored in the weight's dtype. The model is not
-        compiled, and made under the same strategy.
+        Each weight is `W + alpha / rank * A B`, added in float32 and stored in the weight's dtype. The model has the
+        same strategy and is not compiled.
 
         Raises:
           RuntimeError: if the model is not built.

@@ -142,15 +142,15 @@ class Model(StatefulModel):
             the shard fits. The data are placed once for all fits, until they are written to. Data of the last `fit`
             stay on the devices as long as the arrays exist, if all resident data fit into a quarter of the memory.
             True does so for the training data of `fit`, regardless of size.
-          compile_guard: the reaction to a step that recompiles for ever new batch shapes: "warn", "error" or "off"; or
-            the number of shapes after which to warn. Data of `trainer.data.bucketed` say how many shapes they have.
+          compile_guard: the reaction to a step that keeps recompiling for new batch shapes: "warn", "error" or "off";
+            or the number of shapes after which to warn. Data of `trainer.data.bucketed` declare their number of shapes.
           skip_non_finite: whether to skip updates with non-finite gradients: parameters, optimizer state and model
             state stay unchanged. The log "skipped_steps" counts skipped updates, and "skipped_in_a_row" is the largest
             number in a row. The loss scale of float16 does this in any case.
           log_norms: whether to log L2 norms of each update: "grad_norm" of the gradients, before the optimizer clips
             them, "update_norm" of what it adds to the parameters, and "param_norm" of the trained parameters after it;
-            and the same by top-level module, such as "grad_norm/encoder", which the progress bar leaves out. As other
-            logs, they are means over the steps of an epoch, and wait for nothing.
+            and the same by top-level module, such as "grad_norm/encoder", which the progress bar leaves out. Like other
+            logs, they are means over the steps of an epoch, and no step waits for them.
           regularizers: penalties of weights, by path patterns like the patterns of `freeze`: `{"**/kernel":
             trainer.regularizers.L2(1e-4)}`. As in Keras, they are part of the loss, of its gradient and of the loss
             that `evaluate` returns. A custom `train_step` adds `self.compute_penalties(params, model_state)` to its
@@ -251,7 +251,7 @@ class Model(StatefulModel):
             over `fit`, pass the epoch: `fit(..., initial_epoch=epoch, epochs=epoch + 1)`.
           class_weight: weights of rows by their label.
           sample_weight: weights of rows, if `x` is arrays.
-          initial_epoch: the number of the first epoch.
+          initial_epoch: the index of the first epoch, from 0.
           steps_per_epoch: maximum number of batches per epoch; by default all of `x`. As in Keras, each epoch takes the
             next batches of a pass over `x`. When the pass ends early, the epoch ends with a warning, and the next epoch
             starts another pass. A generator has a single pass, and its end ends the training. To read beyond the end,
@@ -266,8 +266,8 @@ class Model(StatefulModel):
             may end the run earlier. As with `stop_training`, the epoch ends there, with its validation.
             `BackupAndRestore` saves the state before that end: the same `fit` with more steps, or without `max_steps`,
             continues exactly.
-          max_time: seconds, or a `datetime.timedelta`, after which this call ends in the same way: for a job in a queue
-            that does a part of a run. With either limit, data may be endless: the epoch ends there.
+          max_time: seconds, or a `datetime.timedelta`, after which this call ends in the same way, such as the time
+            limit of a job. With either limit, data may be endless: the epoch ends there.
           limit_batches: maximum number of batches per epoch and per validation, for a dry run of the whole run:
             `fit(..., epochs=2, limit_batches=2)`.
 
@@ -314,7 +314,8 @@ class Model(StatefulModel):
     ) -> float:
         """Compiles the steps of a later `fit`, `evaluate` or `predict`, and builds the model.
 
-        Arrays and `Dataset`s include a shorter last batch. For other data, a shorter batch compiles when it comes.
+        For arrays and `Dataset`s, this includes a shorter last batch. For other data, a shorter batch compiles on
+        arrival.
 
         Args:
           sample: the data of the later call: a batched `Dataset` or another iterable of batches that can be iterated

@@ -127,7 +127,7 @@ class OverridableSteps:
             def of_trained(trained: Any) -> tuple[jax.Array, tuple[Any, Any, list[Any]]]:
                 return loss_and_outputs(updated(values, trained), state, batch)
 
-            # Not by frozen parameters, so that no gradient of them depends on what XLA removes.
+            # Not by frozen parameters, so that no gradient of them depends on XLA's removal of unused code.
             gradient = jax.value_and_grad(of_trained, has_aux=True)
             (loss, (y_pred, model_state, added)), grads = gradient(state.trainable(values))
             step_metrics.add(added)
@@ -164,7 +164,7 @@ class OverridableSteps:
         The returned state also holds sown values, such as `model_state["losses"]`, which `apply_gradients` leaves out.
 
         Args:
-          params: the parameters, or `state.differentiable`; only those of `module`, if given.
+          params: the parameters, or `state.differentiable`; with `module`, only the parameters of that module.
           state: provides the model state, the seed and the step.
           x: the inputs.
           module: the name of a module in a dict of modules.

@@ -155,7 +155,7 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
 
 def _load_from_orbax(holder: StateHolder, path: str, folder: str, patterns: Sequence[str] | None,
                      partial: bool | None) -> MatchReport:
-    """Replaces weights by those of a tree of Orbax, each process reading the data of its own devices."""
+    """Replaces weights by weights of a tree of Orbax. Each process reads the data of its own devices."""
     weights = _named_weights(holder.current)
     if is_checkpoint(os.path.dirname(folder)):
         check_manifest(os.path.dirname(folder))  # written here, with checksums

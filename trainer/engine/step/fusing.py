@@ -18,7 +18,7 @@ class FusingLimits(NamedTuple):
 
     An execution is large enough to hide the cost of a dispatch, and usually much shorter than a second. On CPU, steps
     that take much longer than their dispatch benefit too: they share the memory of their temporary buffers, which the
-    system otherwise provides anew for each execution.
+    system otherwise provides again for each execution.
 
     An accelerator computes while the host dispatches the next execution, in some 0.2 ms including the loop, so only
     shorter steps benefit: up to 2e10 operations, at the 1e14 per second that an H100 reaches in large products. Fused

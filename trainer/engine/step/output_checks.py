@@ -152,7 +152,7 @@ def check_labels(
 ) -> None:
     """Raises ValueError for a label that a loss or a metric of this package would take for another, or for a mistake.
 
-    Such labels are class indices, which number the model's outputs, or 0 and 1. Those of weight 0 do not count.
+    Such labels are class indices, which number the model's outputs, or 0 and 1. Labels of weight 0 do not count.
 
     Args:
       compiled_loss: the losses, matched to the model's outputs.

@@ -22,7 +22,7 @@ def write(path: str, content: Mapping[str, Any]) -> None:
 
 
 def read(path: str, writer: str) -> dict[str, Any] | None:
-    """Returns what `write` wrote; None without a file.
+    """Returns the content that `write` wrote; None without a file.
 
     Raises:
       ValueError: if the file has other content; the message names its `writer`.

@@ -38,7 +38,7 @@ class _KindType(type):
     """The type of a kind of objects, whose subclasses are other classes.
 
     jsonargparse takes a class for an annotation if it is a subclass, and a function if its annotated result is. A kind
-    is a single annotation, whose errors name the fault; those of a union repeat it for each part.
+    is a single annotation, whose errors name the fault; errors of a union repeat it for each part.
     """
 
     of: tuple[type, ...] = ()
@@ -75,19 +75,19 @@ class OptimizerObject(metaclass=_KindType):
 
 
 class OptimizerName(str):
-    """An optimizer's name of Keras."""
+    """A Keras name of an optimizer."""
 
 
 class LossName(str):
-    """A loss's name of Keras."""
+    """A Keras name of a loss."""
 
 
 class MetricName(str):
-    """A metric's name of Keras."""
+    """A Keras name of a metric."""
 
 
 class PenaltyName(str):
-    """A regularizer's name of Keras."""
+    """A Keras name of a regularizer."""
 
 
 def _registered(get: Callable[[str], object]) -> Callable[[str], str]:
@@ -150,7 +150,7 @@ def _fit(callbacks: list[callbacks.Callback] = []) -> None:  # noqa: B006  # is 
 
 
 class Parser(jsonargparse.ArgumentParser):
-    """A parser whose errors suggest keys, and say what may be a model or data.
+    """A parser whose errors suggest keys and list the kinds of models and data.
 
     jsonargparse makes such parsers for the arguments of nested classes, too.
     """

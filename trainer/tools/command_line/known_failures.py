@@ -17,7 +17,7 @@ class KnownFailure(NamedTuple):
       package, versions: a package, and a specifier of its versions; "" for all.
       beside, other_versions: the other package, likewise.
       status: "problem" if nothing can be trained, else "warning".
-      consequence: what fails.
+      consequence: the failure.
       fix: requirements to install.
     """
 

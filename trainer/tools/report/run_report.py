@@ -34,7 +34,7 @@ def report(
     class_names: Sequence[str] | None = None,
     format: Literal["html", "markdown"] = "html",
 ) -> str:
-    """Writes a page about a run, and returns its path, as which a notebook shows the page.
+    """Writes a page about a run, and returns its path, which a notebook shows as the page.
 
     It contains the curves of the metrics, the distribution of time, memory, the arguments of `compile` and `fit`, the
     data and the environment. With a model, it contains the table of layers; with data too, a confusion matrix for

@@ -23,7 +23,7 @@ from trainer.core.files import check_expansion, chunk_of, open_file
 
 FORMATS = ("tar", "zip")
 _FEW_MEMBERS, _MEMBER_BYTES = 10_000, 32  # above so many, a member has at least so many packed bytes
-_LONGEST_PATH = 2048  # of a member, with links resolved: some versions of `tarfile` check no longer ones
+_LONGEST_PATH = 2048  # of a member, with links resolved: some versions of `tarfile` check no longer paths
 _LARGEST_READ = 2**20
 _COMPRESSIONS: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ": lzma, b"]\0\0": lzma}
 _NAMES_THAT_FAIL = (errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)

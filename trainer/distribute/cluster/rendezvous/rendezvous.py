@@ -51,7 +51,7 @@ def agree(
     say_every_secs: float = 10.0,
     listeners: Sequence[socket.socket] = (),
 ) -> Star:
-    """Returns connections to the others after every process knows that all are present and were started alike.
+    """Returns connections to the others once every process knows that all are present, with the same settings.
 
     The processes compare the cluster's addresses, the job id, and the versions of trainer, jax and jaxlib. A process
     that leaves before the end may come back until the deadline. If two processes have different job ids, the process of

@@ -160,7 +160,7 @@ class ModelCore:
     def assert_consistent(self, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
         """Raises ClusterError in all processes unless all have the same description of a part of the run, `what`."""
         if self.strategy.spans_processes:
-            with self.run.timing.device:  # or for other processes; a watchdog treats both alike
+            with self.run.timing.device:  # or for other processes; a watchdog treats both the same
                 self.strategy.process_group.assert_consistent(what, describe)
 
     def prepared_phase(self, kind: str, batch: Batch) -> CompiledPhase:

@@ -40,7 +40,7 @@ _DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
 _KINDS = {"bool": np.bool_, "signed integer": np.signedinteger, "unsigned integer": np.unsignedinteger,
           "floating": np.floating, "complex": np.complexfloating}
 _METADATA = "__metadata__"
-_CHECKSUMS = "sha256_of_arrays"  # in the metadata: that of each array, its name, dtype and shape, as JSON
+_CHECKSUMS = "sha256_of_arrays"  # in the metadata: checksum, name, dtype and shape of each array, as JSON
 _ALIGNMENT = 8  # bytes
 _LARGEST_HEADER = 100_000_000  # bytes, of the format
 _BLOCK_BYTES = 2**24

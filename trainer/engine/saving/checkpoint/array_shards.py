@@ -180,7 +180,7 @@ def _read_window(shards: Sequence[ArrayShard], window: Window, dtype: np.dtype, 
 
 
 def _check_covers_once(shards: Sequence[ArrayShard], shape: tuple[int, ...]) -> None:
-    """Raises ValueError unless shards are the cells of a grid over an array, as those of a sharding are."""
+    """Raises ValueError unless shards are the cells of a grid over an array, as the shards of a sharding are."""
     windows = {tuple((part.start, part.stop) for part in shard.window) for shard in shards}
     if not all(type(bound) is int for window in windows for bounds in window for bound in bounds):
         raise ValueError("The bounds of its parts are not whole numbers.")

@@ -61,7 +61,7 @@ def put_in_place(folder: str, path: str, files: Mapping[str, Mapping[str, Any]])
 
 
 def remove_leftovers(path: str) -> None:
-    """Removes what killed saves to `path` left: of files, all that a manifest there does not name.
+    """Removes the leftovers of killed saves to `path`: all files that no manifest there names.
 
     Raises:
       OSError: if they cannot be removed.
