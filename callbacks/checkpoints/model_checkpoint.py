@@ -118,7 +118,7 @@ class ModelCheckpoint(PeriodicSaves):
 
     def _is_own(self, path: str) -> bool:
         folder, name = os.path.split(path)
-        folder = storage.real(folder)  # of a link in the folder, the link alone is deleted
+        folder = storage.real(folder)  # of a link in the folder, only the link is deleted
         is_name = name not in ("", os.curdir, os.pardir)
         return is_name and f"{folder}/".startswith(f"{self._own_folder.rstrip('/')}/")
 
@@ -135,7 +135,7 @@ class ModelCheckpoint(PeriodicSaves):
                 return
             known = names.batches | {"batch", "epoch"}
         elif self.save_best_only and self.monitor not in names.each_epoch:
-            known = names.some_epochs | {"epoch"}  # saves in epochs with a validation alone
+            known = names.some_epochs | {"epoch"}  # saves only in epochs with a validation
         else:
             known = names.each_epoch | {"epoch"}
         for name in sorted(_fields(self.filepath) - known):

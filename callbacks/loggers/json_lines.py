@@ -132,7 +132,7 @@ def _as_file_path(value: object) -> str:
     if storage.is_remote(path):
         return path
     if os.path.isdir(path):
-        raise IsADirectoryError(errno.EISDIR, "`path` must be the path of a file, and is that of a folder. Give the "
+        raise IsADirectoryError(errno.EISDIR, "`path` must be the path of a file, and is a folder. Give the "
                                 "name of a file in it", path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise ValueError(f"`path` must be the path of a regular file, which can be cut. Received: {path!r}, which is "

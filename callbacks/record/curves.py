@@ -88,7 +88,7 @@ def _draw(axis: Any, metric: str, history: Mapping[str, Sequence[Any]], epochs: 
         y = np.array([math.nan if value is None else value for value in values], float)
         axis.plot(x, y, label=label, color=color, marker="o" if len(x) <= _MAX_MARKED else None, markersize=3,
                   linewidth=1.5)
-    axis.set_title(brief(metric), parse_math=False)  # "$" is no formula
+    axis.set_title(brief(metric), parse_math=False)  # "$" is not a formula
     axis.set_xlabel("epoch")
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)

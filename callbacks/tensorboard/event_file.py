@@ -187,7 +187,7 @@ def png(pixels: np.ndarray) -> bytes:
     Args:
       pixels: uint8 array of shape (height, width, channels), with 1, 3 or 4 channels: grey, RGB or RGBA.
     """
-    from PIL import Image  # for `write_images` alone
+    from PIL import Image  # only for `write_images`
 
     file = io.BytesIO()
     Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, "PNG")

@@ -75,7 +75,7 @@ def checked_batches(argument: str, value: Sequence[object], expected: str) -> tu
     """Returns the numbers of the first and the last batch to profile, counted from 1.
 
     Raises:
-      TypeError: if an element is no whole number.
+      TypeError: if an element is not a whole number.
       ValueError: if `value` is not such a pair.
     """
     numbers = [as_count(argument, number, 1, expected) for number in value]

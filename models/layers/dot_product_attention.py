@@ -54,8 +54,7 @@ def dot_product_attention(
 def _is_for_cuda() -> bool:
     """Returns whether the program is for NVIDIA's GPUs, which may be only described, and splits only rows.
 
-    JAX cannot partition cuDNN's kernel where the compiler splits heads or features by shardings of its own: measured
-    with jax 0.10.2.
+    JAX cannot partition cuDNN's kernel where the compiler chooses to split heads or features: measured with jax 0.10.2.
     """
     mesh = getattr(state.current().strategy, "mesh", None)
     if mesh is None:

@@ -49,8 +49,8 @@ class Key:
     Attributes:
       theirs: the key.
       ours: the attribute.
-      default: the value that `transformers` takes if there is no such key.
-      changes_outputs: whether the same weights give other outputs under another value, which no shape shows.
+      default: the default of `transformers`.
+      changes_outputs: whether another value changes the outputs of the same weights, but no shape.
     """
 
     theirs: str
@@ -75,10 +75,10 @@ class Family:
       pooler: rows between body and head, which not all classes have.
       tied: name of the output layer in files, and the path of the embedding that it equals, where they are tied.
       their_heads: pattern of the names of all heads that files may have.
-      buffers: pattern of the names of arrays that are no weights, and that older files have.
+      buffers: pattern of the names of arrays other than weights, which older files have.
       keys: keys of the configuration that are attributes.
-      constants: for keys that have no attribute, the values that the zoo's module has, the first of which is written,
-        and the value that `transformers` takes if there is no such key.
+      constants: for keys without an attribute, the values of the zoo's module, of which the first is written, and the
+        default of `transformers`.
     """
 
     name: str

@@ -159,7 +159,7 @@ def save_hf_weights(
             with open(temporary, "xb") as new:
                 mode = stat.S_IMODE(os.fstat(new.fileno()).st_mode)
             save_file(arrays, temporary, {"format": "pt"})
-            os.chmod(temporary, mode)  # as of any new file: safetensors makes files that nobody else may read
+            os.chmod(temporary, mode)  # as of any new file: safetensors makes files that only the owner may read
             os.replace(temporary, os.path.join(folder, file))
     if not is_writer:
         return
@@ -279,10 +279,10 @@ def _check_arrays(path: str, family: Family, rows: Sequence[Row], arrays: Mappin
         heads = [name for name in (*missing, *unused) if family.their_heads.fullmatch(name) or "pooler" in name]
         advice = " `skip_head=True` leaves the layers after the body as they are." if heads and not skip_head else ""
         raise ValueError(f"{path!r} does not fit the model: {found}. Make the module with `models.from_hf(folder)`, or "
-                         f"with the attributes of the saved one.{advice}")
+                         f"with the attributes of the saved module.{advice}")
     if others := [f"{array.name} ({array.code})" for name, array in arrays.items() if array.code not in _FLOATS]:
         raise ValueError(f"{path!r} has arrays that are not floating-point numbers of 16 bits or more: {_all(others)}. "
-                         "Quantized weights are not read: take the original ones.")
+                         "Quantized weights are not read: take the original weights.")
 
 
 def _all(names: Sequence[str]) -> str:

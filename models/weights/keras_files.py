@@ -98,8 +98,8 @@ def read(array: Any) -> np.ndarray:
 def _check_is_of_keras(path: str, beginning: bytes) -> None:
     """Raises ValueError for a safetensors file or a truncated archive."""
     if beginning[8:] == b"{":  # safetensors: JSON after the length of the header
-        raise ValueError(f"{path!r} is a safetensors file. Weights of torchvision and timm are loaded by "
-                         "`models.load_torch_weights`, and those of `Model.save_weights` by `model.load_weights`.")
+        raise ValueError(f"{path!r} is a safetensors file. Load weights of torchvision and timm with "
+                         "`models.load_torch_weights`, and files of `Model.save_weights` with `model.load_weights`.")
     if beginning.startswith(_ZIP) and not zipfile.is_zipfile(path):
         raise ValueError(f"{path!r} is a truncated archive. Download or copy it again.")
 

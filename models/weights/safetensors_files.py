@@ -118,5 +118,5 @@ def _main_file(folder: str) -> str:
 
 def _arrays_of(path: str) -> list[FileArray]:
     with opened(path) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is not a mapping
         return [FileArray(path, name, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()]

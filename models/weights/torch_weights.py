@@ -62,7 +62,7 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_
     path = as_path("path", path)
     layers = weights_of(model)
     with naming_file(path), opened(path) as file:
-        names = [name for name in file.keys() if not name.endswith(_COUNTER)]  # noqa: SIM118  it is no mapping
+        names = [name for name in file.keys() if not name.endswith(_COUNTER)]  # noqa: SIM118  it is not a mapping
         own, outside = map(_arrays_of, split_at_architecture(layers, {_layer(name) for name in names}))
         in_file = {_name(name, own): name for name in names}
         if skip_head:

@@ -270,7 +270,7 @@ def test_numbers_that_are_not_finite_are_null_in_json_lines(tmp_path):
 
 @pytest.mark.slow
 def test_a_file_that_cannot_be_written_ends_the_training_at_once(tmp_path):
-    with pytest.raises(IsADirectoryError, match=r"`path` must be the path of a file, and is that of a folder"):
+    with pytest.raises(IsADirectoryError, match=r"`path` must be the path of a file, and is a folder"):
         loggers.JSONLines(tmp_path)
     log = loggers.JSONLines(tmp_path / "log")
     (tmp_path / "log").mkdir()  # since then

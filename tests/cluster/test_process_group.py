@@ -150,10 +150,10 @@ model.fit(np.ones((8, 4), np.float32), np.ones((8, 1), np.float32), epochs=epoch
 @pytest.mark.processes
 @pytest.mark.parametrize(("roles", "differ", "message"), [
     (["worker", "worker"], "(int(sys.argv[1]) + 4, 1, [])",
-     "The model for `fit` of worker 1 is not that of worker 0. parameters: 4 arrays, 25 values (........) in worker 0, "
+     "The model for `fit` of worker 1 differs from worker 0's. parameters: 4 arrays, 25 values (........) in worker 0, "
      "4 arrays, 31 values (........) in worker 1"),
     (["chief", "worker"], "(4, 1, [trainer.callbacks.LambdaCallback(on_train_batch_end=print)] * int(sys.argv[1]))",
-     "The training of worker 0 is not that of chief. callbacks that run on \"all\": History in chief, "
+     "The training of worker 0 differs from chief's. callbacks that run on \"all\": History in chief, "
      "LambdaCallback, History in worker 0; phases of which a callback sees each batch: none in chief, train in "
      "worker 0")])
 def test_a_worker_with_another_model_or_training_ends_all_before_anything_runs(roles, differ, message):
@@ -264,17 +264,17 @@ def test_a_worker_that_differs_in_anything_but_shapes_is_refused():
     chief, other = LocalCluster(2).run(all_refused)
     assert chief == other
     expected = {
-        "learning rate": "The model for `fit` of worker 1 is not that of worker 0. values of the optimizer state: ",
+        "learning rate": "The model for `fit` of worker 1 differs from worker 0's. values of the optimizer state: ",
         "schedule": program, "clipping": program,
         "loss": "loss: CategoricalCrossentropy(from_logits=True) in worker 0, CategoricalCrossentropy("
                 "from_logits=True, label_smoothing=0.1) in worker 1",
         "weights": "values of the parameters: ",
         "batch": "batch: 2 arrays, 56 values (", "rows": "rows of the data: 48 in worker 0, 47 in worker 1",
-        "order": "The training of worker 1 is not that of worker 0. first batch: ",
+        "order": "The training of worker 1 differs from worker 0's. first batch: ",
         "validation": "validation_freq: 1 in worker 0, 2 in worker 1",
         "rows of the validation": "first batch (validation): ",
-        "evaluated rows": "The data for `evaluate` of worker 1 is not that of worker 0. first batch: ",
-        "predicted rows": "The data for `predict` of worker 1 is not that of worker 0. first batch: ",
+        "evaluated rows": "The data for `evaluate` of worker 1 differs from worker 0's. first batch: ",
+        "predicted rows": "The data for `predict` of worker 1 differs from worker 0's. first batch: ",
         "calls": "worker 0 prepares its data for `fit`, worker 1 its data for `evaluate`",
         "calls in a callback": "worker 0 prepares its decision to stop, worker 1 its data for `evaluate`",
         "sharing": "auto_shard_policy of `x`: data in worker 0, off in worker 1. ",

@@ -162,7 +162,8 @@ def test_objects_within_others_are_found_too():
     (metrics, "a metric", Slow), (schedules, "a schedule", Slow)])
 def test_an_object_of_another_kind_is_refused(module, kind, value):
     utils.register_keras_serializable("mine")(value)
-    with pytest.raises(TypeError, match=f"`config` must be that of {kind}. Received: a value of type {value.__name__}"):
+    expected = f"`config` must be the configuration of {kind}. Received: a value of type {value.__name__}"
+    with pytest.raises(TypeError, match=expected):
         module.deserialize({"class_name": value.__name__, "config": {}, "registered_name": f"mine>{value.__name__}"})
 
 

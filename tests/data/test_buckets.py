@@ -76,7 +76,7 @@ def test_padding_is_masked_in_weights_or_in_an_input():
     ((TOKENS, [8], 2), {"max_tokens": 8}, "either by `bucket_batch_sizes` or by `max_tokens`"),
     ((TOKENS, [8]), {"max_tokens": 7}, r"`max_tokens` is less than the last.*Received: 7"),
     ((TOKENS, [8], [2, 3]), {}, r"for each of the 1 `bucket_boundaries`\. Received: 2"),
-    (((TOKENS, [row[1:] for row in TOKENS]), [8], 2), {}, "row 0 has the length 4, and that of the first .* is 5"),
+    (((TOKENS, [row[1:] for row in TOKENS]), [8], 2), {}, "row 0 has the length 4, and in the first .* the length 5"),
     (((TOKENS, np.zeros(3)), [8], 2), {}, r"equally many rows, and some\. Received: x: 13, y: 3"),
     (((tuple(TOKENS), LABELS), [8], 2), {}, r"Received: x\[0\]: 5, .*A column is a list or an array: a tuple"),
     ((TOKENS, [8], 2), {"padding_values": 0.5}, r"must fit into the dtype of `x`, int64\. Received: 0\.5"),

@@ -166,7 +166,7 @@ def test_a_dataset_of_workers_may_be_distributed_in_the_worker(strategy):
 @pytest.mark.parametrize(("read", "message"), [
     (lambda context: iter([]), "no more batches"),
     (lambda context: 1 / 0, "could not be made: ZeroDivisionError"),
-    (lambda context: [(x[:8], y[:8])] + [(x[:8, :4], y[:8])] * 99, "is not like that of the first batch"),
+    (lambda context: [(x[:8], y[:8])] + [(x[:8, :4], y[:8])] * 99, "differs from the first batch"),
     (lambda context: [(x[:8], y[:8])] + [(x[:8], y[:8] + 7)] * 99, r"label (7|8|9), but the model has 3"),
     (lambda context: [(x[:8], y[:8])] * 4, "no more batches"),
 ])

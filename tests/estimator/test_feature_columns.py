@@ -88,7 +88,7 @@ def test_a_dtype_may_be_given_in_many_ways():
     (lambda: fc.categorical_column_with_vocabulary_list("c", "red"), TypeError, "`vocabulary_list` must be a list"),
     (lambda: fc.categorical_column_with_vocabulary_list("c", ["a", 1]), TypeError, "all strings or all whole numbers"),
     (lambda: fc.categorical_column_with_vocabulary_list("c", ["a"], dtype="int64"), ValueError,
-     "`dtype` must be that of the vocabulary, 'string'. Received: dtype='int64'"),
+     "`dtype` must match the vocabulary, 'string'. Received: dtype='int64'"),
     (lambda: fc.categorical_column_with_vocabulary_list("c", ["a"], default_value=1), ValueError,
      "`default_value` must be an id of the vocabulary, from 0 to 0, or -1. Received: default_value=1"),
     (lambda: fc.categorical_column_with_vocabulary_list("c", ["a"], num_oov_buckets=-1), ValueError,

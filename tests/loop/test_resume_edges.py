@@ -289,7 +289,7 @@ other_signs.__name__ = "same_signs"
 def test_what_has_the_same_name_and_computes_otherwise_is_warned_of(tmp_path, then, now, what):
     small_fit(tmp_path, then())
     small_fit(tmp_path, then(), epochs=2)
-    with pytest.warns(UserWarning, match=f"What {what} computes is not what it was in the run .*another folder"):
+    with pytest.warns(UserWarning, match=f"The computation of {what} differs from the run .*another folder"):
         assert small_fit(tmp_path, now(), epochs=3).epoch == [0, 1, 2]
 
 

@@ -212,7 +212,7 @@ def test_a_run_is_not_resumed_with_other_sets(tmp_path):
 
     run(sets(), 1)
     for data, message in (
-            ({**sets(), "noisy": CLEAN}, "The validation data 'noisy' are not those of the run"),
+            ({**sets(), "noisy": CLEAN}, "The validation data 'noisy' do not match the run"),
             ({"clean": CLEAN}, "The validation data 'noisy' are not .*: there are none now"),
             (CLEAN, "The validation data are not .*: there are some now"),
             ({**sets(), "other": CLEAN}, "The validation data 'other' are not .*: there are some now"),

@@ -334,8 +334,8 @@ def test_the_time_to_wait_counts_from_the_last_evaluation(run, model, tmp_path):
 @pytest.mark.slow
 @pytest.mark.every_case
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda: new_model(module=LinenMLP(classes=4)), r"(?s)not those of the run.*other shape.*Dense_1/kernel"),
-    (lambda: new_model(optimizer="sgd"), r"(?s)not those of the run.*not wanted: state/opt_state"),
+    (lambda: new_model(module=LinenMLP(classes=4)), r"(?s)not match the run.*other shape.*Dense_1/kernel"),
+    (lambda: new_model(optimizer="sgd"), r"(?s)not match the run.*not wanted: state/opt_state"),
     (lambda: new_model(precision="mixed_bfloat16"), r"another precision .* in the checkpoint: None"),
 ])
 def test_another_model_is_refused(training, make, message):

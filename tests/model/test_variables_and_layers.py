@@ -187,7 +187,7 @@ def test_averages_start_from_what_is_assigned():
 
 
 @pytest.mark.parametrize(("value", "error", "message"), [
-    (np.ones((3, 2)), ValueError, r"must match that of the weight 'kernel', \(3, 1\). Received: .* \(3, 2\)"),
+    (np.ones((3, 2)), ValueError, r"must match the weight 'kernel', \(3, 1\). Received: .* \(3, 2\)"),
     (np.full((3, 1), 1e300), ValueError, "'kernel' has numbers that are too large"),
     (np.ones((3, 1), complex), ValueError, "complex numbers"),
     (np.full((3, 1), "a"), TypeError, "numbers for the weight 'kernel'"),

@@ -451,7 +451,7 @@ P = preprocessing
     (lambda: P.StringLookup(vocabulary=["a", "b"], max_tokens=2), "larger than `max_tokens`"),
     (lambda: P.StringLookup(vocabulary=["a"], output_mode="tf_idf"), "`idf_weights` must be given"),
     (lambda: P.StringLookup(vocabulary=["a"], output_mode="tf_idf", idf_weights=[1, 2]), "a number for each word"),
-    (lambda: P.StringLookup(idf_weights=[1.0]), "those of a `vocabulary`"),
+    (lambda: P.StringLookup(idf_weights=[1.0]), "belong to a `vocabulary`"),
     (lambda: P.StringLookup(vocabulary=["a"], num_oov_indices=0)(["b", "a"]), "1 of 2 words that are not"),
     (lambda: P.StringLookup(vocabulary=["a"], oov_token=None, invert=True)([9]), "needs an `oov_token`"),
     (lambda: P.IntegerLookup(salt=3), "oov_method='farmhash'"),

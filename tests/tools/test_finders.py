@@ -249,7 +249,7 @@ def test_sizes_between_are_multiples_of_the_replicas(monkeypatch):
     assert repr(found) == "BatchSizeSearch(batch_size=100, 104 does not fit)"
     limited = tools.find_batch_size(model, X, Y, start=16, limit=80, refine=5)
     assert limited.batch_size == 80
-    assert repr(limited) == "BatchSizeSearch(batch_size=80, the limit: larger ones were not tried)"
+    assert repr(limited) == "BatchSizeSearch(batch_size=80, the limit: larger sizes were not tried)"
 
 
 @pytest.mark.slow

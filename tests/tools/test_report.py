@@ -208,7 +208,7 @@ def test_what_cannot_be_compared_is_said(run, tmp_path):
                                          r"parameters \(received 35, in run\.json 83\)"):
         path = trainer.report(folder, tmp_path / "page.html", model=model, data=(X, np.zeros((48, 2))))
     page = page_of(path)
-    assert "are neither those of classes nor numbers to subtract" in page.text
+    assert "are neither classes nor numbers to subtract" in page.text
 
 
 @pytest.mark.parametrize(("options", "error", "message"), [

@@ -2,7 +2,7 @@
 
 All rooms follow these rules. A value of the wrong type raises TypeError; a value of the right type that is out of
 range, NaN included, raises ValueError. Both messages name the argument, the received value and the expected values. A
-bool is no number, and a float is no whole number, even with a whole value. NumPy's scalars count as Python's.
+bool is not a number, and a float is not a whole number, even with a whole value. NumPy's scalars count as Python's.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def as_count(argument: str, value: object, minimum: int = 1, expected: str | Non
       expected: expected values in the error, if the caller accepts more than such a number.
 
     Raises:
-      TypeError: `value` is no whole number.
+      TypeError: `value` is not a whole number.
       ValueError: `value` is less than `minimum`.
 
     >>> as_count("batch_size", np.int64(32))
@@ -155,7 +155,7 @@ def as_dtype(argument: str, value: Any) -> np.dtype:
     """Returns `value`, a dtype or its name, as a dtype.
 
     Raises:
-      TypeError: `value` is no dtype.
+      TypeError: `value` is not a dtype.
 
     >>> as_dtype("dtype", "float32")
     dtype('float32')
@@ -173,7 +173,7 @@ def as_numbers(argument: str, value: Any, dtype: Any = None) -> np.ndarray:
     """Returns `value`, an array or a list of numbers, as a NumPy array.
 
     Raises:
-      TypeError: `value` holds anything else, or `dtype` is no dtype.
+      TypeError: `value` holds anything else, or `dtype` is not a dtype.
     """
     wanted = None if dtype is None else as_dtype("dtype", dtype)
     try:
@@ -189,7 +189,7 @@ def as_seed(argument: str, value: object) -> int:
     """Returns `value`, a whole number that fits a uint32, as an int.
 
     Raises:
-      TypeError: `value` is no whole number.
+      TypeError: `value` is not a whole number.
       ValueError: `value` is negative or too large.
     """
     expected = "a whole number from 0 to 2**32 - 1"
@@ -205,7 +205,7 @@ def as_path(argument: str, value: object, expected: str = "the path of a file") 
     Every path that a user gives passes here: taken as it is, "gs://bucket/run" would name a local folder "gs:".
 
     Raises:
-      TypeError: `value` is no path.
+      TypeError: `value` is not a path.
       ValueError: `value` is empty, or a URL.
 
     >>> as_path("log_dir", "gs://bucket/logs")  # doctest: +ELLIPSIS
@@ -229,7 +229,7 @@ def as_names(argument: str, value: object) -> list[str]:
     """Returns `value`, a list of at least one name, as a list.
 
     Raises:
-      TypeError: `value` is no list of strings.
+      TypeError: `value` is not a list of strings.
       ValueError: `value` is empty.
     """
     if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in value):
@@ -264,7 +264,7 @@ def check_count(argument: str, value: object, minimum: int = 1, optional: bool =
     """Raises an error unless `value` is a whole number of at least `minimum`, or None if `optional`.
 
     Raises:
-      TypeError: `value` is no whole number.
+      TypeError: `value` is not a whole number.
       ValueError: `value` is less than `minimum`.
     """
     check_counts(minimum, optional=optional, **{argument: value})
@@ -274,7 +274,7 @@ def check_counts(minimum: int, /, *, optional: bool = False, **counts: object) -
     """Raises an error unless every count is a whole number of at least `minimum`, or None if `optional`.
 
     Raises:
-      TypeError: a count is no whole number.
+      TypeError: a count is not a whole number.
       ValueError: a count is less than `minimum`.
 
     >>> check_counts(1, optional=True, steps=3, batch_size=None)
@@ -295,7 +295,7 @@ def check_word(argument: str, value: object, words: Collection[str], expected: s
       expected: expected values in the error, if the caller accepts more than these.
 
     Raises:
-      TypeError: `value` is no string.
+      TypeError: `value` is not a string.
       ValueError: `value` is another string. The message suggests a similar word.
     """
     expected = expected or f"one of {', '.join(map(repr, words))}"
@@ -346,7 +346,7 @@ def require(arguments: dict[str, Any], expected: str, holds: Callable[[float], b
       holds: the condition.
 
     Raises:
-      TypeError: an argument is no number.
+      TypeError: an argument is not a number.
       ValueError: the condition is false for a number.
     """
     for argument, value in arguments.items():

@@ -30,7 +30,7 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
       A decorator, which returns the decorated object.
 
     Raises:
-      TypeError: a name is no string, or the decorated object is no class or function.
+      TypeError: a name is not a string, or the decorated object is not a class or function.
       ValueError: a class has no `get_config`.
 
     Example:
@@ -80,7 +80,7 @@ class CustomObjectScope:
       custom_objects: classes and functions by name; None for an empty dict.
 
     Raises:
-      TypeError: `custom_objects` is no mapping.
+      TypeError: `custom_objects` is not a mapping.
 
     Example:
       >>> import trainer
@@ -191,7 +191,7 @@ def is_config(value: object) -> bool:
 
 
 def with_lists(config: Any) -> Any:
-    """Returns a configuration with lists in the place of arrays, as Keras writes them.
+    """Returns a configuration with lists instead of arrays, as Keras writes them.
 
     >>> with_lists({"weights": {"class_name": "__tensor__", "config": {"value": [1.0, 2.0], "dtype": "float32"}}})
     {'weights': [1.0, 2.0]}

@@ -18,7 +18,7 @@ OVERWRITTEN = "_overwrite_with_gradient"
 
 
 def split(tree: PyTree) -> tuple[Any, dict[str, Any]]:
-    """Returns a tree like `params` or `model_state` without the collection, and a tree of the collection alone.
+    """Returns a tree like `params` or `model_state` without the collection, and a tree of only the collection.
 
     >>> split({"kernel": 1, "_overwrite_with_gradient": {"scale": 2}})
     ({'kernel': 1}, {'_overwrite_with_gradient': {'scale': 2}})

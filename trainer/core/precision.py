@@ -191,7 +191,7 @@ def apply_with_policy(
     outputs, new_model_state = apply(
         _narrowed(params, policy.compute_dtype), model_state, _narrowed(inputs, policy.compute_dtype, casts))
     outputs = jax.tree.map(lambda leaf: _cast(leaf, policy.output_dtype), outputs)
-    # The step reports a state of another structure; sown values are no state.
+    # The step reports a state of another structure; sown values are not part of it.
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(model_state)
     kept = restricted(new_model_state, model_state)
     if structure == jax.tree.structure(kept):

@@ -64,7 +64,7 @@ class Registry(Generic[T]):
         raise self.wrong(identifier)
 
     def wrong(self, received: object) -> TypeError:
-        """Returns the error for an argument that is no object of this kind, nor stands for one."""
+        """Returns the error for an argument that neither is an object of this kind nor stands for such an object."""
         return wrong_type(self._argument, received, self._expected)
 
     def serialize(self, value: object) -> configs.Config:
@@ -126,7 +126,7 @@ class Registry(Generic[T]):
             found = (found(**arguments or {}) if from_config is None or arguments is None
                      else from_config(arguments))
         if not isinstance(found, self._of) and (hasattr(found, "get_config") or not callable(found)):
-            raise wrong_type("config", found, f"that of {self._one}")
+            raise wrong_type("config", found, f"the configuration of {self._one}")
         made: T = found
         return made
 

@@ -70,7 +70,7 @@ class ReplicaContext:
       batch_norm_groups: number of replicas whose rows the batch holds; with `batch_norm="per_replica"`, BatchNorm
         normalizes the rows of each replica on their own.
       has_whole_batch: whether code of a step that several devices divide sees a single replica.
-      keys_differ: whether each replica has random keys of its own.
+      keys_differ: whether each replica has different random keys.
       pushes_gradients: whether parameter servers apply the gradients, after the step.
       mask_reads: number of times that code has read which rows are padding, to detect code that does not.
       is_told_reduction: whether the last call of `apply_gradients` set the reduction of gradients over the replicas.

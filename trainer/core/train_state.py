@@ -214,7 +214,7 @@ class TrainState:
             step=self.step + 1,
             params=params,
             opt_state=opt_state,
-            # Without sown values such as losses, which are no state.
+            # Without sown values such as losses, which are not part of the state.
             model_state=updated(self.model_state if model_state is None else restricted(model_state, self.model_state),
                                 by_gradients),
         )

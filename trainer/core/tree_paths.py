@@ -178,7 +178,7 @@ def check_patterns(argument: str, patterns: Iterable[str], paths: Iterable[str])
       paths: all existing paths.
 
     Raises:
-      TypeError: `patterns` is a single string, or has an item that is no string.
+      TypeError: `patterns` is a single string, or has an item that is not a string.
       ValueError: a pattern is not a valid regular expression or matches no path.
 
     >>> check_patterns("freeze", ["upp/kernel"], ["block/up/bias", "block/up/kernel"])

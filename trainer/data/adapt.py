@@ -75,7 +75,7 @@ def adapt(
       seed: seed of the order.
       class_weight: a dict from integer label to the weight of the rows with that label in `y`.
       steps: number of batches of arrays per epoch, if known.
-      processes: the processes of the strategy, which read the data; by default this process alone.
+      processes: the processes of the strategy, which read the data; by default only this process.
 
     Raises:
       ValueError: for unusable data, or for arguments that contradict each other.

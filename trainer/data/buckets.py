@@ -316,8 +316,8 @@ def _column_of(name: str, column: Any, lengths: np.ndarray) -> _Sequences | np.n
             if len({item.shape for item in items}) == 1:
                 return np.stack(items)
             row = next(row for row, item in enumerate(items) if len(item) != lengths[row])
-            raise DataError(f"row {row} has the length {len(items[row])}, and that of the first column of sequences is "
-                            f"{lengths[row]}")
+            raise DataError(f"row {row} has the length {len(items[row])}, and in the first column of sequences the "
+                            f"length {lengths[row]}")
         filled = [item for item in items if len(item)]  # an empty list has no dtype of its own
         return _Sequences(np.concatenate(filled or items), np.concatenate([[0], np.cumsum(lengths)]))
     except (ValueError, TypeError) as error:

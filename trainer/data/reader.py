@@ -443,7 +443,7 @@ class Reader:
                 (stream.pass_index + 1, 0) if is_pass_over else (stream.pass_index, stream.position))
 
     def _mark(self, stream: Stream) -> Mark | None:
-        """Returns the last place from which the stream can be read, which is that of its next batch, if possible."""
+        """Returns the last place from which the stream can be read: its next batch, if possible."""
         if not stream.is_ahead and (state := self._source.state()) is not None:
             stream.mark = Mark(stream.position, state)
         return stream.mark
@@ -522,7 +522,7 @@ class Reader:
     def _warn_if_endless(self, epoch: int) -> None:
         if epoch == self._first_epoch and self.num_batches is None and not self._may_be_endless:
             warnings.warn(
-                f"The data have yielded {_MANY_BATCHES} batches, and nobody knows how many there are. If they are "
+                f"The data have yielded {_MANY_BATCHES} batches, and their number is unknown. If they are "
                 "endless, this epoch never ends: say how many batches an epoch has by `steps_per_epoch` "
                 "(`validation_steps`, `steps`).", stacklevel=2)
 

@@ -114,7 +114,7 @@ def idx_array(path: str) -> np.ndarray:
         with naming_file(path), open_file(path) as packed, gzip.open(packed, "rb") as file:
             start = file.read(4)
             if start[:3] != b"\0\0\x08":
-                raise ValueError("The file does not begin as those of MNIST do.")
+                raise ValueError("The file does not begin like the files of MNIST.")
             shape = np.frombuffer(file.read(4 * start[3]), ">u4", start[3]).tolist()
             check_expansion(path, os.path.getsize(path), math.prod(shape))
             data = file.read(math.prod(shape) + 1)  # the one more would be wrong, and its end verifies the checksum

@@ -337,7 +337,7 @@ class UpdatedMetric(AdaptedMetric):
         fresh = self._object(leaves)
         fresh.reset()
         if any(bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(nnx.state(fresh))):
-            raise ValueError(f"The metric {self.name!r} does not begin with zeros, so that those of several steps "
+            raise ValueError(f"The metric {self.name!r} does not begin with zeros, so that the values of several steps "
                              "cannot be summed. Write it as a `trainer.metrics.Metric` with `additive = False` and "
                              "`merge_variables`.")
         for number, leaf in enumerate(leaves):

@@ -232,8 +232,8 @@ class Optimizer(ComparesByConfiguration):
                              "it before the model is built or trained, on an optimizer of its own.")
         signatures = (inspect.signature(base.__init__) for base in type(self).__mro__)  # type: ignore[misc]
         if not any("weight_decay" in signature.parameters for signature in signatures):
-            raise ValueError(f"{self!r} has no `weight_decay` argument. For an optax transformation, give the mask of "
-                             "`optax.add_decayed_weights`, or that of optimizers such as `optax.adamw`.")
+            raise ValueError(f"{self!r} has no `weight_decay` argument. For an optax transformation, give a mask to "
+                             "`optax.add_decayed_weights`, or to an optimizer such as `optax.adamw`.")
         self._without_decay = WeightsWithoutDecay.of(var_list, var_names)
 
     def check_weights(self, names: Iterable[str]) -> None:

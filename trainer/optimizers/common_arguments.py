@@ -19,7 +19,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 class FurtherArguments(TypedDict, total=False):
-    """`CommonArguments` without `weight_decay`, for optimizers with a `weight_decay` of their own."""
+    """`CommonArguments` without `weight_decay`, for optimizers that define it themselves."""
 
     clipnorm: float | None
     clipvalue: float | None

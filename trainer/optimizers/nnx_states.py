@@ -1,4 +1,4 @@
-"""optax transformations that take an `nnx.State`, as `nnx.Optimizer` gives them, in the place of nested dicts.
+"""optax transformations that take an `nnx.State`, as `nnx.Optimizer` gives them, instead of nested dicts.
 
 Owns the conversion of trees for labels and masks that are such a state, or are made from one by `nnx.map_state`.
 """

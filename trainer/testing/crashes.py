@@ -176,7 +176,7 @@ def assert_resumes_exactly(
                 failures.append(f"After {kill} these arrays differ: {', '.join(differing)}.")
             shutil.rmtree(folder)
     if failures:
-        raise AssertionError(f"After {len(failures)} of {len(kills)} kills the result is not that of an undisturbed "
+        raise AssertionError(f"After {len(failures)} of {len(kills)} kills the result differs from an undisturbed "
                              "run. On GPUs a run has the same bits each time only with `compile(deterministic=True)`.\n"
                              + "\n".join(failures))
 

@@ -253,7 +253,7 @@ class BatchSizeSearch:
 
     def __repr__(self) -> str:
         too_large = min((trial.batch_size for trial in self.trials if not trial.fits), default=None)
-        end = "the limit: larger ones were not tried" if too_large is None else f"{too_large} does not fit"
+        end = "the limit: larger sizes were not tried" if too_large is None else f"{too_large} does not fit"
         return f"BatchSizeSearch(batch_size={self.batch_size}, {end})"
 
 
@@ -371,7 +371,7 @@ def _repeated(rows: tuple[Any, ...], size: int) -> Any:
 def _least_memory(model: Model) -> int:
     least = min(memory_of(device) for device in model.strategy.mesh.local_devices)
     if least <= 0:
-        raise ValueError("The devices do not say how much memory they have. Pass `memory_bytes`, that of one device, "
+        raise ValueError("The devices do not say how much memory they have. Pass `memory_bytes`, for one device, "
                          "or `run=True`.")
     return least
 

@@ -112,7 +112,7 @@ def pad_sequences(
         if not len(kept):
             continue
         if kept.shape[1:] != shape:
-            raise ValueError(f"All values must have the shape {shape}, that of the first. Received: {kept.shape[1:]} "
+            raise ValueError(f"All values must have the shape {shape}, as the first. Received: {kept.shape[1:]} "
                              f"at position {index}.")
         padded[index, slice(length - len(kept), None) if padding == "pre" else slice(len(kept))] = kept
     return padded

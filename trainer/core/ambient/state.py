@@ -63,7 +63,7 @@ class Ambient:
     loss_terms: list[Any] | None = None
 
     def outside_of_traces(self) -> Ambient:
-        """Returns the user's context alone."""
+        """Returns only the user's context."""
         return Ambient(self.strategy, self.strategy_elsewhere, self.custom_objects, self.reader)
 
 

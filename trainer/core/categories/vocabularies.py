@@ -15,7 +15,7 @@ _MOST_BYTES = 2**30  # of a vocabulary
 
 
 def read_vocabulary(path: str) -> list[bytes]:
-    """Returns the lines of a file, without their ends; the end of the last line is no line.
+    """Returns the lines of a file, without their ends; the end of the last line does not begin another line.
 
     Raises:
       OSError: if the file cannot be read.

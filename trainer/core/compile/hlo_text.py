@@ -21,7 +21,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(r"(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OF_ELEMENTS = ("fusion", "reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter", "all-reduce",
-                "all-reduce-start", "reduce-scatter")  # their computations are no kernels of their own
+                "all-reduce-start", "reduce-scatter")  # their computations are not separate kernels
 
 
 class Array(NamedTuple):
@@ -69,7 +69,7 @@ class Instruction(NamedTuple):
 
     @property
     def callees(self) -> list[tuple[str, int]]:
-        """Computations called as kernels of their own, with the number of calls (1 if unknown)."""
+        """Computations called as separate kernels, with the number of calls (1 if unknown)."""
         if self.operation == "while":
             names = [*_WHILE_BODY.findall(self.text), *_WHILE_CONDITION.findall(self.text)]
             return [(name, self.trip_count or 1) for name in names]

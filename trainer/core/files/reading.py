@@ -1,6 +1,6 @@
-"""The one way to read files, which strangers may have made: what is opened, and how much of it is read.
+"""The only way to read files, which strangers may have made: limits on the opened files and the bytes read.
 
-Owns limits that no file sets for itself, and the refusal of links out of a folder and of what is no file.
+Owns limits that no file sets for itself, and the refusal of links out of a folder and of devices and pipes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def open_file(path: str | os.PathLike[str], folder: str | None = None, buffering
       buffering: as of `open`.
 
     Raises:
-      OSError: if it cannot be opened, or is no file.
+      OSError: if it cannot be opened, or is not a file.
       ValueError: if links lead out of the folder.
 
     >>> open_file("/dev/zero")
@@ -70,7 +70,7 @@ def parse_json(text: str, **options: Any) -> Any:
     """Returns the value of a JSON text, with options of `json.loads`.
 
     Raises:
-      ValueError: if it is no JSON, or has more values than this package writes, which would fill the memory.
+      ValueError: if it is not JSON, or has more values than this package writes, which would fill the memory.
       RecursionError: if it is nested too deeply.
     """
     values = sum(map(text.count, "[{,"))
@@ -139,8 +139,8 @@ def check_expansion(path: str, packed: int, unpacked: int) -> int:
     """
     limit = max(_LARGE, _LARGEST_EXPANSION * packed)
     if unpacked > limit:
-        raise ValueError(f"{path!r} would be {unpacked:,} bytes from {packed:,} packed ones, more than data are. If it "
-                         f"is what you mean, unpack it with another program. {see('foreign-file')}")
+        raise ValueError(f"{path!r} would be {unpacked:,} bytes from {packed:,} packed bytes, more than data are. If "
+                         f"it is what you mean, unpack it with another program. {see('foreign-file')}")
     return limit
 
 

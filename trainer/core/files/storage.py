@@ -36,7 +36,7 @@ def as_place(argument: str, value: object, expected: str = "the path of a file")
       expected: expected values in the error.
 
     Raises:
-      TypeError: `value` is no path.
+      TypeError: `value` is not a path.
       ValueError: `value` is empty, or a URL of anything but an object store.
       ImportError: the packages of the store are not installed.
 

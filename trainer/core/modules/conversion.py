@@ -41,7 +41,7 @@ def as_functional(module: Any, call_kwargs: CallKwargs = _NO_KWARGS, eval_module
     Raises:
       TypeError: `module`, or an item of a list or dict, is of another kind, such as a callable object that holds
         arrays.
-      ValueError: a list or dict is empty, or `call_kwargs` has names that are no parameters of the module's call.
+      ValueError: a list or dict is empty, or `call_kwargs` has names other than parameters of the module's call.
 
     >>> import jax, jax.numpy as jnp
     >>> functional = as_functional(nn.Dense(2))

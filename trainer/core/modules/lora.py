@@ -240,6 +240,6 @@ def check_targets(adapters: Adapters, adaptable: Iterable[str], params: PyTree) 
         if (adapters.selects(path) and path not in adaptable and leaf.ndim > 1
                 and path.rpartition(SEPARATOR)[2] not in _NO_MATRICES):
             raise ValueError(f"`targets` selects {path!r}, a weight of shape {leaf.shape} of a layer that LoRA does "
-                             f"not know: it adapts {_LAYERS}. Give patterns of such layers alone; `train` takes "
+                             f"not know: it adapts {_LAYERS}. Give patterns of such layers only; `train` takes "
                              "further parameters to be trained as they are.")
     tree_paths.check_patterns("targets", adapters.targets, adaptable)

@@ -81,7 +81,7 @@ class NamedFunctional(FunctionalModule):
         """Returns the outputs of a single module, and the state of all modules.
 
         Args:
-          params: parameters of that module alone.
+          params: parameters of that module only.
           model_state: state of all modules, by name.
           inputs: one batch for that module.
           training: as in the base class.

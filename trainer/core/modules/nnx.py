@@ -69,15 +69,15 @@ class NNXFunctional(FunctionalModule):
     """The functional form of an NNX module.
 
     `nnx.Param` variables are the parameters. Each call derives keys and counts of random streams from the paths of the
-    streams, so they are no state. Sown values, and variables of a type named "Loss", are no state either: they begin
-    empty, or as zeros, in each call. All other variables are state.
+    streams, so they are not part of the state. Neither are sown values, nor variables of a type named "Loss": they
+    begin empty, or as zeros, in each call. All other variables are state.
 
     Args:
       module: an NNX module. Training starts from its values.
       call_kwargs: keyword arguments that the user sets for each call.
 
     Raises:
-      TypeError: the module holds arrays of its own, but no `nnx.Param`; or it wraps Linen's FP8 layers.
+      TypeError: the module holds arrays, but no `nnx.Param`; or it wraps Linen's FP8 layers.
 
     Attributes:
       module: the user's module.
@@ -286,7 +286,7 @@ class NNXFunctional(FunctionalModule):
             path: jax.device_put(value, may_alias=False) for path, value in values.items()}))
 
     def variable_identities(self) -> Iterable[int]:
-        """See the base class. Random streams are no state, so modules may share them."""
+        """See the base class. Random streams are not part of the state, so modules may share them."""
         return (id(node) for _, node in nnx.iter_graph(self.module)
                 if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState))
 

@@ -46,8 +46,8 @@ class _Sounds:
         first = self._shapes.differs(path, sound.shape)
         if first is not None:
             length = max(len(sound), first[1][0])
-            one_length = (f"one length: pass `output_sequence_length=`, such as {length}, which cuts longer ones and "
-                          "fills shorter ones with silence")
+            one_length = (f"one length: pass `output_sequence_length=`, such as {length}, which cuts longer sounds "
+                          "and pads shorter sounds with silence")
             rule = one_length if sound.shape[1] == first[1][1] else "one number of channels: convert the files"
             raise DataError(f"Sounds must have {rule}. Received: the shape "
                             f"(samples, channels) = {sound.shape} of {path!r}, and {first[1]} of {first[0]!r}.")

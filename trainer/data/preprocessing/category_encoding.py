@@ -56,10 +56,10 @@ class CategoryEncoding(PreprocessingLayer):
 
         Args:
           inputs: integers.
-          count_weights: for `output_mode="count"`, numbers to add in the place of 1, of the shape of `inputs`.
+          count_weights: for `output_mode="count"`, numbers to add instead of 1, of the shape of `inputs`.
 
         Raises:
-          ValueError: if an index is out of range, `inputs` are no integers, or `count_weights` do not fit.
+          ValueError: if an index is out of range, `inputs` are not integers, or `count_weights` have another shape.
         """
         if isinstance(inputs, jax.Array):
             array: Array = inputs

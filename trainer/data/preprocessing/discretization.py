@@ -107,7 +107,7 @@ class Discretization(AdaptableLayer):
         """Returns the indices of bins, or their encoding.
 
         Raises:
-          ValueError: before `adapt`, or if `inputs` are no numbers.
+          ValueError: before `adapt`, or if `inputs` are not numbers.
         """
         if self.bin_boundaries is None:
             raise ValueError("Discretization has no bins: call `adapt(data)`, or give `bin_boundaries`.")

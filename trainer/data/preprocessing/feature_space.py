@@ -232,8 +232,8 @@ class FeatureSpace(PreprocessingLayer):
           A float32 array of shape `(rows, width)`, or for `output_mode="dict"` an array for each feature and cross.
 
         Raises:
-          TypeError: if `data` is no table, or of a JAX program.
-          ValueError: before `adapt`, if a feature is missing, a column is no feature, or has values that its layer
+          TypeError: if `data` is not a table, or is traced by JAX.
+          ValueError: before `adapt`; if a feature is missing, or a column is not a feature or has values that its layer
             refuses; the message names it.
         """
         if not _is_table(data):

@@ -61,7 +61,7 @@ class HashedCrossing(PreprocessingLayer):
             `(rows, 1)`.
 
         Raises:
-          TypeError: if `inputs` is no list or tuple, or of a JAX program.
+          TypeError: if `inputs` is not a list or tuple, or is traced by JAX.
           ValueError: if the arrays are fewer than two, differ in shape, or have missing or other values.
         """
         if not isinstance(inputs, (list, tuple)):

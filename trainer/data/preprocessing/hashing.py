@@ -70,7 +70,7 @@ class Hashing(PreprocessingLayer):
           inputs: strings, integers or floats.
 
         Raises:
-          TypeError: if `inputs` are of a JAX program, which has no 64-bit hashes.
+          TypeError: if `inputs` are traced by JAX, which has no 64-bit hashes.
           ValueError: if `inputs` are of other kinds, or have missing values without a `mask_value`.
         """
         array = on_host("Hashing", inputs)

@@ -72,7 +72,7 @@ class IndexLookup(AdaptableLayer):
         if vocabulary is not None:
             self.set_vocabulary(vocabulary, idf_weights)
         elif idf_weights is not None:
-            raise ValueError("`idf_weights` are those of a `vocabulary`, which must be given with them.")
+            raise ValueError("`idf_weights` belong to a `vocabulary`, which must be given with them.")
 
     # --- the vocabulary ----------------------------------------------------------------------------------------------
 

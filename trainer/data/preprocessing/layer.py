@@ -36,7 +36,7 @@ class PreprocessingLayer(abc.ABC):
       name: name of the layer.
     """
 
-    _ignored: ClassVar[tuple[str, ...]] = ("trainable",)  # entries of configurations that Keras alone writes
+    _ignored: ClassVar[tuple[str, ...]] = ("trainable",)  # entries of configurations that only Keras writes
     holds_only_constants = True  # so that a stack of layers takes it as a function: nothing in it is trained
 
     def __init__(self, name: str | None = None):

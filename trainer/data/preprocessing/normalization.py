@@ -86,7 +86,7 @@ class Normalization(AdaptableLayer):
         check_numbers("Normalization", data)
         kept = self._kept_axes(data.ndim)
         if data.ndim == 1 and kept:
-            raise DataError(f"Normalization has axis={self.axis}, and the only axis of the data is that of the rows: "
+            raise DataError(f"Normalization has axis={self.axis}, and the data have only the axis of rows: "
                             f"{describe(data)}. Give them an axis of features, `x[:, None]`, or make a "
                             "`Normalization(axis=None)`.")
         sizes = tuple(data.shape[axis] for axis in kept)
@@ -123,7 +123,7 @@ class Normalization(AdaptableLayer):
         """Returns the normalized numbers, of the shape of `inputs`.
 
         Raises:
-          ValueError: before `adapt`, or if `inputs` are no numbers, or of other features.
+          ValueError: before `adapt`, or if `inputs` are not numbers, or have other features.
         """
         if self.mean is None or self.variance is None:
             raise ValueError("Normalization has no mean: call `adapt(data)`, or give `mean` and `variance`.")

@@ -78,7 +78,7 @@ class StringLookup(IndexLookup):
         """Returns the indices of strings, or their encoding; with `invert=True`, the strings of indices.
 
         Raises:
-          TypeError: if `inputs` are of a JAX program, which has no text.
+          TypeError: if `inputs` are traced by JAX, which has no text.
           ValueError: if there is no vocabulary, or `inputs` are of another kind or have missing values without a mask.
         """
         array = on_host("StringLookup", inputs)

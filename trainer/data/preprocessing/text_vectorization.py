@@ -149,8 +149,8 @@ class TextVectorization(AdaptableLayer):
             (None, NaN, NA) are empty. With `split=None`, words of shape `(rows, words)`.
 
         Raises:
-          TypeError: if `inputs` are of a JAX program, which has no text.
-          ValueError: if there is no vocabulary, or `inputs` are no text or of another shape.
+          TypeError: if `inputs` are traced by JAX, which has no text.
+          ValueError: if there is no vocabulary, or `inputs` are not text or have another shape.
         """
         array = on_host("TextVectorization", inputs)
         documents = self._documents(np.atleast_1d(array))

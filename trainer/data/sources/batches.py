@@ -187,13 +187,13 @@ class BatchSpec:
         """
         leaves, structure = jax.tree.flatten(batch)
         if structure != self.structure:
-            raise DataError(f"its structure is not that of the first batch. Received: {describe(batch)}. "
+            raise DataError(f"its structure differs from the first batch. Received: {describe(batch)}. "
                             f"Expected: {self.structure}.")
         for position, (leaf, shape, dtype) in enumerate(zip(leaves, self.shapes, self.dtypes, strict=True)):
             is_alike = leaf.ndim == len(shape) if sizes_may_differ else leaf.shape[1:] == shape[1:]
             if not is_alike or leaf.dtype.kind != dtype.kind:
                 differing = "the sizes of its dimensions" if sizes_may_differ else "only the first dimension"
-                raise DataError(f"`{leaf_names(batch)[position]}` is not like that of the first batch. "
+                raise DataError(f"`{leaf_names(batch)[position]}` differs from the first batch. "
                                 f"Received: shape {leaf.shape} and dtype {leaf.dtype}. "
                                 f"Expected: shape {shape} and dtype {dtype}; {differing} may differ.")
 

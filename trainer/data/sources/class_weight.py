@@ -55,7 +55,7 @@ class ClassWeights:
 
         Raises:
           DataError: if `y` is not an array of such a shape, a row with several numbers is not a distribution, or a
-            number is no class.
+            number is not a class.
         """
         if not isinstance(y, np.ndarray):
             raise DataError(f"`class_weight` needs `y` to be a single array of labels. Received: {describe(y)}.")

@@ -60,8 +60,8 @@ def batches_from_columns(batches: Iterable[Any], x: Any, y: Any = None, sample_w
 
     Raises:
       TypeError: if `batches` is a table, or not iterable.
-      ValueError: if `x` names no column; while reading, if a batch is no dict, there is no such column, or a column has
-        a single number instead of rows, or rows of several shapes.
+      ValueError: if `x` names no column; while reading, if a batch is not a dict, there is no such column, or a column
+        has a single number instead of rows, or rows of several shapes.
 
     Example:
       >>> stream = [{"size": [1.0, 2.0], "label": [0, 1], "name": ["a", "b"]}]

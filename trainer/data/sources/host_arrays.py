@@ -94,7 +94,7 @@ class HostArrays:
         """
         def gathered(array: np.ndarray) -> np.ndarray:
             shape = (capacity or len(index), *index.shape[1:], *array.shape[1:])
-            # Objects are no memory that others may have filled.
+            # Arrays of objects cannot reuse memory that others may have filled.
             empty = np.empty if array.dtype.hasobject else POOL.empty
             filled = empty(shape, canonical_dtype(array.dtype))
             # `take` is several times faster for short rows, but first copies an array that is not contiguous. In any

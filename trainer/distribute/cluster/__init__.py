@@ -10,9 +10,9 @@ The life of a connection, of which each process has one to process 0:
     report with a diagnosis, or "stopped"   the last word of a process that fails, or whose script ends
     end of the connection                   without a last word, the process has died
 
-Process 0 alone hears all processes, so it alone judges: it names the cause, and all leave with its diagnosis. The
-others judge process 0. If a script has started JAX itself, the meeting follows later, at a port that a `ProcessGroup`
-announces. JAX's key-value store serves `ProcessGroup` alone: the texts that processes compare, and the decisions they
+Only process 0 hears all processes, so only it judges: it names the cause, and all leave with its diagnosis. The others
+judge process 0. If a script has started JAX itself, the meeting follows later, at a port that a `ProcessGroup`
+announces. JAX's key-value store serves only `ProcessGroup`: the texts that processes compare, and the decisions they
 agree on.
 """
 

@@ -65,7 +65,7 @@ def join_cluster(timeout_secs: float | None = None, resolver: TFConfigClusterRes
 
     Args:
       timeout_secs: seconds to wait for the other processes, now and during training; None for the default.
-      resolver: the cluster, in the place of the cluster that is found.
+      resolver: the cluster, instead of the detected cluster.
 
     Raises:
       ClusterError: if the description of the cluster is wrong, the processes were started with different clusters, jobs

@@ -119,7 +119,7 @@ class ProcessGroup:
             if names:
                 differ = "; ".join(f"{name}: {first.get(name, 'none')} in {first_name}, "
                                    f"{other.get(name, 'none')} in {process_name(member)}" for name in names)
-                raise ClusterError(f"The {what} of {process_name(member)} is not that of {first_name}. {differ}. All "
+                raise ClusterError(f"The {what} of {process_name(member)} differs from {first_name}'s. {differ}. All "
                                    "processes must run the same script with the same arguments.")
 
     def _exchange(self, message: list[str]) -> list[list[str]]:

@@ -66,7 +66,7 @@ def find_devices(devices: Sequence[Any] | None, argument: str = "devices") -> li
     if not isinstance(devices, Sequence):
         raise errors.wrong_type(argument, devices, "a list of devices")
     if not devices:
-        raise ValueError(f"`{argument}` is empty. Give at least one device, or None for all local ones.")
+        raise ValueError(f"`{argument}` is empty. Give at least one device, or None for all local devices.")
     found = [find_device(device, argument) for device in devices]
     for index, device in enumerate(found):
         if device in found[:index]:

@@ -71,4 +71,4 @@ def _check_rows(outputs: Any, rows: int, name: str) -> None:
             raise ValueError(
                 f"`{name}` runs on each replica, and must return a value for each of the replica's {rows} rows: arrays "
                 f"of shape ({rows}, ...). Received{place}: {errors.describe(leaf)}. A value of all rows, such as a "
-                "mean, needs those of the other replicas: return one value per row, and take the mean outside.")
+                "mean, needs the rows of the other replicas: return one value per row, and take the mean outside.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-#: What to use instead, by the name below `tf.distribute`.
+# : The replacements, by the name below `tf.distribute`.
 MISSING = {
     "Strategy.cluster_resolver": "`TFConfigClusterResolver()`; `strategy.is_chief` is True where files are written",
     "Strategy.extended": "variables are plain arrays in a state, and need no hooks",

@@ -51,7 +51,7 @@ class ShardedStrategy(Strategy):
 
     Args:
       mesh: as in `Strategy`.
-      mesh_axis: the mesh axis that splits the state; None if the layouts of a subclass alone split it.
+      mesh_axis: the mesh axis that splits the state; None if only the layouts of a subclass split it.
       level: "parameters" or "optimizer", as in `FullyShardedStrategy`.
       min_shard_bytes: as in `FullyShardedStrategy`.
       memory_kind: memory of large arrays between executions; None for the default memory of the devices.

@@ -112,7 +112,7 @@ class Strategy(Replicas, MissingAttributes):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the first, which alone writes shared files."""
+        """Whether this process is the first, the only process that writes shared files."""
         return jax.process_index() == 0
 
     @property
@@ -399,7 +399,7 @@ class Strategy(Replicas, MissingAttributes):
         """Makes this the strategy of every model made inside the `with` block."""
         outer: Strategy | None = ambient.current().strategy
         if outer is not None and outer is not self:
-            raise RuntimeError(f"The scope of {self!r} was entered inside that of {outer!r}. "
+            raise RuntimeError(f"The scope of {self!r} was entered inside the scope of {outer!r}. "
                                "A model belongs to one strategy: leave the outer scope first.")
         with ambient.replaced(strategy=self):
             yield self

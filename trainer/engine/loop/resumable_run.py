@@ -82,7 +82,7 @@ def restored_state(checkpoint: Checkpoint, state: TrainState) -> TrainState:
     try:
         leaves = checkpoint.restore(targets)
     except CheckpointError as error:
-        raise ValueError("The model and its optimizer are not those of the run. Make and compile the model as there. "
+        raise ValueError("The model and its optimizer do not match the run. Make and compile the model as there. "
                          f"{error}") from None
     return tree_paths.with_leaves({"state": state}, leaves)["state"]
 
@@ -404,9 +404,9 @@ class TrainingRun:
         differ = [name for name, digest in self._digests.items() if then.get(name, digest) != digest]
         if differ:
             # Not an error: traces may also differ for equivalent computations, or by the order of a set.
-            warnings.warn(f"What {' and '.join(differ)} computes is not what it was in the run that {path!r} is from: "
+            warnings.warn(f"The computation of {' and '.join(differ)} differs from the run that {path!r} is from: "
                           "another function, or other arguments. The run goes on with it, but a constant learning rate "
-                          "is that of the checkpoint. Start in another folder to begin again.", stacklevel=2)
+                          "is taken from the checkpoint. Start in another folder to begin again.", stacklevel=2)
 
     def _restored(self, checkpoint: Checkpoint, targets: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -415,7 +415,7 @@ class TrainingRun:
             logs = {name: (leaf.shape, leaf.dtype) for name, leaf in targets.items() if name.startswith("logs/")}
             same = all(checkpoint.specs.get(name) == spec for name, spec in logs.items())
             what = "model and its optimizer" if same else "loss and the metrics"
-            raise CheckpointError(f"The {what} are not those of the run. Make and compile the model as then, or start "
+            raise CheckpointError(f"The {what} do not match the run. Make and compile the model as then, or start "
                                   f"in another folder. {error}") from None
 
     def _described_data(self) -> dict[str, Any]:
@@ -439,7 +439,7 @@ class TrainingRun:
                 differ = "they differ in " + ", ".join(
                     f"{brief(key)} (received {_shown(now.get(key))}, then {_shown(then.get(key))})"
                     for key in {**then, **now} if now.get(key) != then.get(key))
-            message = (f"The {brief(name)} are not those of the run that {path!r} is from: {differ}. Give the "
+            message = (f"The {brief(name)} do not match the run that {path!r} is from: {differ}. Give the "
                        "same data, batch size, seed and number of workers, or start in another folder.")
             if reader is None or now is None or then is None or reader.is_exact or now.get(_TYPES) != then.get(_TYPES):
                 raise ValueError(message)

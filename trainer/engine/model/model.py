@@ -319,7 +319,7 @@ class Model(StatefulModel):
 
         Args:
           sample: the data of the later call: a batched `Dataset` or another iterable of batches that can be iterated
-            again, or arrays `(x, y)` or `(x, y, sample_weight)`; for `predict` also `x` alone, unless it is a tuple.
+            again, or arrays `(x, y)` or `(x, y, sample_weight)`; for `predict` also only `x`, unless it is a tuple.
           batch_size: rows per batch, if `sample` is all rows of arrays; by default, the arrays are a single batch.
           epochs: number of passes over the data, such as the epochs of `fit`. Data read more than once may be kept on
             the devices; see `data_on_device` of `compile`. `predict`, and `evaluate` outside of `fit`, read data once.
@@ -381,7 +381,7 @@ class Model(StatefulModel):
           sample_weight: weights of rows, if `x` is arrays.
           steps: maximum number of batches; by default all. Data with fewer batches are used whole, with a warning.
           callbacks: callbacks, or a list of callbacks.
-          return_dict: False returns Keras's list, or the loss alone if there are no metrics.
+          return_dict: False returns Keras's list, or only the loss if there are no metrics.
         """
         core = self._core.checked("evaluate")
         arguments.require_bool(return_dict=return_dict)

@@ -192,7 +192,7 @@ class SidecarEvaluator:
     def _evaluate(self, document: dict[str, Any], state: TrainState) -> None:
         here, there = core_of(self.model).run_settings()["precision"], document["settings"]["precision"]
         if here != there:
-            raise ValueError("The model computes with another precision than that of the run. Received: "
+            raise ValueError("The model computes with another precision than the run. Received: "
                              f"{here}, in the checkpoint: {there}. Compile it with the same `precision`.")
         core_of(self.model).state.load(state)
         x, y, sample_weight = self._parts_of(self.data)

@@ -547,7 +547,7 @@ class StatefulModel(OverridableSteps, ForeignNames):
             check_suffix("filepath", path, ".export")
         arguments.check_count("batch_size", batch_size, 1, optional=True)
         if sample is None and self._core.overrides("sample_inputs"):
-            raise ValueError("The model overrides `sample_inputs`, so what its `predict_step` is given is not known. "
+            raise ValueError("The model overrides `sample_inputs`, so the inputs of its `predict_step` are unknown. "
                              "Pass `sample`, some rows of `x` as `predict` takes them.")
         inputs = self._core.state.inputs if sample is None else unpack_x_y_sample_weight(_some_rows(sample))[0]
         # Moves all arrays to device memory: devices cannot compute in host memory spaces.

@@ -1,7 +1,7 @@
 """Inputs under a dtype policy: the inputs that a module's boundary casts, and values that would become infinite.
 
 Layers cast their inputs themselves, as in Keras, so that all other code computes with the values that the user passed:
-ids in float32, years, seconds. A module that multiplies an input by weights of its own has no such layer there.
+ids in float32, years, seconds. A module that multiplies an input by its own weights has no such layer there.
 """
 
 from __future__ import annotations

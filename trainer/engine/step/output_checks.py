@@ -186,7 +186,7 @@ def _matched(y: PyTree, sample_weight: PyTree, outputs: PyTree, wanted: list[boo
 
 
 def _label_outside(labels: Any, highest: int, ignoring: list[Any], weights: Any) -> float | None:
-    """Returns a label below 0 or above `highest`, whose weight is not 0, and which is no `ignore_class`; or None."""
+    """Returns a label below 0 or above `highest` that counts: of a weight other than 0, not `ignore_class`; or None."""
     if labels is None or not labels.size or labels.dtype == bool or (
             labels.min() >= -_ROUNDING and labels.max() <= highest + _ROUNDING):
         return None
@@ -238,7 +238,7 @@ def check_outputs(
     of_logits = [] if trace is None else _takers_of_logits(compiled_loss, compiled_metrics)
     proven: list[bool] = []
     if trace is not None and (takes_probabilities or of_logits):
-        # A step of the user's own may give the module other inputs, which is no reason to refuse it for a warning.
+        # A custom step may give the module other inputs, which is not a reason to refuse it for a warning.
         with contextlib.nullcontext() if takes_probabilities else contextlib.suppress(Exception):
             proven = are_probabilities(trace())
     for kind, name, output in of_logits:
@@ -303,7 +303,7 @@ def _check_metrics(compiled_metrics: CompiledMetrics, y: PyTree, outputs: PyTree
                    for one, two in zip(once, twice, strict=True)):
             raise ValueError(
                 f"The metric {metric.name!r} does not accumulate by adding: two updates with the same rows do not "
-                "give twice the variables of one, so those of several steps cannot be summed. Set `additive = False` "
+                "give twice the variables of one update, so several steps cannot be summed. Set `additive = False` "
                 "in its class, and override `merge_variables` to merge two parts of the data.")
 
 

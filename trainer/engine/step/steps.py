@@ -55,7 +55,7 @@ def train_one_batch(
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], TrainState):
             raise TypeError("`train_step` must return `(logs, state)`, a dict and a TrainState. "
                             f"Received: {errors.describe(returned)}. End it with `return {{\"loss\": loss}}, "
-                            "state.apply_gradients(grads)`, or with that of `super().train_step(state, batch)`.")
+                            "state.apply_gradients(grads)`, or with `return super().train_step(state, batch)`.")
         logs, new_state = check_logs(metrics.finished(returned[0]), "train_step"), returned[1]
         _warn_if_nothing_is_trained(train_step, state, new_state)
 

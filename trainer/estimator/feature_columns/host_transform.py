@@ -15,7 +15,7 @@ from trainer.estimator.feature_columns.values.raw_features import RawFeatures
 class HostTransform:
     """Converts raw features to arrays of numbers, on the host.
 
-    The result depends on the features alone, so the transform may run in any thread, on batches or whole arrays.
+    The result depends only on the features, so the transform may run in any thread, on batches or whole arrays.
     Categories become int32 ids, and numbers become float32. Features that no column reads are dropped. In dense arrays,
     "" and -1 are missing values of strings and integers; they get the id -1.
 

@@ -148,7 +148,7 @@ def categorical_column_with_vocabulary_list(
     found = "int64" if is_integer else checks.STRING
     name = found if dtype is None else checks.as_category_dtype("dtype", dtype)
     if (name == checks.STRING) == is_integer:
-        raise ValueError(f"`dtype` must be that of the vocabulary, {found!r}. Received: dtype={name!r}, for column "
+        raise ValueError(f"`dtype` must match the vocabulary, {found!r}. Received: dtype={name!r}, for column "
                          f"{key!r}.")
     default_value, num_oov_buckets = _as_out_of_vocabulary(default_value, num_oov_buckets, len(words))
     return VocabularyListColumn(checks.as_key("key", key), name, default_value, num_oov_buckets, words)

@@ -151,7 +151,7 @@ class Head(abc.ABC):
         if shape is None or len(shape) != 2 or shape[1] != self.logits_dimension:
             raise ValueError(f"The module must return the logits of {type(self).__name__}, of shape (rows, "
                              f"{self.logits_dimension}). Received: {errors.describe(logits)}. Give its last layer "
-                             f"{self.logits_dimension} units, those of `head.logits_dimension`.")
+                             f"{self.logits_dimension} units, `head.logits_dimension`.")
 
     def _checked_predictions(self, logits: jax.Array) -> dict[str, jax.Array]:
         self._check_logits(logits)

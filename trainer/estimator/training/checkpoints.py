@@ -200,7 +200,7 @@ def with_variables(checkpoint: Checkpoint, state: TrainState) -> TrainState:
     try:
         leaves = checkpoint.restore({**checkpoint.targets_here(), **tree_paths.named_leaves({STATE: state})})
     except CheckpointError as error:
-        raise ValueError("The module or the optimizer of model_fn is not that of the checkpoint. Make it as in the "
+        raise ValueError("The module or the optimizer of model_fn does not match the checkpoint. Make it as in the "
                          f"training, or give another `model_dir`. {error}") from None
     return tree_paths.with_leaves({STATE: state}, leaves)[STATE]
 

@@ -1,6 +1,6 @@
 """Estimator: trains, evaluates, predicts and exports a `model_fn`, with a folder of checkpoints.
 
-Owns the public class alone. A call of `train` is a `fit` of a `Model`. Each other call restores a checkpoint into a
+Owns only the public class. A call of `train` is a `fit` of a `Model`. Each other call restores a checkpoint into a
 separate model.
 """
 

@@ -91,7 +91,7 @@ class PenaltyName(str):
 
 
 def _registered(get: Callable[[str], object]) -> Callable[[str], str]:
-    """Returns the check of a name, which leaves it as it is. Paths, which have dots, are no names."""
+    """Returns the check of a name, which leaves it as it is. Paths, which have dots, are not names."""
     def checked(value: str) -> str:
         if not isinstance(value, str) or "." in value:
             raise ValueError(f"Expected a name without dots. Got value: {value}")
@@ -178,7 +178,7 @@ def parser_of(command: str, description: str) -> Parser:
         for name in room.__all__:
             getattr(room, name)  # imported, so that its short name is known
     parser.add_argument("--config", action="config", help="file with a configuration")
-    # The parent of a module is set by Flax alone.
+    # Only Flax sets the parent of a module.
     parser.add_function_arguments(_general, skip={"model.init_args.parent"})
     parser.add_function_arguments(_compile, "compile")
     parser.add_function_arguments(_fit, "trainer")

@@ -50,7 +50,7 @@ class Made(NamedTuple):
     Attributes:
       model: the model, compiled.
       data: the data sets by name.
-      options: the configuration, with objects in the place of class paths.
+      options: the configuration, with objects instead of class paths.
     """
 
     model: Model

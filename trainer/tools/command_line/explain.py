@@ -13,7 +13,7 @@ from trainer.core.errors import near_hint, page_url
 
 _PAGE = os.path.join(os.path.dirname(__file__), "errors.md")  # a link to docs/errors.md, which wheels follow
 _UNKNOWN = 2
-_SIGNALS = 128  # an exit code above is that of a signal
+_SIGNALS = 128  # a larger exit code stands for a signal
 
 
 def run(code: str | None) -> int:

@@ -38,7 +38,7 @@ def section_of(model: Model, data: Data, class_names: Sequence[str] | None) -> S
         return Section(title, _of_classes(*classes, class_names))
     if labels.size == outputs.size and np.issubdtype(labels.dtype, np.number):
         return Section(title, _of_numbers(labels.reshape(-1).astype(float), outputs.reshape(-1).astype(float)))
-    return Section(title, [f"Labels ({describe(labels)}) and outputs ({describe(outputs)}) are neither those of "
+    return Section(title, [f"Labels ({describe(labels)}) and outputs ({describe(outputs)}) are neither "
                            "classes nor numbers to subtract."])
 
 

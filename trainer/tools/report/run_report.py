@@ -132,7 +132,7 @@ def _compare(model: Model, recorded: Mapping[str, Any], folder: str) -> None:
     differ = [f"{name} (received {here[name]!r}, in {FILE_NAME} {recorded[name]!r})" for name in here
               if here[name] is not None and recorded.get(name) and here[name] != recorded[name]]
     if differ:
-        warnings.warn(f"`model` is not that of the run in {folder!r}: it differs in {' and '.join(differ)}. The page "
+        warnings.warn(f"`model` does not match the run in {folder!r}: it differs in {' and '.join(differ)}. The page "
                       "has the curves of the run, and the layers and predictions of this model.", stacklevel=3)
 
 
@@ -140,7 +140,7 @@ def _read(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, FILE_NAME)
     if not storage.exists(path):
         raise FileNotFoundError(
-            f"{folder!r} has no {FILE_NAME}, of which a report is made. `fit` keeps one in the folder of "
+            f"{folder!r} has no {FILE_NAME}, of which a report is made. `fit` keeps it in the folder of "
             "`RunRecord(folder)`, `TensorBoard`, `LogTo` or `BackupAndRestore(delete_checkpoint=False)`.")
     record = read_json(path, folder)
     if not isinstance(record, dict) or record.get("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""Proves that a function of a batch computes each row's results from that row and its random draws alone.
+"""Proves that a function of a batch computes each row's results only from that row and its random draws.
 
 Owns the proof from the function's trace. It knows how each primitive acts along the row axis; unknown primitives count
 as mixing rows. Traces on other numbers of rows show computations with the number of rows.
@@ -179,7 +179,7 @@ def _why_equation_mixes(equation: JaxprEqn, seen: set[int]) -> str | None:
 
 
 def _leaves_rows_apart(name: str, equation: Any) -> bool:
-    """Returns whether a primitive with rows computes each row's results from that row alone."""
+    """Returns whether a primitive with rows computes each row's results only from that row."""
     axes = [_row_axes(variable) for variable in equation.invars]
     if name == "optimization_barrier":
         return True

@@ -25,7 +25,7 @@ def are_same_but_for_rows(one: ClosedJaxpr | Jaxpr, other: ClosedJaxpr | Jaxpr, 
     Args:
       one: a closed jaxpr.
       other: another closed jaxpr.
-      rows: number of rows of `one`, which is no factor of any other size.
+      rows: number of rows of `one`, which does not divide any other size.
       other_rows: number of rows of `other`.
 
     Example:

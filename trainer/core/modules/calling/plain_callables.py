@@ -28,12 +28,12 @@ _DEPTH = 5  # maximum depth of nested objects
 
 
 def check_holds_no_weights(function: object, what: str) -> None:
-    """Raises TypeError for a callable with weights that is no Flax module: nothing would train them.
+    """Raises TypeError for a callable with weights that is not a Flax module: nothing would train them.
 
     A function may close over arrays, and a `functools.partial` may hold arrays as arguments: these are constants.
 
     Args:
-      function: a callable that is no Flax module.
+      function: a callable that is not a Flax module.
       what: name of the callable in the message, such as "`module`".
     """
     for held, name in _weights(function, "", _DEPTH, set()):

@@ -69,7 +69,7 @@ class Seen(NamedTuple):
 
 
 class Observer:
-    """Tracks the time since each process was heard and moved, by this process's clock alone.
+    """Tracks the time since each process was heard and moved, by this process's clock only.
 
     Time during which this process itself was suspended does not count for the others.
 

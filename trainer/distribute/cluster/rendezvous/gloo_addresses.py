@@ -73,5 +73,5 @@ def why_not_connected(places: Sequence[Place]) -> str:
                 first, second = sorted((one, other), key=places.index)
                 return (f"The CPU devices of {first.name} ({first.gloo_address}) and {second.name} "
                         f"({second.gloo_address}) cannot reach each other: JAX connects them at these addresses, which "
-                        f"are those of their machines' own host names. {_ADVICE}")
+                        f"belong to their machines' own host names. {_ADVICE}")
     return ""

@@ -26,7 +26,7 @@ _CALL, _SETUP = (inspect.unwrap(method) for method in (nn.Embed.__call__, nn.Emb
 def refusal(name: str, use: str) -> ValueError:
     """Returns the error for a table that is used other than by looking up rows."""
     return ValueError(f"The table {name!r} is {use}. `variable_partitioner` splits it, so that its rows are on the "
-                      "parameter servers, and a step gets those alone that `nn.Embed` is called with. Call "
+                      "parameter servers, and a step gets only the rows that `nn.Embed` looks up. Call "
                       "`nn.Embed` only, or keep the table whole: give the strategy a partitioner that does not split "
                       "it, such as one of a larger `min_shard_bytes`, or none.")
 

@@ -151,8 +151,8 @@ def _open_orbax(path: str) -> tuple[Any, Specs, Restore]:
     def restore(targets: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in targets.items() if leaf.size}
         if tree.specs != wanted:
-            raise CheckpointError(f"The arrays in {path!r} are not those of the model's training state. "
-                                  f"{match_arrays(tree.specs, wanted)}\n`Model.load_weights` loads weights alone.")
+            raise CheckpointError(f"The arrays in {path!r} do not match the model's training state. "
+                                  f"{match_arrays(tree.specs, wanted)}\n`Model.load_weights` loads only weights.")
         read = tree.read({name: targets[name].sharding for name in wanted})
         return {name: read.get(name, leaf) for name, leaf in targets.items()}
 

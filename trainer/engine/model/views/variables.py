@@ -91,7 +91,7 @@ class ModelVariable:
         if array.dtype == object or array.dtype.kind in "USmM":
             raise errors.wrong_type("value", value, f"numbers for the weight {self.path!r}")
         if array.shape != self.shape:
-            raise ValueError(f"The shape of the value must match that of the weight {self.path!r}, {self.shape}. "
+            raise ValueError(f"The shape of the value must match the weight {self.path!r}, {self.shape}. "
                              f"Received: a value of shape {array.shape}.")
         self._write(cast_to(self.path, array, self.dtype))
 

@@ -17,7 +17,7 @@ from trainer.core.files import open_file, storage
 from trainer.engine.saving.arrays.safetensors_file import ArraysFile, checksum, read_arrays, save_arrays
 
 _CHECKSUM_KEY = "checksum"
-_FIRST_BYTES = {  # of files that are no safetensors files
+_FIRST_BYTES = {  # of files of other formats
     b"\x89HDF\r\n\x1a\n": "an HDF5 file, as Keras writes its weights",
     b"PK\x03\x04": "a zip archive, as `.keras`, `.npz` and PyTorch's files are",
     b"\x93NUMPY": "a NumPy file of one array",

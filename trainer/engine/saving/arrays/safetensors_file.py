@@ -40,7 +40,7 @@ _DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
 _KINDS = {"bool": np.bool_, "signed integer": np.signedinteger, "unsigned integer": np.unsignedinteger,
           "floating": np.floating, "complex": np.complexfloating}
 _METADATA = "__metadata__"
-_CHECKSUMS = "sha256_of_arrays"  # in the metadata: checksum, name, dtype and shape of each array, as JSON
+_CHECKSUMS = "sha256_of_arrays"  # in the metadata, as JSON: the SHA-256 of each array with its name, dtype and shape
 _ALIGNMENT = 8  # bytes
 _LARGEST_HEADER = 100_000_000  # bytes, of the format
 _BLOCK_BYTES = 2**24
@@ -393,7 +393,7 @@ def _parsed_digests(path: str, text: str | None, names: Mapping[str, Spec]) -> d
     except (ValueError, RecursionError):
         digests = None
     if not isinstance(digests, dict) or digests.keys() != names.keys():
-        raise ValueError(f"{path!r} is damaged: its checksums are not those of its arrays. Copy the file again, or "
+        raise ValueError(f"{path!r} is damaged: its checksums do not match its arrays. Copy the file again, or "
                          "save it again.")
     return digests
 

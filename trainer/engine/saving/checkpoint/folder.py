@@ -26,8 +26,7 @@ _ASIDE = re.compile(r"corrupt_step_[0-9]+(_[0-9]+)?")
 class CheckpointFolder:
     """The checkpoints `step_<number>` in a folder, which need not exist yet.
 
-    With several processes, all processes call `prepare` and `newest_whole`. Process 0 alone deletes, and holds the
-    lock.
+    With several processes, all processes call `prepare` and `newest_whole`. Only process 0 deletes, and holds the lock.
 
     Args:
       path: path of the folder, or its URL in an object store. Other content is left alone.
@@ -65,7 +64,7 @@ class CheckpointFolder:
 
         A damaged checkpoint is renamed to `corrupt_step_<number>` with a warning, so that it is not used again; in a
         read-only folder it is only skipped. Nothing is deleted. In an object store a save that was killed leaves files
-        without a manifest, which are no checkpoint.
+        without a manifest, which are not a checkpoint.
 
         Returns:
           The path of the checkpoint.

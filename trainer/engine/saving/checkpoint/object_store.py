@@ -29,7 +29,7 @@ def begin(path: str, replace: bool) -> str:
     names = set(storage.names(path))
     others = {name for name in names - {manifest.FILE_NAME, _DAMAGED} if not manifest.DATA_FOLDER.fullmatch(name)}
     if others or (not names and storage.is_file(path)):
-        raise FileExistsError(f"What is at {path!r} is not a checkpoint, so it is not replaced. Save elsewhere.")
+        raise FileExistsError(f"{path!r} is not a checkpoint, so it is not replaced. Save elsewhere.")
     if manifest.FILE_NAME in names and not replace:
         raise FileExistsError(f"There is something at {path!r} already. Save elsewhere, or pass `replace=True`.")
     remove_leftovers(path)
@@ -40,7 +40,7 @@ def put_in_place(folder: str, path: str, files: Mapping[str, Mapping[str, Any]])
     """Makes the files in a folder of `begin` the checkpoint at `path`, and then removes the former files.
 
     Args:
-      folder: folder of the files, of which all are written.
+      folder: folder of the files, all of which are written.
       path: path of the checkpoint.
       files: "size" and "sha256" of each file, by path below the folder.
 
@@ -50,7 +50,7 @@ def put_in_place(folder: str, path: str, files: Mapping[str, Mapping[str, Any]])
     found = storage.sizes(folder)
     lost = sorted(name for name, file in files.items() if found.get(name) != file["size"])
     if lost:
-        raise CheckpointError(f"The store does not have what was written to {folder!r}: {lost[0]!r} has "
+        raise CheckpointError(f"The store lacks files that were written to {folder!r}: {lost[0]!r} has "
                               f"{found.get(lost[0], 'no')} bytes instead of {files[lost[0]]['size']}. Does another "
                               "process save to the same path?")
     name = os.path.basename(folder)

@@ -1,7 +1,7 @@
 """Arrays by path in Orbax's files, as other JAX programs write and read them.
 
 Owns the conversion between names, such as "params/Dense_0/kernel", and Orbax's trees, and the place of a tree in a
-folder of Orbax. Reads OCDBT and Zarr, versions 2 and 3, as Orbax does. Writing uses Orbax's handler alone: the folder
+folder of Orbax. Reads OCDBT and Zarr, versions 2 and 3, as Orbax does. Writing uses only Orbax's handler: the folder
 appears in one step by `disk`, and its manifest has checksums, which Orbax's files lack.
 """
 

@@ -15,7 +15,7 @@ from trainer.engine.saving.checkpoint.manifest import CheckpointError
 
 
 def from_first(function: Callable[[], str]) -> str:
-    """Returns, on every process, the return value of `function` on process 0, which alone calls it.
+    """Calls `function` on process 0 only, and returns its return value on every process.
 
     Raises:
       CheckpointError: on other processes, if process 0 raised an exception, which it re-raises.

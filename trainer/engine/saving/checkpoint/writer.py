@@ -85,7 +85,7 @@ class CheckpointWriter:
           replace: whether to replace an existing checkpoint, after the new checkpoint is complete.
           on_saved: function called on process 0, in the background thread, after the checkpoint is in place. Its errors
             are raised like errors of the save.
-          as_orbax: whether to write the arrays as a tree that Orbax reads; see `orbax_arrays`. On the local disk alone.
+          as_orbax: whether to write the arrays as a tree that Orbax reads; see `orbax_arrays`. Only on the local disk.
 
         Raises:
           ImportError: if Orbax is to write and is not installed.
@@ -217,7 +217,7 @@ def _make_temporary(path: str, replace: bool) -> tuple[str, int | None]:
         if not replace:
             raise FileExistsError(f"There is something at {path!r} already. Save elsewhere, or pass `replace=True`.")
         if not is_checkpoint(path):
-            raise FileExistsError(f"What is at {path!r} is not a checkpoint, so it is not replaced. Save elsewhere.")
+            raise FileExistsError(f"{path!r} is not a checkpoint, so it is not replaced. Save elsewhere.")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     return disk.make_temporary(path)
 
