@@ -385,7 +385,7 @@ def _hint(value: object) -> str:
 
 
 def _check_hooks(callback: Callback) -> None:
-    """Raises TypeError for a hook of the user's that cannot be called with its arguments."""
+    """Raises TypeError for a user's hook that cannot be called with its arguments."""
     for hook, names in _ARGUMENTS.items():
         if type(callback).__module__.startswith("trainer.") or not _overrides(callback, hook):
             continue

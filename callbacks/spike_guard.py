@@ -36,7 +36,7 @@ class SpikeGuard(LateLogsCallback):
     `apply_gradients(value=loss)`; without it, only the norm counts.
 
     Args:
-      window: number of updates whose medians count.
+      window: number of applied updates in the medians.
       deviations: number of deviations from which a value is a spike.
       rollback_after: number of consecutive skipped updates after which the run goes back to the weights and the
         optimizer state of the newest checkpoint in `backup_dir`, noticed at most one execution late. The data go on
@@ -102,7 +102,7 @@ class SpikeGuard(LateLogsCallback):
 
     def flush(self) -> bool:
         is_bad = super().flush()
-        return is_bad or self._is_due  # so that the newest checkpoint stays that before the spikes
+        return is_bad or self._is_due  # so that the newest checkpoint is still from before the spikes
 
     def on_save_point(self, point: SavePoint) -> None:
         if not self._is_due or point.kind not in ("batches", "epoch"):

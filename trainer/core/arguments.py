@@ -29,10 +29,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def checked(function: Function, signature: inspect.Signature | None = None) -> Function:
-    """Returns a function that checks its arguments whose annotation is a bool, int, float or str, or such or None.
+    """Returns a function that checks its arguments with the annotation bool, int, float or str, also optional.
 
-    It checks types, and that no number is NaN; the ranges differ. A number may be an array without axes, also a traced
-    one.
+    It checks types, and rejects NaN; it checks no ranges. A number may be an array without axes, also a traced array.
 
     Args:
       function: the function.

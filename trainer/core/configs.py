@@ -20,7 +20,7 @@ _registered: dict[str, Any] = {}  # classes and functions, by name
 
 
 def register_keras_serializable(package: str = "Custom", name: str | None = None) -> Callable[[T], T]:
-    """Registers a class or function of yours under a name for configurations.
+    """Registers a custom class or function under a name for configurations.
 
     Args:
       package: part of the name before `>`, such as the name of your project.

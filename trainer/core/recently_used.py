@@ -31,7 +31,7 @@ class RecentlyUsed(collections.OrderedDict[K, V]):
         self._size = size
 
     def use(self, key: K) -> V | None:
-        """Returns the value of a key, which becomes the last that is dropped; None without it."""
+        """Returns the value of a key, and makes it the last to be dropped; None for an unknown key."""
         with contextlib.suppress(KeyError):  # another thread may drop the entry meanwhile
             self.move_to_end(key)
         return self.get(key)

@@ -23,11 +23,10 @@ class Registry(Generic[T]):
       kind: the kind, such as "loss".
       of: the class that objects of this kind have, or several.
       module: the module of this package in which they are public, such as "losses".
-      classes: classes by name; of one that is there under several names, all of them.
-      functions: functions by name. A configuration says whether it means a class or a function; of a name alone,
-        classes come first.
-      ignores_case: whether names of this package are known in any case. Those in `classes` are then in lower case.
-      argument: the argument that users give such an object for, in errors; `kind` where it is not given.
+      classes: classes by name; a class may have several names.
+      functions: functions by name. A configuration names a class or a function; a mere name finds classes first.
+      ignores_case: whether names of this package are known in any case. The names in `classes` are then in lower case.
+      argument: the user's argument for such an object, in errors; `kind` by default.
       expected: valid values of that argument, in errors.
 
     Example:
@@ -46,7 +45,7 @@ class Registry(Generic[T]):
         self._argument, self._expected = argument or kind, expected
 
     def get(self, identifier: object) -> Any:
-        """Returns the object that an argument of a user's stands for; objects, functions and None are returned.
+        """Returns the object for a user's argument; objects, functions and None are returned unchanged.
 
         Args:
           identifier: a name, a configuration, a class, which is called without arguments, an object or a function.
@@ -76,7 +75,7 @@ class Registry(Generic[T]):
         return configs.to_config(value, self._module)
 
     def deserialize(self, config: object, custom_objects: Mapping[str, Any] | None = None) -> T:
-        """Returns the object or the function that `serialize`, or Keras's function, has made plain data of.
+        """Returns the object or the function for plain data from `serialize`, or from Keras's function.
 
         Args:
           config: a dict with "class_name" and "config", or the name of a class or a function.

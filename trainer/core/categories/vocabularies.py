@@ -27,7 +27,7 @@ def read_vocabulary(path: str) -> list[bytes]:
 
 
 def positions(ids: Mapping[Any, int], words: Sequence[Any]) -> np.ndarray:
-    """Returns the id of each word as int64; `UNKNOWN` for words that have none.
+    """Returns the id of each word as int64; `UNKNOWN` for other words.
 
     >>> positions({"red": 0, "green": 1}, ["green", "blue"]).tolist()
     [1, -1]

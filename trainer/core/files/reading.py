@@ -84,7 +84,7 @@ def read_at_most(path: str, file: Any, most_bytes: int, chunk_bytes: int = _CHUN
 
     Args:
       path: path for the message.
-      file: binary file, such as a packed one that is unpacked while it is read.
+      file: binary file, such as a packed file that is unpacked while it is read.
       most_bytes: limit, in bytes.
       chunk_bytes: bytes of a read.
 

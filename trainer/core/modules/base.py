@@ -77,7 +77,7 @@ class FunctionalModule(abc.ABC):
             replica.
           remat: whether gradients in training use less memory and a second forward pass, by a policy; `remat.py` says
             for which layers. Outputs, state and gradients are the same.
-          compute_dtype: dtype of layers without a dtype of their own; None to infer it from the values.
+          compute_dtype: dtype of layers without their own dtype; None to infer it from the values.
           is_frozen: whether a parameter is frozen. BatchNorm layers with only frozen parameters normalize by their
             running averages in training too, and do not update them. None if all parameters are trained.
 
@@ -111,7 +111,7 @@ class FunctionalModule(abc.ABC):
         return ()
 
     def check_params(self, params: PyTree) -> None:
-        """Raises ValueError if the parameters, or their shapes, have not all that arguments of the user name."""
+        """Raises ValueError if the parameters, or their shapes, lack a parameter that the user's arguments name."""
         return
 
     @property

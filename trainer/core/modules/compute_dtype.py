@@ -1,4 +1,4 @@
-"""The compute dtype of layers without a dtype of their own.
+"""The compute dtype of layers without their own dtype.
 
 Flax's layers without a `dtype` compute in the widest dtype of their inputs and parameters. So a single float32 array
 makes all later layers float32: a constant table, the initial carry of a recurrent cell, the running averages of

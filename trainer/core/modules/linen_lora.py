@@ -29,7 +29,7 @@ class AdaptedLinen(AdaptedFunctional):
         super().__init__(owner, plain, adapters)
 
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
-        """See the base class. With `BaseValues`, parameters and state but for the adapters are copies of these."""
+        """See the base class. With `BaseValues`, all parameters and state but adapters are copies of these."""
         params, model_state, outputs = self._owner.init(key, inputs)
         self.layers_by_path = {path: layer for weight, (path, layer) in self._weights().items()
                                if self.adapters.selects(weight)}
@@ -39,7 +39,7 @@ class AdaptedLinen(AdaptedFunctional):
         return params, model_state, outputs
 
     def check_params(self, params: PyTree) -> None:
-        """Raises ValueError if a pattern matches nothing, or a weight whose layer can have no adapter."""
+        """Raises ValueError if a pattern matches nothing, or a weight of a layer that cannot have an adapter."""
         lora.check_targets(self.adapters, self._weights(), params)
         super().check_params(params)
 

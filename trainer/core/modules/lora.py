@@ -221,7 +221,7 @@ def unflattened(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_targets(adapters: Adapters, adaptable: Iterable[str], params: PyTree) -> None:
-    """Raises ValueError if a pattern matches nothing, or a weight whose layer can have no adapter.
+    """Raises ValueError if a pattern matches nothing, or a weight of a layer that cannot have an adapter.
 
     Args:
       adapters: the adapters.

@@ -1,4 +1,4 @@
-"""The compute dtype of NNX layers without a dtype of their own.
+"""The compute dtype of NNX layers without their own dtype.
 
 Applies the choices of `compute_dtype.py`. Two kinds of layers need more than a dtype: recurrent cells, and
 `nnx.BatchNorm`, which normalizes in float32, by unrounded averages, before its outputs are cast. All of them keep their
@@ -21,7 +21,7 @@ from trainer.core.modules.compute_dtype import has_complex, takes_dtype, with_dt
 
 
 def set_nnx_compute_dtype(module: nnx.Module, dtype: DTypeLike | None) -> None:
-    """Makes the layers of a private clone compute in `dtype`, except for layers with a `dtype` of their own."""
+    """Makes the layers of a private clone compute in `dtype`, except for layers with their own `dtype`."""
     layers: list[tuple[Any, Any]] = list(nnx.iter_modules(module))
     for _, layer in layers:
         if not takes_dtype(layer):

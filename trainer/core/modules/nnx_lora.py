@@ -22,8 +22,8 @@ class AdaptedNNX(AdaptedFunctional):
     """An NNX module with adapters. Its `nnx.LoRAParam` variables are "lora_a" and "lora_b" of the adapted layers.
 
     Raises:
-      ValueError: a pattern matches nothing, or a weight whose layer can have no adapter; or `dropout` is given for a
-        stack of layers.
+      ValueError: a pattern matches nothing, or a weight of a layer that cannot have an adapter; or `dropout` is given
+        for a stack of layers.
     """
 
     def __init__(self, plain: NNXFunctional, adapters: Adapters):
@@ -57,7 +57,7 @@ class AdaptedNNX(AdaptedFunctional):
         object.__setattr__(module, "__class__", _adapted_class(layer_class))
 
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
-        """See the base class. With `BaseValues`, parameters and state but for the adapters are copies of these."""
+        """See the base class. With `BaseValues`, all parameters and state but adapters are copies of these."""
         if isinstance(initial_values, BaseValues):
             zeros = unflattened({path: jnp.zeros(each.shape, each.dtype) for path, each in self._shapes.items()})
             initial_values = (_joined(initial_values.params, zeros), initial_values.model_state)

@@ -12,7 +12,7 @@ class SpikeRule(NamedTuple):
     """The definition of a spike.
 
     Attributes:
-      window: number of the last made updates whose medians count; before so many, nothing is a spike.
+      window: number of applied updates in the medians; before so many, nothing is a spike.
       deviations: number of median absolute deviations above the median from which a value is a spike.
       streak: number of skipped updates in a row that the log "spike_streaks" counts; None for no such log.
     """
@@ -23,7 +23,7 @@ class SpikeRule(NamedTuple):
 
 
 class Spikes(NamedTuple):
-    """The last losses and gradient norms, in rings of `window` float32 numbers, and the number of made updates."""
+    """The last losses and gradient norms, in rings of `window` float32 numbers, and the number of applied updates."""
 
     losses: jax.Array
     norms: jax.Array

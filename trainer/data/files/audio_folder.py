@@ -70,8 +70,8 @@ def audio_dataset_from_directory(
       directory: a folder with a subfolder for each class, which contains ".wav" files at any depth.
       labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose: as in
         `image_dataset_from_directory`.
-      sampling_rate: samples per second, to which other sounds are resampled, as by `scipy.signal.resample_poly`. None
-        keeps the rate, which must be the same for all sounds.
+      sampling_rate: samples per second; other sounds are resampled, as by `scipy.signal.resample_poly`. None keeps the
+        rate, which must be the same for all sounds.
       output_sequence_length: samples per sound, after resampling: longer sounds are cut at the end, and shorter sounds
         are padded with silence at the end. None keeps the length, which must be the same for all sounds. (Keras pads
         the sounds of a batch to the longest.)

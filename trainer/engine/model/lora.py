@@ -201,5 +201,5 @@ def _patterns(argument: str, given: Any) -> tuple[str, ...]:
 
 
 def _zeros(inputs: Any) -> Any:
-    """Returns inputs of the given shapes, of which nothing but the shapes counts."""
+    """Returns inputs of the given shapes; their values do not matter."""
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), inputs)

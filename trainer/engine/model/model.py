@@ -148,7 +148,7 @@ class Model(StatefulModel):
             state stay unchanged. The log "skipped_steps" counts skipped updates, and "skipped_in_a_row" is the largest
             number in a row. The loss scale of float16 does this in any case.
           log_norms: whether to log L2 norms of each update: "grad_norm" of the gradients, before the optimizer clips
-            them, "update_norm" of what it adds to the parameters, and "param_norm" of the trained parameters after it;
+            them, "update_norm" of its change of the parameters, and "param_norm" of the trained parameters after it;
             and the same by top-level module, such as "grad_norm/encoder", which the progress bar leaves out. Like other
             logs, they are means over the steps of an epoch, and no step waits for them.
           regularizers: penalties of weights, by path patterns like the patterns of `freeze`: `{"**/kernel":

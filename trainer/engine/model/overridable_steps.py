@@ -211,7 +211,7 @@ def logs_without_update(model: OverridableSteps, state: TrainState, batch: Batch
 def _loss(
     model: OverridableSteps, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree, training: bool
 ) -> jax.Array:
-    """Returns the loss of `compute_loss`, of which an override need not take `training`, as in Keras.
+    """Returns the loss of `compute_loss`; as in Keras, an override need not take `training`.
 
     Raises:
       TypeError: if it has other arguments, or does not return a scalar.

@@ -1,6 +1,6 @@
 """`python -m trainer fit`, `evaluate`, `predict` and `export`: the runs of a configuration.
 
-Owns what these commands do, and the files in a run's folder:
+Owns the effects of these commands, and the files in a run's folder:
 
   config.yaml: the configuration, complete with defaults.
   run.json, step_*: the record and the checkpoints (see `RunRecord` and `BackupAndRestore`).

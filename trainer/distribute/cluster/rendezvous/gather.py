@@ -29,8 +29,8 @@ from trainer.distribute.cluster.rendezvous.wait import Wait
 
 GRACE_SECS = 1.0  # from the first difference to the error, so that processes that come at the same time get it too
 STATUS_SECS = 1.0  # from one sign of life to the next
-HELLO_SECS = 10.0  # a connection that has not said by then whose it is, is dropped
-MAX_UNKNOWN = 64  # of one host at a time; the oldest are dropped, as a process of the job says at once whose it is
+HELLO_SECS = 10.0  # a connection that has not identified itself by then is dropped
+MAX_UNKNOWN = 64  # of one host at a time; the oldest are dropped, as a process of the job identifies itself at once
 
 
 def gather(

@@ -44,7 +44,7 @@ _MODULE = f"{__package__}.ray_node"
 _PATIENCE = 300.0  # seconds until all tasks have met
 _POLL = 0.2  # seconds between two looks at something awaited
 _SAY = 15.0  # seconds between two messages about missing tasks
-_HELLO_SECS = 10.0  # a connection that has not said by then which task it is, is dropped
+_HELLO_SECS = 10.0  # a connection that has not identified its task by then is dropped
 _MAX_UNKNOWN = 16  # connections that have not said so; the oldest are dropped, as a task says it at once
 _OBJECT_STORE = "268435456"  # bytes of a node, for arguments and results of functions
 

@@ -432,7 +432,7 @@ def _check_signature(step: Callable[..., Any], kind: str) -> None:
 
 
 def _explain_value_in_step(error: Exception) -> None:
-    """Puts advice before JAX's message, of the same error, about code that asks for the value of an array."""
+    """Puts advice before the message of JAX's error about code that asks for the value of an array."""
     error.args = (
         "The step asks for the value of an array, which has none while the step is traced. Print with "
         '`jax.debug.print("{}", loss)`, compute with `jnp` in place of `np`, `float` and `if`, or compile with '

@@ -108,7 +108,7 @@ def restore(path: str, holder: StateHolder) -> None:
 
 
 def _with_counts_of(specs: Specs, state: TrainState) -> TrainState:
-    """Returns a state that has the counts of skipped updates, and the last losses and norms, that a file has.
+    """Returns a state with the counts of skipped updates, and the last losses and norms, of a file.
 
     Callbacks add them in `fit`, so that a model which is made and compiled in the same way may lack them, or have more.
     """
