@@ -1,6 +1,6 @@
 """Safetensors files of other libraries: one file, or several with an index, as `transformers` writes them.
 
-Owns the search for the files of a folder, and the errors about files that are none. Arrays are read in parts.
+Owns the search for the files of a folder, and the errors about files of other formats. Arrays are read in parts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The replica of the code being traced, and its reductions over all replicas.
 
 Owns the current replica context and the names of the reductions. It must not name a collective: collectives between
-devices live in `distribute/collectives.py`, behind the subclass that a compiled step enters.
+devices live in `distribute/replica/collectives.py`, behind the subclass that a compiled step enters.
 """
 
 from __future__ import annotations

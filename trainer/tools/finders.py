@@ -1,6 +1,6 @@
 """Searches for a learning rate and for a batch size, which leave the model unchanged.
 
-Owns the choice of trials and their evaluation. A model is used as its users do: it trains by `fit`, and its state is
+Owns the choice of trials and their evaluation. A model is used as by a user: it trains by `fit`, and its state is
 restored.
 """
 

@@ -128,7 +128,7 @@ class PhaseInput:
             yield self.stacks(placed)
 
     def stacks(self, groups: Iterable[PlacedGroup]) -> Iterator[PlacedGroup]:
-        """Yields placed groups as stacks for the compiled step; see `Strategy.stacks`."""
+        """Yields placed groups as stacks for the compiled step; see `Strategy.stack_at`."""
         strategy = self.core.strategy
         for group in groups:
             batches = group.data

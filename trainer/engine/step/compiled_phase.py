@@ -190,7 +190,7 @@ class CompiledPhase:
     ) -> Callable[..., Any]:
         """Returns a function `(state, *running)` that runs the batches of `group` from `start` to `stop`.
 
-        It returns the results of `step.train_group`, `test_group` or `predict_group`. The first group of its shapes
+        It returns the results of `steps.train_group`, `test_group` or `predict_group`. The first group of its shapes
         compiles, which `guard` counts and `timing` measures. Train steps donate their state: its buffers are invalid
         afterwards.
 

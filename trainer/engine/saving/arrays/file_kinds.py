@@ -34,7 +34,7 @@ def checked_path(argument: str, value: object) -> str:
 
 
 def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
-    """Opens a safetensors file; see `weights_file.read_arrays`.
+    """Opens a safetensors file; see `safetensors_file.read_arrays`.
 
     Args:
       path: path of the file.
@@ -65,7 +65,7 @@ def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
 
 
 def save_with_text(path: str, key: str, text: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays and, in the metadata under a key, a text; see `weights_file.save_arrays`."""
+    """Writes arrays and, in the metadata under a key, a text; see `safetensors_file.save_arrays`."""
     save_arrays(path, arrays, {key: text, _CHECKSUM_KEY: checksum(text, arrays)})
 
 

@@ -290,8 +290,8 @@ def match_arrays(available: Mapping[str, Spec], wanted: Mapping[str, Spec],
     Args:
       available: shape and dtype by name in the file, as in `ArraysFile.shapes`.
       wanted: shape and dtype by name in the model.
-      patterns: regular expressions over whole path segments, as in `paths.matches`: names without a match are skipped.
-        None selects all.
+      patterns: regular expressions over whole path segments, as in `tree_paths.matches`: names without a match are
+        skipped. None selects all.
 
     Raises:
       TypeError: if `patterns` is a string, or has elements other than strings.
