@@ -225,7 +225,7 @@ class CallbackList(Callback):
         received = sorted(name for name, _ in self._with_state())
         if sorted(state) != received:
             raise ValueError(
-                f"`callbacks` are not those that the state is of. Received: {received}, expected: {sorted(state)}. "
+                f"`callbacks` do not match the state. Received: {received}, expected: {sorted(state)}. "
                 "Resume with the same callbacks."
             )
         for name, callback in self._with_state():

@@ -79,7 +79,7 @@ class ProgbarLogger(Callback):
         self._validation_steps: int | None = None
         self._line_printed_at = 0.0
         self._late_logs: Mapping[str, Any] | None = None  # of the execution before, where they are to be shown
-        self._log_texts: list[str] = []  # those that are shown
+        self._log_texts: list[str] = []  # the shown texts
         self._logs_shown_at = float("-inf")
 
     def set_params(self, params: Mapping[str, Any]) -> None:

@@ -140,7 +140,7 @@ def test_a_run_goes_on_though_nobody_knows_where_workers_stood(strategy, tmp_pat
         return int(model.state.step)
 
     assert run(1) == 10
-    with pytest.warns(UserWarning, match="The training data are not those"):
+    with pytest.warns(UserWarning, match="The training data do not match"):
         assert run(3) == 30
 
 

@@ -139,7 +139,7 @@ CHECKPOINTS = {
 def test_a_checkpoint_of_another_model_is_refused(trained, name):
     options, message = CHECKPOINTS[name]
     other = est.Estimator(spec_fn(**options), trained.model_dir)
-    with pytest.raises(ValueError, match=rf"(?s)The module or the optimizer of model_fn is not that .*{message}"):
+    with pytest.raises(ValueError, match=rf"(?s)The module or the optimizer of model_fn does not match .*{message}"):
         other.evaluate(data, steps=1)
     with pytest.raises(ValueError, match=rf"(?s)The model and its optimizer do not match the run.*{message}"):
         other.train(data, steps=1)

@@ -100,4 +100,4 @@ def test_an_epoch_without_an_end_in_sight_is_told(monkeypatch, options, warns):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(batches(5), **options)
-    assert any("yielded 4 batches, and nobody knows how many" in str(one.message) for one in caught) == warns
+    assert any("yielded 4 batches, and their number is unknown" in str(one.message) for one in caught) == warns

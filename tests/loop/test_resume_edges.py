@@ -360,7 +360,7 @@ def test_data_of_another_type_are_refused(tmp_path, as_generator):
 ])
 def test_other_hyperparameters_of_the_optimizer_are_accepted_with_a_warning(tmp_path, then, now):
     small_fit(tmp_path, small_model(then))
-    with pytest.warns(UserWarning, match="What the optimizer computes .* a constant learning rate is that of"):
+    with pytest.warns(UserWarning, match="The computation of the optimizer .* a constant learning rate is taken from"):
         assert small_fit(tmp_path, small_model(now), epochs=2).epoch == [0, 1]
 
 

@@ -313,7 +313,7 @@ def test_other_names_shapes_and_dtypes_are_refused_and_listed(path):
         open_checkpoint(path).restore({"up/kernels": jnp.ones((2, 3)), "up/bias": jnp.ones(4), "step": jnp.float32(1),
                                        "same": jnp.ones(1)})
     assert str(caught.value).splitlines() == [
-        f"The arrays of the checkpoint {str(path)!r} are not those that are wanted.",
+        f"The arrays of the checkpoint {str(path)!r} do not match the wanted arrays.",
         "1 missing from the checkpoint: up/kernels (near: up/kernel)",
         "1 in the checkpoint but not wanted: up/kernel",
         "2 of another shape or dtype: up/bias (checkpoint: float32(3,), wanted: float32(4,)), "

@@ -1,7 +1,7 @@
 """Objects of a kind by name, and as plain data in Keras's form: losses, metrics, optimizers, schedules and penalties.
 
 Nothing is imported by a name that a configuration holds: objects are made of the classes and functions that a registry
-knows, and of those that the user has registered or hands over.
+knows, or that the user has registered or hands over.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class BucketedDataset:
         return as_batch(pack_x_y_sample_weight(x, y, sample_weight))
 
     def _weights(self, is_real: np.ndarray, given: Any) -> Any:
-        """Returns the weights of targets: by place for sequences, else those that are given."""
+        """Returns the weights of targets: by place for sequences, else the given weights."""
         targets, structure = jax.tree.flatten(self._columns[1], is_leaf=_is_made)
         weights = [None] * len(targets) if given is None else jax.tree.leaves(given)
         if not any(isinstance(target, _Sequences) for target in targets):

@@ -143,7 +143,7 @@ def array_to_img(x: ArrayLike, data_format: str | None = None, scale: bool = Tru
         values = values - values.min()
         values = values / (values.max() or 1) * 255
     elif values.min() < 0 or (values.max() >= 256 and values.shape[-1] > 1):
-        raise ValueError(f"`x` has values from {values.min():.4g} to {values.max():.4g}, and an image holds those in "
+        raise ValueError(f"`x` has values from {values.min():.4g} to {values.max():.4g}, and an image holds values in "
                          "[0, 255]. Pass `scale=True`, or scale or clip them.")
     if values.shape[-1] == 1:
         return writer.fromarray(values[..., 0].astype("int32" if values.max() > 255 else "uint8"))

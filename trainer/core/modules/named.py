@@ -100,7 +100,7 @@ class NamedFunctional(FunctionalModule):
             names = sorted(self.parts)
             raise UnnamedModuleError(
                 f"`module` must say which module to apply. Known names: {', '.join(names)}. The inherited "
-                "`train_step`, `test_step` and `predict_step` do not know which: override those that are used. In "
+                "`train_step`, `test_step` and `predict_step` do not know which: override the steps in use. In "
                 "`predict_step`: `x, _, _ = trainer.unpack_x_y_sample_weight(batch)`, then "
                 f'`return self.apply(state.params["{names[0]}"], state, x, module="{names[0]}")[0]`.')
         if module not in self.parts:

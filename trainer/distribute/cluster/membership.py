@@ -51,7 +51,7 @@ from trainer.distribute.cluster.rendezvous.star import Star
 from trainer.distribute.cluster.workarounds import put_off_aborts, threads_that_wait_their_turn
 
 _HEARTBEAT_SECS = 60
-_SHUTDOWN_SECS = 3600  # the chief may have late work, such as a checkpoint, that must not abort those who are done
+_SHUTDOWN_SECS = 3600  # the chief may have late work, such as a checkpoint, that must not abort processes that are done
 _LINGER_SECS = 2.0  # for the others to print their errors: the end of process 0 aborts them
 _DIAGNOSIS_SECS = 1.0  # for the end of another process, and its consequences, to be noticed
 _MEETING_SECS = 30.0  # of processes that are all there

@@ -111,7 +111,7 @@ def save_weights(
     holder: StateHolder, filepath: str | os.PathLike[str], overwrite: bool,
     selects: Callable[[str], bool] = lambda path: True, metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Writes all weights, or those that are selected by path, to one safetensors file; see `Model.save_weights`."""
+    """Writes all weights, or the weights selected by path, to one safetensors file; see `Model.save_weights`."""
     path = checked_path("filepath", filepath)
     check_suffix("filepath", path, ".safetensors")
     weights = {name: to_host(leaf) if is_split_over_processes(leaf) else leaf
@@ -133,7 +133,7 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
     path = checked_path("filepath", filepath)
     if path.endswith((".h5", ".hdf5", ".keras")) and os.path.isfile(path):
         raise ValueError(f"{path!r} is a file of Keras. `trainer.models.load_keras_weights(model, path)` loads weights "
-                         "of Keras's models; `load_weights` those that `save_weights` has written.")
+                         "of Keras's models; `load_weights` loads files of `save_weights`.")
     if not metadata and not storage.is_remote(path) and (found := orbax_arrays.find(path)):
         return _load_from_orbax(holder, path, found, patterns, partial)
     expected = "a safetensors file, as `save_weights` writes it"

@@ -180,7 +180,7 @@ class CompiledMetrics:
 
 
 def _without_ignored(loss: losses.Loss | None, y_true: Any, y_pred: Any, weights: Any) -> Any:
-    """Returns the weights of labels, with 0 for those that a loss leaves out."""
+    """Returns the weights of labels, with 0 for labels that a loss leaves out."""
     kept = None if loss is None else loss.mask(y_true, y_pred)
     return weights if kept is None else full_weights(kept, weights) * kept
 

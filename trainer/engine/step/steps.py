@@ -180,7 +180,7 @@ def predict_one_batch(
         for leaf in jax.tree.leaves(outputs):
             if jnp.shape(leaf)[:1] != (rows,):
                 raise without_rows(
-                    outputs, rows, "Reshape them to (rows, ...), or override `predict_step`, and return those that are "
+                    outputs, rows, "Reshape them to (rows, ...), or override `predict_step`, and return only outputs "
                     "of the rows: `return super().predict_step(state, batch)[0]`.")
         return outputs
 

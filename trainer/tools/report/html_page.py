@@ -54,7 +54,7 @@ def _number_columns(table: Table) -> set[int]:
 def _runs_of_tables(
     parts: Sequence[Table | Picture | str],
 ) -> Iterator[tuple[bool, Iterator[Table | Picture | str]]]:
-    """Yields the parts in order, those that are tables together with their neighbours."""
+    """Yields the parts in order; neighbouring tables come together."""
     return itertools.groupby(parts, lambda part: isinstance(part, Table))
 
 

@@ -52,7 +52,7 @@ _MISSED_HEARTBEATS = 4  # are enough where something is known to be wrong
 _GRACE_SECS = 0.2  # Ctrl-C ends all processes, but not at the same moment
 _LAST_WORD_SECS = 1.0
 _LINGER_SECS = 0.5
-_PATIENCE = 12  # times the limit: those that compile or save have ten
+_PATIENCE = 12  # times the limit: processes that compile or save have ten
 # Gloo's errors are ValueError if the CPU ran the collective in the call, and JaxRuntimeError otherwise.
 _PEER_ERRORS = re.compile(r"\b(Gloo|NCCL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED)\b|Connection (closed|reset)")
 

@@ -88,7 +88,7 @@ class _Gathering:
         self._selector = selector
         self._listeners = listeners
         self._peers: list[_Peer] = []
-        self._members: dict[int, _Peer] = {}  # those that agree with `hello`, by number
+        self._members: dict[int, _Peer] = {}  # processes that agree with `hello`, by number
         self._left: dict[int, float] = {}  # when a member left that has not come back
         self._problems: list[str] = []
         self._refused: dict[tuple[int, str], str] = {}  # by number and job: processes of other jobs, and their texts

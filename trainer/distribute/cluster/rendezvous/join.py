@@ -130,7 +130,7 @@ class _Joining:
 
     def _gave_up(self) -> str:
         return (f"{self._me} did not meet the other processes within {self._wait.timeout_secs:g} s. It awaited "
-                f"{self._coordinator}: {self._reason}. Look at the output of those that are awaited: they may not have "
+                f"{self._coordinator}: {self._reason}. Look at the output of the awaited processes: they may not have "
                 f"been started, or have ended. Check the address of {self._cluster.name(0)} in this process's "
                 f"{self._cluster.source}, and that no firewall closes the port.")
 

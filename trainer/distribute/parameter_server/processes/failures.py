@@ -51,7 +51,7 @@ class RemoteFailure(NamedTuple):
     def error(self, name: str) -> BaseException:
         """Returns an exception to raise, of the same class if built in; `name` is its origin in the message.
 
-        It is a RuntimeError for other classes, and for those that mean something to Python where they are raised.
+        It is a RuntimeError for other classes, and for classes that mean something to Python where they are raised.
         """
         if self.kind == ParameterServerLostError.__name__:
             return ParameterServerLostError(self.message)

@@ -103,7 +103,7 @@ class StateHolder:
 
         Args:
           inputs: the inputs, or their shapes.
-          initial_values: as for `FunctionalModule.init`; None for those that the module holds.
+          initial_values: as for `FunctionalModule.init`; None for the values that the module holds.
         """
         with self.building(inputs, initial_values):
             pass

@@ -96,7 +96,7 @@ class Checkpoint:
             lines = [*errors.listed("missing from the checkpoint", missing, unexpected),
                      *errors.listed("in the checkpoint but not wanted", unexpected),
                      *errors.listed("of another shape or dtype", different)]
-            raise CheckpointError(f"The arrays of the checkpoint {self.path!r} are not those that are wanted.\n"
+            raise CheckpointError(f"The arrays of the checkpoint {self.path!r} do not match the wanted arrays.\n"
                                   + "\n".join(lines))
 
 
