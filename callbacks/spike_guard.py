@@ -39,7 +39,7 @@ class SpikeGuard(LateLogsCallback):
       window: number of applied updates in the medians.
       deviations: number of deviations from which a value is a spike.
       rollback_after: number of consecutive skipped updates after which the run goes back to the weights and the
-        optimizer state of the newest checkpoint in `backup_dir`, noticed at most one execution late. The data go on
+        optimizer state of the newest checkpoint in `backup_dir`, noticed at most one execution late. The data continue
         with the next batch, and the step number is kept. None never goes back.
       backup_dir: the folder of the `BackupAndRestore` of the same `fit`; needed for `rollback_after`.
       max_rollbacks: maximum number of rollbacks; instead of a further rollback, training ends.

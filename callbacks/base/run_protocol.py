@@ -111,7 +111,7 @@ class SavePoint(Protocol):
     def roll_back(self, folder: str) -> str | None:
         """Gives the run the weights and the optimizer state of the newest complete checkpoint in `folder`.
 
-        The data, the history, the callbacks and the number of the step go on.
+        The data, the history, the callbacks and the number of the step continue.
 
         Returns:
           The path of the checkpoint; None if there is none.

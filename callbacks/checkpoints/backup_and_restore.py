@@ -164,7 +164,7 @@ class BackupAndRestore(Callback):
         return time.monotonic() - self._saved_at >= self.save_freq.total_seconds()
 
     def _save(self, point: SavePoint, wait: bool = False) -> bool:
-        if point.is_at_limit and point.kind != "batches":  # saved already, where the run can go on
+        if point.is_at_limit and point.kind != "batches":  # saved already, where the run can continue
             point.wait()
             return True
         is_saved = point.save(self._folder, keep=2 if self.double_checkpoint else 1, wait=wait)

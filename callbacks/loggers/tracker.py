@@ -33,7 +33,7 @@ class Tracker(abc.ABC):
         self._given = run
         self._run: Any = None
         self._is_own = False
-        self._id: str | None = None  # of the run to go on with
+        self._id: str | None = None  # of the run to continue
         self._is_resumed = False
         self._last_steps: Mapping[str, int] = {}
 

@@ -30,7 +30,7 @@ def bucketed(
     """Returns batches of sequences of similar lengths, padded at their ends to the boundary of their bucket.
 
     Each pass has a new order, which depends only on the seed and the pass: batches are the same on any number of
-    devices, and a run resumes without making earlier batches. A model compiles once for each boundary.
+    devices, and a run resumes without making earlier batches. A model compiles for each boundary.
 
     Args:
       data: the columns: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, each a column or a dict of columns. A column

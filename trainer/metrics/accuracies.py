@@ -80,7 +80,7 @@ def sparse_top_k_categorical_accuracy(
     """Returns whether the labelled class is among the top `k` predictions. Classes with equal scores share a rank.
 
     Args:
-      y_true: class indices, `(n, ...)` or `(n, ..., 1)`. An index outside of the classes never counts.
+      y_true: class indices, `(n, ...)` or `(n, ..., 1)`. An index outside of the classes is never among them.
       y_pred: scores, `(n, ..., classes)`, or class indices in descending order of score if `from_sorted_ids`.
       k: number of top predictions to consider.
       from_sorted_ids: whether `y_pred` holds class indices.

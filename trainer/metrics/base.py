@@ -147,7 +147,7 @@ class Metric:
 
     @property
     def variables(self) -> list[Variable]:
-        """The metric's variables, followed by the variables of metrics in its attributes, also in lists and dicts."""
+        """The metric's variables, then variables in its attributes and in metrics there, also in lists and dicts."""
         found = dict.fromkeys(map(id, self._variables))
         variables = list(self._variables)
         for item in _tracked(list(vars(self).values())):

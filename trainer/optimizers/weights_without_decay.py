@@ -52,7 +52,7 @@ class WeightsWithoutDecay(NamedTuple):
         return path not in self.paths and not any(re.search(name, path) for name in self.names)
 
     def check(self, paths: Iterable[str]) -> None:
-        """Raises ValueError if these paths lack one of `self.paths`, or match none of `names`."""
+        """Raises ValueError if a path of `self.paths` is missing here, or nothing here matches `names`."""
         known = list(paths)
         for path in self.paths:
             if path not in known:

@@ -24,8 +24,8 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
     program. Old entries are not deleted. Programs from the folder run unchecked: no other user may have write access.
 
     Args:
-      folder: the folder, created with permissions for its owner only if it does not exist. By default "trainer-jax" in
-        the user's cache folder. Or its URL in an object store, "gs://..." or "s3://...".
+      folder: the folder, created if missing, with permissions for its owner only. By default "trainer-jax" in the
+        user's cache folder. Or its URL in an object store, "gs://..." or "s3://...".
 
     Returns:
       The folder.

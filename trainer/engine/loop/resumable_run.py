@@ -306,7 +306,7 @@ class TrainingRun:
             checkpoint = open_checkpoint(path, verify=False)
             check_is_of_run(path, checkpoint.document)
             present = self._core.state.current
-            # With the number of the step, by which random streams go on.
+            # With the number of the step, by which random streams continue.
             self._core.state.set(restored_state(checkpoint, present).replace(step=present.step))
         return path
 

@@ -1,4 +1,4 @@
-"""The evaluations that a call of `train_and_evaluate` has made, for a call that goes on after its process was killed.
+"""The evaluations that a call of `train_and_evaluate` has made, to continue the call after its process was killed.
 
 Owns a file in the folder of the estimator, which is there while a call is under way. Must not decide which checkpoints
 are evaluated.
@@ -22,7 +22,7 @@ EVALUATOR_FILE_NAME = "evaluator.json"  # of a process that only evaluates
 
 
 class EvaluationRecord:
-    """The course of a call, kept in a file so that another process can go on with it.
+    """The course of a call, kept in a file so that another process can continue it.
 
     Args:
       model_dir: folder of the estimator.
@@ -72,7 +72,7 @@ class EvaluationRecord:
         self._write()
 
     def resume(self, max_steps: int | None) -> None:
-        """Notes that an interrupted call goes on, to another end if the script says so."""
+        """Notes that an interrupted call continues, to another end if the script says so."""
         self.max_steps = max_steps
         self._write()
 

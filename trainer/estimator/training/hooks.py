@@ -129,7 +129,7 @@ class ScheduledSaveListener(CheckpointSaverListener):
     """
 
     def after_resume(self, session: Any, global_step_value: int) -> None:
-        """Called when an interrupted training goes on from such a checkpoint: `after_save` may not have returned."""
+        """Called when an interrupted training continues from such a checkpoint: `after_save` may not have returned."""
 
 
 def as_callbacks(argument: str, hooks: object) -> list[Callback]:

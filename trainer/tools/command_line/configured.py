@@ -38,7 +38,7 @@ EXPORT_NAMES = {"jax": "model.export", "stablehlo": "model_stablehlo", "saved_mo
                 "onnx": "model.onnx"}
 SETS = ("train", "validation", "test", "predict")
 _ARRAYS = ("x", "y", "sample_weight")
-# A run may go on with another value: more epochs, other devices. `fit` checks callbacks against the checkpoint.
+# A run may continue with another value: more epochs, other devices. `fit` checks callbacks against the checkpoint.
 _MAY_CHANGE = ("run", "strategy", "backup", "trainer.epochs", "trainer.max_steps", "trainer.max_time",
                "trainer.verbose", "trainer.callbacks")
 _ABSENT = object()

@@ -117,7 +117,7 @@ def diagnose(
     or else a process that may be waiting itself; among several, the process at the lowest step. A process that saves
     counts as waiting after another process has left. A process that compiles, saves or is between two runs has
     `PATIENCE` times the limit, and so do the processes that wait for it. If all wait, but an epoch has ended in some
-    processes and goes on in others, the data differ. This is diagnosed as soon as the reports are of the same moment.
+    processes and continues in others, the data differ. This is diagnosed as soon as the reports are of the same moment.
 
     Args:
       seen: knowledge about each process.

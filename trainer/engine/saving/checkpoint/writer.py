@@ -117,7 +117,7 @@ class CheckpointWriter:
 
         temporary = processes.from_first(make_temporary)
         if self._group is None:
-            self._group = ProcessGroup.of_all().subgroup()  # the thread's own, as the main thread goes on meanwhile
+            self._group = ProcessGroup.of_all().subgroup()  # the thread's own, as the main thread continues meanwhile
         group = self._group
         try:
             copies = self._copies_of({name: _one_of_each(array) for name, array in arrays.items()})
