@@ -70,7 +70,7 @@ class Checkpoint:
                 restored = (self._from_orbax if self.is_orbax else self._from_shards)(structs)
         except Exception as error:
             failure = error
-        processes.raise_together(failure)  # otherwise a process could continue and delete files that another still reads
+        processes.raise_together(failure)  # otherwise a process could delete files that another still reads
         return restored
 
     def _from_shards(self, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
