@@ -87,8 +87,8 @@ class TracedMetrics:
     def _check_trace(self, metric: Metric) -> None:
         if get_opaque_trace_state(convention="flax") != self._trace:
             raise TypeError(f"The metric {metric.name!r} is updated inside of a function that JAX transforms, such as "
-                            "the function of `jax.value_and_grad`, where its values would be lost. Return its "
-                            "arguments (`has_aux=True`), and update it afterwards.")
+                            "the function of `jax.value_and_grad`, where its values would be lost. Return the "
+                            "values that it needs (`has_aux=True`), and update it afterwards.")
 
 
 @contextlib.contextmanager
