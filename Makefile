@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TESTS ?= tests
 REQUIREMENTS ?=
+HALF ?=
 
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check -qq
@@ -29,8 +30,9 @@ docs: $(VENV)/.docs
 test: $(VENV)/.dev
 	@$(pytest) -m "not exhaustive and not ($(rest))" $(TESTS)
 
+# HALF=0 or HALF=1: a half of them.
 test-rest: $(VENV)/.dev
-	@$(pytest) -m "$(rest)" $(TESTS)
+	@$(pytest) -m "$(rest)" $(if $(HALF),--half $(HALF)) $(TESTS)
 
 test-all: $(VENV)/.docs
 	@$(pytest) $(TESTS)

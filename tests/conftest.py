@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from importlib import metadata
 
 import pytest
@@ -41,9 +42,13 @@ THREAD_GRACE_SECS = 2.0
 CASES_FOR_ONE = 5  # no usual length of an axis of cases
 
 
+def pytest_addoption(parser):
+    parser.addoption("--half", type=int, choices=(0, 1), help="run one half of the tests, as CI does in turn")
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
-def pytest_collection_modifyitems(items):
-    """Divides the cases of tests: see `sampled`, `slow` and `every_case` in pyproject.toml."""
+def pytest_collection_modifyitems(config, items):
+    """Selects cases (`sampled`, `slow`, `every_case` in pyproject.toml) and tests (`--half`)."""
     counts: collections.Counter[tuple[str, bool]] = collections.Counter()
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
@@ -56,6 +61,9 @@ def pytest_collection_modifyitems(items):
         if counts[test, is_slow] % (sampled.args[0] if sampled and sampled.args else CASES_FOR_ONE):
             item.add_marker(pytest.mark.slow if "every_case" in marks else pytest.mark.exhaustive)
         counts[test, is_slow] += 1
+    half = config.getoption("half")
+    if half is not None:
+        items[:] = [item for item in items if zlib.crc32(item.nodeid.partition("[")[0].encode()) % 2 == half]
 
 
 def pytest_collection_finish():

@@ -360,8 +360,8 @@ def test_on_cpu_devices_no_thread_gathers_rows_and_elsewhere_one_does(monkeypatc
     monkeypatch.setattr(
         phase_input, "prefetch", lambda *arguments, **options: threads.append(1) or real(*arguments, **options))
     for is_on_cpu in (True, False):
-        monkeypatch.setattr(trainer.distribute.Strategy, "is_on_cpu", is_on_cpu)
         model = compiled_mlp(data_on_device=False, steps_per_execution=2)
+        monkeypatch.setattr(model.strategy, "is_on_cpu", is_on_cpu)
         model.fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x, y), verbose=0)
         results.append([*model.get_weights(), model.predict(x, batch_size=BATCH, verbose=0),
                         *model.history.history["val_loss"]])

@@ -36,7 +36,7 @@ def test_each_pair_of_factors_occurs():
 
 
 @pytest.mark.slow
-@pytest.mark.every_case
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:The `cross_device_ops` of")  # some steps are partitioned
 @pytest.mark.parametrize(("case", "names"), CASES.items(), ids=map(str, CASES))
 def test_every_strategy_gives_one_devices_numbers(case, names):

@@ -82,7 +82,7 @@ def test_a_generated_program_gives_one_devices_numbers(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(36)
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize("seed", [seed for seed in ALL if seed not in QUICK])
 def test_many_generated_programs_give_one_devices_numbers(seed):
     check(seed)

@@ -27,7 +27,7 @@ STRATEGIES = {
     # Its first axis goes over the processes.
     "model_over_processes": lambda: distribute.ModelParallelStrategy({"model": 2, "replica": 2}, layout_map=LAYOUT),
 }
-SEEDS = range(12)
+SEEDS = [range(5), pytest.param(range(5, 25), marks=pytest.mark.exhaustive)]
 PROCESSES, DEVICES = 2, 2
 TIMEOUT_SECS = 600.0  # for a busy machine
 
@@ -51,7 +51,8 @@ def compare(seeds):
     return {"failures": failures, "chaotic": chaotic}
 
 
-def test_generated_programs_give_one_devices_numbers_over_processes():
-    for process, one in enumerate(LocalCluster(PROCESSES, DEVICES, TIMEOUT_SECS).run(compare, list(SEEDS))):
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_generated_programs_give_one_devices_numbers_over_processes(seeds):
+    for process, one in enumerate(LocalCluster(PROCESSES, DEVICES, TIMEOUT_SECS).run(compare, list(seeds))):
         assert not one["failures"], f"In process {process}:\n" + "\n".join(one["failures"].values())
         assert len(one["chaotic"]) <= 1, "too many programs are too sensitive to rounding to be compared"

@@ -203,7 +203,7 @@ SEQUENCES = {
 
 
 @pytest.mark.slow
-@pytest.mark.every_case
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [trainer.Model, OwnStep])
 @pytest.mark.parametrize(("mesh", "constrain"), [
     ("replicas", "lax"), ("shards", "lax"), ("shards", "logical"), ("sequences alone", "lax")])

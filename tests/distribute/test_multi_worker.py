@@ -65,7 +65,7 @@ def fitted(kind, folder):
     }
 
 
-@pytest.mark.every_case
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["arrays", "generator", "custom step", "sharded", "model parallel"])
 def test_processes_give_the_numbers_of_one_device(kind, tmp_path):
     (tmp_path / "one").mkdir()

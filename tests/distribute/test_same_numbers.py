@@ -35,7 +35,7 @@ def assert_same(one, many, rtol=3e-4, atol=3e-5):
 
 
 @pytest.mark.slow
-@pytest.mark.every_case
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("library", [LinenMLP, NNXMLP])
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

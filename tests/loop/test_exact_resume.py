@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 SCRIPT = str(pathlib.Path(__file__).parents[1] / "support" / "crash_training.py")
 
 
-@pytest.mark.every_case
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("arguments", "kills"), [
     (("linen", "arrays", "4", "auto"), [Kill(step=8), Kill(validation=3)]),
     (("nnx", "grain", "1", "auto"), [Kill(step=19), Kill(save=2, delay_secs=0.01)]),

@@ -15,7 +15,7 @@ LAUNCH = [sys.executable, "-m", "trainer.launch", "--workers", "2"]
 needs_datasets = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs `datasets`")
 
 
-@pytest.mark.every_case
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("command", "kind", "kills"), [
     ([sys.executable], "loader", [Kill(step=6), Kill(step=13)]),
     (LAUNCH, "joined", [Kill(step=11, process=1)]),

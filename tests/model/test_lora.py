@@ -242,6 +242,7 @@ def in_a_process(folder):
     return True
 
 
+@pytest.mark.exhaustive
 @pytest.mark.processes
 def test_two_processes_give_one_devices_numbers_and_files(tmp_path):
     assert LocalCluster(2, 1, 300.0).run(in_a_process, str(tmp_path)) == [True, True]

@@ -46,5 +46,21 @@ def test_a_test_that_cleans_up_passes(report):
     assert f"{len(LEAKS) + 1} passed, {len(LEAKS)} errors" in report
 
 
+@pytest.mark.slow
+def test_each_test_is_in_one_half_with_all_its_cases(tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
+    parametrized = "@pytest.mark.parametrize('case', [0, 1])\ndef test_{}(case):\n    pass\n"
+    (tmp_path / "test_sample.py").write_text("\n".join(["import pytest", *map(parametrized.format, "abcdef")]))
+    found = []
+    for half in (["--half=0"], ["--half=1"], []):
+        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *half,
+                               "--rootdir", str(tmp_path), str(tmp_path)], cwd=tmp_path, capture_output=True,
+                              text=True, timeout=120, check=True)
+        found.append({line for line in done.stdout.splitlines() if "::" in line})
+    first, second, both = found
+    assert first and second and not first & second and first | second == both
+    assert all(name.replace("[0]", "[1]") in part for part in (first, second) for name in part)
+
+
 def test_every_test_sees_eight_devices(devices):
     assert len(devices) == 8

@@ -14,7 +14,6 @@ SLOW = ("trainer.callbacks.", "trainer.distribute.", "trainer.engine.", "trainer
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.slow, pytest.mark.every_case] if name.startswith(SLOW) else [])
     for name in sorted(project_files.modules())])

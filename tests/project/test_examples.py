@@ -42,7 +42,7 @@ def test_the_digits_demo_reaches_its_accuracy_and_writes_its_curves(tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_language_model_is_fine_tuned_killed_and_continued_to_the_same_bits(tmp_path):
     def started(output):  # on eight simulated devices
         command = command_of("finetune_llm.py", "--epochs", 4, "--output", output)

@@ -37,7 +37,7 @@ def test_files_that_were_made_to_do_harm_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.every_case
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_hostile_files_are_refused(part):
     assert wrong_outcomes(range(part, len(CASES), PARTS)) == {}

@@ -99,9 +99,8 @@ def write(kind, folder, tree):
     return folder / "tree"
 
 
-@pytest.mark.every_case
 @pytest.mark.slow
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["manager", "standard", "pytree", "zarr", "zarr3"])
 @pytest.mark.parametrize("tree", ["params", "variables", "state"])
 def test_weights_of_a_script_of_orbax_are_read_into_shards(tmp_path, kind, tree):

@@ -88,7 +88,6 @@ CASES = {
 @pytest.mark.parametrize("count", [8, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sampled(10)
-@pytest.mark.every_case
 def test_replicas_draw_the_numbers_of_one_device(case, count, caplog):
     module, options = CASES[case]
     one = trained(1, module, **options)
