@@ -15,8 +15,13 @@ from site_pages import docstrings, elsewhere, gallery, reference, sources
 
 DOCS = pathlib.Path(__file__).parents[1]
 GENERATED = DOCS / "generated"
-# The examples that run at each build, if they have changed. GALLERY_RUNS=0 runs none.
-QUICK: dict[str, tuple[str, ...]] = {"digits": (), "finetune_llm": ("--epochs", "10"), "vit_finetune": ()}
+# The arguments of the examples that run at the build, if they have changed: the others need photos, Ray or a client.
+# GALLERY_RUNS=0 runs none.
+RUN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((
+        "actor_critic", "dcgan", "digits", "distillation", "lora", "miniature_gpt", "mnist", "optuna_pruning",
+        "siamese", "text_classification", "transfer_learning", "vae", "vit_finetune"), ()),
+    "finetune_llm": ("--epochs", "10")}
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -37,7 +42,7 @@ def pages() -> dict[str, str]:
 
 def _generate(app: Any) -> None:
     texts = pages()
-    for name, arguments in QUICK.items():
+    for name, arguments in RUN.items():
         if os.environ.get("GALLERY_RUNS", "1") != "0":
             script = DOCS.parent / "examples" / f"{name}.py"
             result = gallery.run(script, arguments, DOCS / "_build" / "gallery")

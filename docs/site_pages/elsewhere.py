@@ -23,7 +23,7 @@ def copy_of(path: str) -> str | None:
       path: the file's path from the project's root, such as "examples/digits.py".
     """
     if re.fullmatch(r"examples/\w+\.py", path):
-        return f"generated/{path.removesuffix('.py')}.md"
+        return f"generated/{path.removesuffix('.py')}.ipynb"
     return _COPIES.get(path)
 
 
