@@ -43,6 +43,7 @@ nb_output_stderr = "remove"  # XLA's own messages
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {name: name for name in ("ArrayLike", "ArrayTree", "DTypeLike", "Data", "Layout", "PyTree")}
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

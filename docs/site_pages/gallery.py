@@ -15,8 +15,9 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-_TITLES = {"dcgan": "DCGAN", "finetune_llm": "Fine-tuning of a language model", "lora": "LoRA",
-           "miniature_gpt": "Miniature GPT", "mnist": "MNIST", "vae": "VAE",
+_TITLES = {"actor_critic": "Actor-critic", "dcgan": "DCGAN", "finetune_llm": "Fine-tuning of a language model",
+           "lora": "LoRA", "miniature_gpt": "Miniature GPT", "mnist": "MNIST", "optuna_pruning": "Search with Optuna",
+           "ray_tune": "Search with Ray Tune", "serve_fastapi": "Serving with FastAPI", "vae": "VAE",
            "vit_finetune": "Fine-tuning of a vision transformer"}
 _LINES = 40  # of what an example prints, from its end
 _FOLDER = "generated/examples"
