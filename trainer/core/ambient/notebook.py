@@ -9,7 +9,7 @@ import html
 import sys
 from typing import Any
 
-_PRE = "white-space:pre;overflow-x:auto;line-height:1.3"  # wide tables scroll
+_PRE = "white-space:pre;overflow-x:auto;line-height:1.3;font-family:monospace"  # wide tables scroll
 
 
 def is_in_notebook() -> bool:
