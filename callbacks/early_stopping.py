@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
 from trainer.callbacks.base.callback import Logs, adds_logs
@@ -29,7 +31,8 @@ class EarlyStopping(MonitorCallback):
     Attributes:
       best: best monitored value.
       best_epoch: index of the best epoch, from 0.
-      best_weights: Weights at the end of the best epoch; None without `restore_best_weights`.
+      best_weights: Weights at the end of the best epoch, with `ema_decay` the averages; None without
+        `restore_best_weights`.
       wait: number of epochs since the last improvement.
       stopped_epoch: index of the epoch that ended the training; 0 if none.
 
@@ -91,7 +94,10 @@ class EarlyStopping(MonitorCallback):
             self.best = current
             self.best_epoch = epoch
             if self.restore_best_weights:
-                self.best_weights = self.model.get_weights()
+                # Moving averages, if validation uses them. A loop by hand may have a model without a `current_run`.
+                run = getattr(self.model, "current_run", None)
+                with getattr(run, "showing_averages", contextlib.nullcontext)():
+                    self.best_weights = self.model.get_weights()
             if self._is_improvement(current, self.baseline):
                 self.wait = 0
         elif self.wait >= self.patience:

@@ -9,15 +9,15 @@ from trainer.core.arguments import require_bool
 
 
 class SwapEMAWeights(Callback):
-    """Replaces the weights by their moving averages at the end of `fit`, and optionally after each epoch.
+    """Replaces the weights by their moving averages at the end of `fit`.
 
-    `compile(ema_decay=...)` keeps the averages. `evaluate`, `predict` and every validation use them, with or without
-    this callback. Nothing is swapped, so nothing can be swapped twice: the trained weights stay in place, and a resumed
-    run continues with them.
+    `compile(ema_decay=...)` keeps the averages. `evaluate`, `predict`, each validation and files of `save_weights` use
+    them with or without this callback. With it, `get_weights`, `model(x)` and the next `fit` begin with the averages
+    too. Until the end of `fit`, training continues with the trained weights.
 
     Args:
-      swap_on_epoch: whether `get_weights` and `save_weights` return the averages from the end of an epoch to the
-        beginning of the next. Later callbacks in the list, such as `ModelCheckpoint`, then save the averages.
+      swap_on_epoch: whether `get_weights` returns the averages from the end of an epoch to the beginning of the next,
+        for later callbacks in the list.
 
     Raises:
       ValueError: from `fit`, `evaluate` and `predict`, if the model keeps no averages.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, SupportsFloat
 
 import numpy as np
@@ -170,6 +171,12 @@ class RunDetails(Protocol):
 
     @shows_averages.setter
     def shows_averages(self, value: bool) -> None: ...
+
+    def showing_averages(self) -> AbstractContextManager[None]:
+        """Lets `get_weights` in the block return the weights that `evaluate` uses: the averages, if there are any.
+
+        A run may lack this method.
+        """
 
     def adopt_averages(self) -> None:
         """Replaces the weights by their moving averages."""

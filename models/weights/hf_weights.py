@@ -98,8 +98,9 @@ def save_hf_weights(
     """Writes weights and configuration to a folder that Hugging Face's `transformers` reads.
 
     The folder has `config.json`, and `model.safetensors` or several files and their index. `transformers` returns the
-    outputs of the model, with logits instead of probabilities. Arrays that are split over devices are whole in the
-    files. If several JAX processes train together, all must call this function; the first writes.
+    outputs of the model, with logits instead of probabilities; with `ema_decay`, the files have the averages. Arrays
+    that are split over devices are whole in the files. If several JAX processes train together, all must call this
+    function; the first writes.
 
     Args:
       model: a built `trainer.Model` of a `TransformerLM`, `Llama`, `TransformerEncoder` or `ViT`.
@@ -151,7 +152,9 @@ def save_hf_weights(
     for file, group in zip(files, groups, strict=True):
         arrays = {}
         for theirs in group:
-            array = _joined([(row, variables[row.ours].numpy()) for row in rows[theirs]], names[theirs], saved)
+            with model.current_run.showing_averages():  # which the outputs are of
+                parts = [(row, variables[row.ours].numpy()) for row in rows[theirs]]
+            array = _joined(parts, names[theirs], saved)
             if is_writer:
                 arrays[names[theirs]] = array
         if is_writer:

@@ -29,6 +29,10 @@ class HasWeights(Protocol):
     def weights(self) -> Sequence[Any]:
         """The arrays of `params` and `model_state`, each with a `path`, a `dtype` and a method `numpy`."""
 
+    @property
+    def current_run(self) -> Any:
+        """An object with the context manager `showing_averages`, in which `weights` are moving averages, if any."""
+
     def state_shapes(self) -> Any:
         """Returns an object with `params` and `model_state`, trees of shapes."""
 

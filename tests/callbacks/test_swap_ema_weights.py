@@ -146,10 +146,10 @@ def test_another_fit_goes_on_from_the_averages():
 
 
 @pytest.mark.slow
-def test_a_model_checkpoint_behind_it_saves_averages(tmp_path):
+@pytest.mark.parametrize("others", [[], [SwapEMAWeights(swap_on_epoch=True)]], ids=["alone", "behind it"])
+def test_a_model_checkpoint_saves_averages(others, tmp_path):
     model = compiled()
-    fit(model, SwapEMAWeights(swap_on_epoch=True),
-        ModelCheckpoint(tmp_path / "{epoch}.safetensors", save_weights_only=True))
+    fit(model, *others, ModelCheckpoint(tmp_path / "{epoch}.safetensors", save_weights_only=True))
     other = compiled(ema_decay=None)
     other.build(X)
     for epoch, averages in enumerate(plain()[0].averages):
@@ -158,10 +158,11 @@ def test_a_model_checkpoint_behind_it_saves_averages(tmp_path):
     assert other.evaluate(X, Y, verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0), rel=1e-6)
 
 
-def test_early_stopping_behind_it_restores_the_best_averages():
+@pytest.mark.parametrize("others", [[], [SwapEMAWeights(swap_on_epoch=True)]], ids=["alone", "behind it"])
+def test_early_stopping_restores_the_best_averages(others):
     model = compiled()
     stopping = EarlyStopping("val_loss", mode="max", patience=9, restore_best_weights=True)
-    history = fit(model, SwapEMAWeights(swap_on_epoch=True), stopping).history
+    history = fit(model, *others, stopping).history
     best = max(history["val_loss"])
     assert history["val_loss"].index(best) < 2  # it falls, and the worst is asked for
     assert model.evaluate(X, Y, verbose=0)["loss"] == pytest.approx(best, rel=1e-6)

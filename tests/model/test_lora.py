@@ -279,6 +279,19 @@ def test_dropout_of_adapters_is_active_in_training_alone(kind):
 
 
 @pytest.mark.slow
+def test_with_moving_averages_a_merged_model_and_saved_adapters_predict_the_same(tmp_path):
+    model = compiled(adapted(), ema_decay=0.9)
+    fitted(model)
+    outputs = model.predict(IDS, verbose=0)
+    assert np.abs(np.asarray(model(IDS)) - outputs).max() > 1e-4  # of the weights, which are not the averages
+    np.testing.assert_allclose(model.merge().predict(IDS, verbose=0), outputs, atol=1e-5)
+    model.save_adapters(tmp_path / "adapters.safetensors")
+    other = adapted()
+    other.load_adapters(tmp_path / "adapters.safetensors")
+    np.testing.assert_allclose(other.predict(IDS, verbose=0), outputs, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_remat_and_16_bits_keep_the_adapters():
     for kind in MODULES:
         plain, remat = compiled(adapted(kind)), compiled(adapted(kind), remat=True)

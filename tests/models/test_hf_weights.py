@@ -368,6 +368,18 @@ def test_weights_are_never_replaced_by_a_save(tmp_path, llama):
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in (FILES / "llama2").iterdir())
 
 
+@pytest.mark.slow
+def test_saved_files_have_the_averages_that_predict_uses(tmp_path):
+    model, tokens = loaded("gpt2"), hf_models.inputs("gpt2")
+    model.compile("adam", trainer.losses.SparseCategoricalCrossentropy(from_logits=True), ema_decay=0.9)
+    model.fit(tokens, tokens, epochs=3, verbose=0)
+    models.save_hf_weights(model, tmp_path / "saved")
+    other = built(models.from_hf(tmp_path / "saved"), tokens)
+    models.load_hf_weights(other, tmp_path / "saved")
+    np.testing.assert_allclose(other.predict(tokens, verbose=0), model.predict(tokens, verbose=0), rtol=1e-5, atol=1e-5)
+    assert np.abs(np.asarray(model(tokens)) - other(tokens)).max() > 1e-3
+
+
 def test_models_of_no_family_are_refused(tmp_path):
     model = built(models.MLP(num_classes=2), np.zeros((1, 3), np.float32))
     for call in (models.load_hf_weights, models.save_hf_weights):

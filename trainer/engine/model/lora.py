@@ -135,16 +135,16 @@ class LoraModel(Model):
             self._core.state, filepath, None, None, self._is_trained, {_ADAPTERS: self._described()})
 
     def merge(self) -> Model:
-        """Returns a model with equal outputs and without adapters, of the class of the model given to `lora`.
+        """Returns a model whose `predict` is the same, without adapters, of the class of the model given to `lora`.
 
         Each weight is `W + alpha / rank * A B`, added in float32 and stored in the weight's dtype. The model has the
-        same strategy and is not compiled.
+        same strategy and is not compiled. With `ema_decay`, it has the averages.
 
         Raises:
           RuntimeError: if the model is not built.
         """
         core, strategy = self._core, self.strategy
-        state, owner = core.state.current, adapted(core.module)
+        state, owner = core.state.evaluated, adapted(core.module)
         made = object.__new__(type(self)._plain_class)
         vars(made).update(vars(self))
         made._core = ModelCore(made, core.defaults, without_adapters(core.module), strategy, core.state.seed,

@@ -417,8 +417,8 @@ class StatefulModel(OverridableSteps, ForeignNames):
 
         The name of an array is its path: "Dense_0/kernel" for a parameter; paths of Linen's model state begin with the
         collection: "batch_stats/BatchNorm_0/mean". Arrays keep the model's stored dtypes. Arrays that are split over
-        devices are whole in the file, and are fetched one at a time. The file has no moving averages of `ema_decay`;
-        `export` uses them.
+        devices are whole in the file, and are fetched one at a time. With `ema_decay`, the file has the
+        averages, which `evaluate`, `predict` and `export` use; `save` keeps the averages and the weights.
 
         If several JAX processes train together, all must call this method; the first process writes.
 

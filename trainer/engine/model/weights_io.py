@@ -115,7 +115,7 @@ def save_weights(
     path = checked_path("filepath", filepath)
     check_suffix("filepath", path, ".safetensors")
     weights = {name: to_host(leaf) if is_split_over_processes(leaf) else leaf
-               for name, leaf in _named_weights(holder.shown).items() if selects(name)}
+               for name, leaf in _named_weights(holder.evaluated).items() if selects(name)}
     if jax.process_index() != 0:
         return
     check_may_write(path, overwrite)

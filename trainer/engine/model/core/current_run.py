@@ -144,6 +144,15 @@ class CurrentRun:
     def shows_averages(self, value: bool) -> None:
         self._state.shows_averages = value
 
+    @contextlib.contextmanager
+    def showing_averages(self) -> Iterator[None]:
+        """Lets `get_weights` and `weights` in the block use the averages, if the model keeps them."""
+        before, self.shows_averages = self.shows_averages, self.keeps_averages
+        try:
+            yield
+        finally:
+            self.shows_averages = before
+
     def adopt_averages(self) -> None:
         """Replaces the weights with the averages kept by `ema_decay` or an averaging optimizer."""
         self._state.adopt_averages()

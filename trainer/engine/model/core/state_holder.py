@@ -212,7 +212,13 @@ class StateHolder:
     @property
     def shown(self) -> TrainState:
         """The state whose weights users and callbacks read and save: with averages if `shows_averages`."""
-        return self._strategy.on_devices(self.current).averaged() if self.shows_averages else self.current
+        return self.evaluated if self.shows_averages else self.current
+
+    @property
+    def evaluated(self) -> TrainState:
+        """The state with the weights that `evaluate` and `predict` use: with averages, if the model keeps them."""
+        state = self.current
+        return self._strategy.on_devices(state).averaged() if state.keeps_averages else state
 
     def borrow(self) -> TrainState:
         """Returns the state. Its arrays stay valid, because the next train step works on a copy."""
