@@ -106,6 +106,7 @@ def test_defaults_of_layers_are_those_of_the_table(keras):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning")  # in Keras, with JAX 0.12
 def test_keras_and_the_trainer_have_the_same_numbers(keras, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     make, train, step = pages.blocks(KERAS_GUIDE, "py")
