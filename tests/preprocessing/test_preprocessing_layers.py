@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from functools import partial
 
 import flax.nnx as nnx
 import jax
@@ -400,6 +401,35 @@ def test_a_layer_of_ones_own_is_a_feature():
         "size": [[3.0]], "text": [[0, 2, 0]]}
 
 
+def space_of_texts(layer, feature_mode):
+    made = preprocessing.FeatureSpace({
+        "size": "float", "text": preprocessing.FeatureSpace.feature("string", layer, feature_mode)})
+    made.adapt({"text": ["x y", "x"], "size": [1, 2]})
+    return made
+
+
+@pytest.mark.parametrize("feature_mode", ["float", "int"])  # as in Keras
+@pytest.mark.parametrize(("make", "mode", "expected"), [
+    (preprocessing.TextVectorization, "multi_hot", [0, 1, 1]), (preprocessing.TextVectorization, "count", [0, 2, 1]),
+    (preprocessing.StringLookup, "multi_hot", [1, 0, 0]), (preprocessing.StringLookup, "count", [1, 0, 0]),
+    (partial(preprocessing.Hashing, 2), "multi_hot", [1, 0]), (partial(preprocessing.Hashing, 2), "count", [1, 0]),
+])
+def test_vectors_of_whole_numbers_are_a_part_of_one_array(make, mode, expected, feature_mode):
+    received = space_of_texts(make(output_mode=mode), feature_mode)({"text": ["x y x"], "size": [3]})
+    assert received.dtype == np.float32 and received.tolist() == [[3.0, *expected]]
+
+
+@pytest.mark.parametrize(("layer_mode", "feature_mode", "message"), [
+    ("int", "float", "has indices.*Give the TextVectorization output_mode='multi_hot'.*output_mode=\"dict\""),
+    ("int", "one_hot", "Give the TextVectorization output_mode='multi_hot'.*the feature output_mode='float'"),
+    ("multi_hot", "one_hot", "Give the feature output_mode='float'"),
+])
+def test_the_error_of_a_feature_of_texts_says_the_modes_that_work(layer_mode, feature_mode, message):
+    made = space_of_texts(preprocessing.TextVectorization(output_mode=layer_mode), feature_mode)
+    with pytest.raises(ValueError, match=message):
+        made({"text": ["x"], "size": [1]})
+
+
 @pytest.mark.parametrize(("call", "error", "message"), [
     (lambda: space()(TABLE), ValueError, "Feature 'city': StringLookup has no vocabulary"),
     (lambda: space().adapt({"city": ["a"], "siz": [1.0]}), ValueError, "no column 'size'.*Did you mean 'siz'"),
@@ -417,7 +447,8 @@ def test_a_layer_of_ones_own_is_a_feature():
     (lambda: preprocessing.FeatureSpace({"a": preprocessing.FeatureSpace.integer_hashed(3, "int")})({"a": [1]}),
      ValueError, "has indices.*output_mode='one_hot'"),
     (lambda: preprocessing.FeatureSpace({"a": preprocessing.FeatureSpace.feature(
-        "float32", preprocessing.Rescaling(1.0), "one_hot")})({"a": [1]}), ValueError, "no indices of a known number"),
+        "float32", preprocessing.Rescaling(1.0), "one_hot")})({"a": [1]}), ValueError,
+     "does not return one index of a known number.*Give the feature output_mode='float'"),
 ])
 def test_unusable_tables_and_features_are_refused(call, error, message):
     with pytest.raises(error, match=message):

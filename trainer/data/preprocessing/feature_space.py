@@ -15,7 +15,7 @@ from trainer.core.configs import Config
 from trainer.core.errors import describe, near_hint, unknown_name, wrong_type
 from trainer.data.preprocessing.batches import inputs_of
 from trainer.data.preprocessing.discretization import Discretization
-from trainer.data.preprocessing.features import Cross, Feature, encoder_of
+from trainer.data.preprocessing.features import Cross, Feature, check_is_part_of_vector, encoder_of
 from trainer.data.preprocessing.hashed_crossing import HashedCrossing
 from trainer.data.preprocessing.hashing import Hashing, on_host
 from trainer.data.preprocessing.integer_lookup import IntegerLookup
@@ -263,10 +263,9 @@ class FeatureSpace(PreprocessingLayer):
         return results if self.output_mode == "dict" else self._joined(results)
 
     def _joined(self, results: dict[str, np.ndarray]) -> np.ndarray:
+        layers = self.preprocessors | self.crossers
         for name, values in results.items():
-            if values.dtype.kind != "f":
-                raise ValueError(f"Feature {name!r} has indices, and cannot be a part of one array of numbers. Use its "
-                                 "output_mode='one_hot', or `FeatureSpace(..., output_mode=\"dict\")`.")
+            check_is_part_of_vector(name, layers[name], values)
         return np.concatenate(list(results.values()), axis=-1, dtype=np.float32)
 
     # --- plain data --------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from trainer.core import arguments
 from trainer.core.configs import Config
 from trainer.core.errors import wrong_type
@@ -27,8 +29,8 @@ class Feature:
     Attributes:
       dtype: "float32", "int32" or "string".
       preprocessor: the layer, called with a column of shape `(rows, 1)`.
-      output_mode: "float" for the layer's numbers; "int" for its indices; "one_hot" for a vector per row, with an entry
-        for each possible index.
+      output_mode: "float" for the layer's numbers, also multi-hot vectors and counts; "int" for its indices; "one_hot"
+        for a vector per row, with an entry for each possible index.
 
     Raises:
       TypeError: if `preprocessor` is not a layer.
@@ -100,12 +102,46 @@ def encoder_of(name: str, layer: PreprocessingLayer, output_mode: str) -> Catego
     """
     if output_mode != "one_hot":
         return None
+    categories = _num_categories(layer)
+    if categories is not None:
+        return CategoryEncoding(categories, "multi_hot")
+    fix = "Give the feature output_mode='float'."
     if getattr(layer, "output_mode", None) == "int":
-        if isinstance(layer, IndexLookup):
-            return CategoryEncoding(layer.vocabulary_size(), "multi_hot")
-        if isinstance(layer, Discretization):
-            return CategoryEncoding(layer.num_bins or len(layer.bin_boundaries or []) + 1, "multi_hot")
-        if isinstance(layer, (Hashing, HashedCrossing)):
-            return CategoryEncoding(layer.num_bins, "multi_hot")
-    raise ValueError(f"Feature {name!r} has output_mode='one_hot', and {type(layer).__name__} returns no indices of a "
-                     "known number. Use output_mode='float' or 'int'.")
+        fix = f"{_vectors_of(layer)} and the feature output_mode='float'."
+    raise ValueError(f"Feature {name!r} has output_mode='one_hot', and {type(layer).__name__} does not return one index "
+                     f"of a known number of categories. {fix}")
+
+
+def check_is_part_of_vector(name: str, layer: PreprocessingLayer, values: np.ndarray) -> None:
+    """Raises ValueError for a feature of indices or text, which mean nothing as a part of one array of numbers.
+
+    Args:
+      name: name of the feature.
+      layer: its layer.
+      values: its encoded values.
+    """
+    if values.dtype.kind == "f" or getattr(layer, "output_mode", "int") != "int":  # multi-hot vectors may be integers
+        return
+    fix = ""
+    if _num_categories(layer) is not None:
+        fix = "Give the feature output_mode='one_hot', or "
+    elif hasattr(layer, "output_mode"):
+        fix = f"{_vectors_of(layer)} or "
+    fix += "use `FeatureSpace(..., output_mode=\"dict\")`."
+    raise ValueError(f"Feature {name!r} has indices, and cannot be a part of one array of numbers. "
+                     f"{fix[0].upper()}{fix[1:]}")
+
+
+def _vectors_of(layer: PreprocessingLayer) -> str:
+    return f"Give the {type(layer).__name__} output_mode='multi_hot', for a vector per row,"
+
+
+def _num_categories(layer: PreprocessingLayer) -> int | None:
+    """Returns the number of indices of a layer that returns an index for each value; None for other layers."""
+    if getattr(layer, "output_mode", None) != "int":
+        return None
+    if isinstance(layer, IndexLookup):
+        return layer.vocabulary_size()
+    if isinstance(layer, Discretization):
+        return layer.num_bins or len(layer.bin_boundaries or []) + 1
+    return layer.num_bins if isinstance(layer, (Hashing, HashedCrossing)) else None

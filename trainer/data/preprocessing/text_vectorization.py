@@ -104,6 +104,7 @@ class TextVectorization(AdaptableLayer):
         self._lookup = StringLookup(max_tokens, mask_token="", vocabulary=vocabulary, idf_weights=idf_weights,
                                     output_mode=output_mode, pad_to_max_tokens=pad_to_max_tokens, sparse=sparse,
                                     encoding=encoding)
+        self.output_mode = self._lookup.output_mode
 
     # --- the vocabulary ----------------------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class TextVectorization(AdaptableLayer):
         for part in chunks(np.atleast_1d(data)):
             documents = self._documents(part)
             self._lookup.count_words(list(itertools.chain.from_iterable(documents)))
-            if self._lookup.output_mode == "tf_idf":
+            if self.output_mode == "tf_idf":
                 self._lookup.count_documents(documents)
 
     def finalize_state(self) -> None:
@@ -157,7 +158,7 @@ class TextVectorization(AdaptableLayer):
         indices = self._lookup.indices_of(list(itertools.chain.from_iterable(documents)))
         lengths = np.fromiter(map(len, documents), np.int64, len(documents))
         owners = np.repeat(np.arange(len(documents)), lengths)
-        if self._lookup.output_mode == "int":
+        if self.output_mode == "int":
             width = self.output_sequence_length or int(lengths.max(initial=0))
             places = np.arange(len(indices)) - np.repeat(lengths.cumsum() - lengths, lengths)
             result, shown = np.zeros((len(documents), width), np.int64), places < width
@@ -230,7 +231,7 @@ class TextVectorization(AdaptableLayer):
         return super().from_config(config)
 
     def __repr__(self) -> str:
-        return f"TextVectorization({self.vocabulary_size()} words, output_mode={self._lookup.output_mode!r})"
+        return f"TextVectorization({self.vocabulary_size()} words, output_mode={self.output_mode!r})"
 
 
 def _registered(argument: str, config: Mapping[str, Any]) -> Standardize:
