@@ -129,6 +129,20 @@ def test_what_is_given_is_not_adapted():
             layer.adapt(WORDS)
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 1)])
+@pytest.mark.parametrize(("layer", "expected"), [  # as in Keras
+    (preprocessing.TextVectorization(vocabulary=["a"]), (0, 0)),
+    (preprocessing.TextVectorization(vocabulary=["a"], output_sequence_length=4), (0, 4)),
+    (preprocessing.TextVectorization(vocabulary=["a"], output_mode="multi_hot"), (0, 2)),
+    (preprocessing.StringLookup(vocabulary=["a"], output_mode="one_hot"), (0, 2)),
+    (preprocessing.StringLookup(vocabulary=["a"]), None), (preprocessing.IntegerLookup(vocabulary=[1]), None),
+    (preprocessing.Hashing(3), None),
+], ids=repr)
+def test_no_rows_give_no_rows_whatever_the_type_of_an_empty_array(layer, expected, shape):
+    for data in (np.zeros(shape, object), np.zeros(shape), np.zeros(shape).tolist()):  # lists of no rows have one axis
+        assert layer(data).shape == (expected or np.shape(data))
+
+
 # --- missing values --------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +239,20 @@ def test_files_of_other_kinds_are_refused(tmp_path):
             preprocessing.load(path)
     with pytest.raises(FileNotFoundError):
         preprocessing.load(tmp_path / "absent.json")
+    path.write_text('{"format_version": 1, "lay')
+    with pytest.raises(ValueError, match="malformed"):
+        preprocessing.load(path)
+
+
+def test_an_intact_file_of_a_model_is_not_called_malformed(tmp_path):
+    model = trainer.Model(nn.Dense(2))
+    model.build(NUMBERS)
+    model.export(tmp_path / "model.export")
+    model.save_weights(tmp_path / "model.safetensors")
+    np.savez(tmp_path / "model.npz", NUMBERS)
+    for name in ("model.export", "model.safetensors", "model.npz"):
+        with pytest.raises(ValueError, match=rf"{name}' is no preprocessing layer.*`trainer\.load_exported`"):
+            preprocessing.load(tmp_path / name)
 
 
 def test_a_configuration_of_keras_makes_the_layer():

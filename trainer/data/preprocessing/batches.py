@@ -117,6 +117,8 @@ def as_texts(
     Raises:
       DataError: if there are other values, or missing values that are refused.
     """
+    if not values.size:  # an empty list is an array of floats
+        return []
     if values.dtype.kind == "S":
         return [text.decode(encoding) for text in values.ravel().tolist()]
     texts: list[Any] = values.ravel().tolist()
