@@ -294,7 +294,7 @@ def test_a_module_that_flattens_its_rows_is_told_how_to_keep_them():
     made.build(X[:4])
     with pytest.raises(flax.errors.ScopeParamShapeError) as raised:
         made.predict(X[:8], verbose=0)
-    assert "`x.reshape(len(x), -1)`" in raised.value.__notes__[-1]
+    assert "`x.reshape(x.shape[0], -1)`" in raised.value.__notes__[-1]
 
 
 def test_steps_of_named_modules_that_are_not_overridden_are_named():

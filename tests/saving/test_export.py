@@ -285,6 +285,22 @@ def test_a_model_that_must_know_the_number_of_rows_is_exported_for_one_number(tm
         exported.predict(X, batch_size=4)
 
 
+@pytest.mark.parametrize("flatten", [
+    lambda x: x.reshape(len(x), -1), lambda x: x.reshape(int(x.shape[0]), -1), lambda x: x / float(x.shape[0]),
+    lambda x: jnp.stack([x[row] for row in range(x.shape[0])]), lambda x: jnp.stack(list(x)), lambda x: x + np.zeros((x.shape[0], 1)),
+])
+def test_the_error_of_a_number_of_rows_that_becomes_an_integer_says_what_to_write(tmp_path, flatten):
+    model = built(nn.Sequential([flatten, nn.Dense(2)]), X)
+    with pytest.raises(ValueError, match=r"Write `x\.shape\[0\]` in place of `len\(x\)`.*pass `batch_size=32`"):
+        model.export(tmp_path / "model.export")
+
+
+def test_a_number_of_rows_as_a_size_is_any_number(tmp_path):
+    model = built(nn.Sequential([lambda x: x.reshape(x.shape[0], -1), nn.Dense(2)]), X)
+    model.export(tmp_path / "model.export")
+    assert load_exported(tmp_path / "model.export").batch_size is None
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

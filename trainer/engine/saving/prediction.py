@@ -27,6 +27,9 @@ from trainer.engine.step.steps import predict_one_batch
 T = TypeVar("T")
 
 DEFAULT_BATCH_SIZE = 32
+_CONVERSIONS = ("_DimExpr", "in a context that requires a constant")  # in JAX's errors about a symbol as a number
+_FIX_OF_CONVERSIONS = ("Write `x.shape[0]` in place of `len(x)`, and do not pass it to `int`, `float`, `range` or NumPy, "
+                       "nor iterate over `x`. Otherwise, pass")
 
 
 @dataclasses.dataclass
@@ -121,8 +124,9 @@ def with_rows(make: Callable[[Any], T], batch_size: int | None, what: str) -> T:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         if batch_size is None and _succeeds(lambda: make(DEFAULT_BATCH_SIZE)):
+            fix = _FIX_OF_CONVERSIONS if any(text in reason for text in _CONVERSIONS) else "Pass"
             raise ValueError("The model cannot be exported for any number of rows, as its code needs to know how many "
-                             f"there are. Pass `batch_size={DEFAULT_BATCH_SIZE}`, say: `predict` of the loaded model "
+                             f"there are. {fix} `batch_size={DEFAULT_BATCH_SIZE}`, say: `predict` of the loaded model "
                              f"then computes in batches of so many rows. {reason}") from error
         raise ValueError(f"The model cannot be exported for {what}. {reason}") from error
 

@@ -143,8 +143,8 @@ def explain_other_inputs(inputs: PyTree, built_on: PyTree, error: Exception) -> 
     rows, built_rows = ([leaf.shape[:1] for leaf in jax.tree.leaves(tree)] for tree in (inputs, built_on))
     if isinstance(error, flax.errors.ScopeParamShapeError) and rows != built_rows:
         error.add_note("The model was built on inputs of the same shape with another number of rows, so the module "
-                       "takes rows for features. If it flattens its inputs, write `x.reshape(len(x), -1)` in place of "
-                       "`x.flatten()` or `x.ravel()`.")
+                       "takes rows for features. If it flattens its inputs, write `x.reshape(x.shape[0], -1)` in "
+                       "place of `x.flatten()` or `x.ravel()`.")
 
 
 def check_labels(
