@@ -18,8 +18,8 @@ from trainer.data.preprocessing.index_lookup import IndexLookup, Vocabulary
 from trainer.data.preprocessing.layer import Array
 from trainer.data.sources.arrays import DataError
 
-_FIX = ("Give a `mask_token` that is no other value, such as `mask_token=-1`, whose index they get, or fill them, by "
-        "`fillna(-1)` in data frames.")
+_FIX = ("Fill them, by `fillna(-1)` in data frames, or make the layer with a `mask_token` that is no other value, such "
+        "as `mask_token=-1`, whose index they get.")
 
 
 class IntegerLookup(IndexLookup):

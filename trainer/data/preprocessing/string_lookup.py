@@ -14,8 +14,8 @@ from trainer.data.preprocessing.batches import as_integers, as_texts
 from trainer.data.preprocessing.hashing import as_objects, on_host
 from trainer.data.preprocessing.index_lookup import IndexLookup, Vocabulary
 
-_FIX = ("Give a `mask_token`, such as `mask_token=\"\"`, whose index they get, or fill them, by `fillna(\"missing\")` "
-        "in data frames.")
+_FIX = ("Fill them, by `fillna(\"missing\")` in data frames, or make the layer with a `mask_token`, such as "
+        "`mask_token=\"\"`, whose index they get.")
 
 
 class StringLookup(IndexLookup):
