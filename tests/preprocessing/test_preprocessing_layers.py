@@ -109,7 +109,8 @@ LAYERS = {
     ("strings", Dataset.from_arrays({"a": WORDS}).batch(2), "takes one column.*FeatureSpace"),
     ("strings", iter([]), "at least one batch"), ("texts", ["", None], "at least one word"),
     ("integers", [1.5], "whole numbers.*Discretization"), ("integers", ["1"], "whole numbers.*StringLookup"),
-    ("integers", [1.0, float("nan")], r"1 missing values.*`fillna\(-1\)`.*mask_token=-1"), ("integers", [2**63], "whole numbers"),
+    ("integers", [1.0, float("nan")], r"1 missing values.*`fillna\(-1\)`.*mask_token=-1"),
+    ("integers", [2**63], "whole numbers"),
 ])
 def test_unusable_data_are_refused(layer, data, message):
     with pytest.raises((ValueError, TypeError), match=message):

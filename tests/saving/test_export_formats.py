@@ -1,6 +1,7 @@
 """Models exported for other programs compute there what `predict` does: StableHLO, TensorFlow's SavedModel, ONNX."""
 
 import importlib.util
+import inspect
 import json
 import sys
 from unittest import mock
@@ -128,6 +129,25 @@ def test_a_stablehlo_program_for_one_number_of_rows(tmp_path):
     np.testing.assert_allclose(found[0], expected(model, x)[0], rtol=1e-4, atol=1e-5)
     assert signature["arguments"][-1] == {"input": "x", "shape": [2, 17, 17, 3], "dtype": "float32"}
     assert "tensor<2x17x17x3xf32>" in (tmp_path / "model" / "model.mlir").read_text()
+
+
+def test_an_export_does_not_depend_on_the_folders_of_its_code(tmp_path):
+    contents = []
+    for name in ("one", "another"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "net.py").write_text(f"from flax import linen as nn\n\n{inspect.getsource(Pools)}")
+        spec = importlib.util.spec_from_file_location("net", folder / "net.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        model = built(module.Pools(), images(1))
+        limit = jax.config.jax_traceback_in_locations_limit
+        model.export(folder / "model.export")
+        model.export(folder / "model", format="stablehlo")
+        assert jax.config.jax_traceback_in_locations_limit == limit
+        contents.append([(folder / "model.export").read_bytes(), (folder / "model" / "model.mlirbc").read_bytes()])
+    assert contents[0] == contents[1]
+    assert all(b".py" not in content and str(tmp_path).encode() not in content for content in contents[0])
 
 
 def test_an_export_is_replaced_and_something_else_is_not(tmp_path):

@@ -29,13 +29,12 @@ from trainer.engine.saving.arrays.file_kinds import checked_path, read_with_text
 from trainer.engine.saving.arrays.safetensors_file import match_arrays
 from trainer.engine.saving.prediction import (
     DEFAULT_BATCH_SIZE,
-    Prediction,
     any_rows,
     describe_tree,
+    exported_program,
     leaf_names,
     prediction_of,
     tree_of,
-    with_rows,
 )
 
 PACKAGE = "trainer-jax"
@@ -63,7 +62,7 @@ def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: Train
     manifest = {"package": PACKAGE, "format_version": FORMAT_VERSION, "jax": jax.__version__,
                 "batch_size": batch_size, "inputs": describe_tree(inputs, "x")}
     prediction = prediction_of(predict_step, state, inputs, batch_size, ", ".join(platforms))
-    program = _exported_program(prediction, batch_size, platforms).serialize()
+    program = exported_program(prediction, batch_size, platforms).serialize()
     manifest |= {"outputs": describe_tree(prediction.outputs, "outputs"), "weights": list(prediction.weights)}
     arrays = prediction.host_weights()
     arrays[_PROGRAM] = np.frombuffer(program, np.uint8)
@@ -216,17 +215,6 @@ class ExportedModel:
 
 
 # --- the program ---------------------------------------------------------------------------------------------------
-
-
-def _exported_program(
-    prediction: Prediction, batch_size: int | None, platforms: Sequence[str]
-) -> jax.export.Exported:
-    """Returns the program of a prediction, for some platforms."""
-    def exported(rows: Any) -> jax.export.Exported:
-        return jax.export.export(prediction.function, platforms=platforms)(
-            prediction.weight_specs, prediction.input_specs(rows))
-
-    return with_rows(exported, batch_size, ", ".join(platforms))
 
 
 def checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...]:

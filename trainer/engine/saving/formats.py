@@ -26,7 +26,15 @@ from trainer.core.types import PyTree
 from trainer.engine.saving import export, onnx_format
 from trainer.engine.saving.arrays.safetensors_file import save_arrays
 from trainer.engine.saving.checkpoint import disk
-from trainer.engine.saving.prediction import Prediction, check_names, describe_tree, named, prediction_of, with_rows
+from trainer.engine.saving.prediction import (
+    Prediction,
+    check_names,
+    describe_tree,
+    exported_program,
+    named,
+    prediction_of,
+    without_source_locations,
+)
 
 FORMATS = ("jax", "stablehlo", "saved_model", "onnx")
 SIGNATURE, SAVED_MODEL = export.SIGNATURE, export.SAVED_MODEL
@@ -72,11 +80,7 @@ def _stablehlo(path: str, prediction: Prediction, batch_size: int | None, platfo
         raise ValueError("A StableHLO program is for one platform, as other runtimes take no argument that says which. "
                          f"Received: platforms={list(platforms)}.")
 
-    def exported(rows: Any) -> jax.export.Exported:
-        return jax.export.export(prediction.function, platforms=platforms)(
-            prediction.weight_specs, prediction.input_specs(rows))
-
-    text, artifact, version = _portable(with_rows(exported, batch_size, platforms[0]).mlir_module())
+    text, artifact, version = _portable(exported_program(prediction, batch_size, platforms).mlir_module())
     kept = list(prediction.weights)
     arrays = prediction.host_weights()
     signature = {
@@ -146,7 +150,8 @@ def _saved_model(path: str, prediction: Prediction, batch_size: int | None, plat
 
     module.serve = serve
     try:
-        concrete = serve.get_concrete_function()
+        with without_source_locations():
+            concrete = serve.get_concrete_function()
     except Exception as error:
         raise ValueError(f"The model cannot be exported as a SavedModel. {type(error).__name__}: {error}") from error
     with _Folder(path) as folder:

@@ -6,7 +6,9 @@ Owns the choice of its weights, the number of rows of its trace, and the descrip
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +27,10 @@ from trainer.data import pack_x_y_sample_weight
 from trainer.engine.step.steps import predict_one_batch
 
 T = TypeVar("T")
+
+_config: Any = jax.config  # JAX declares its attributes at run time
+_LOCATIONS = "jax_traceback_in_locations_limit"
+_locations_lock = threading.Lock()
 
 DEFAULT_BATCH_SIZE = 32
 _CONVERSIONS = ("_DimExpr", "in a context that requires a constant")  # in JAX's errors about a symbol as a number
@@ -129,6 +135,30 @@ def with_rows(make: Callable[[Any], T], batch_size: int | None, what: str) -> T:
                              f"there are. {fix} `batch_size={DEFAULT_BATCH_SIZE}`, say: `predict` of the loaded model "
                              f"then computes in batches of so many rows. {reason}") from error
         raise ValueError(f"The model cannot be exported for {what}. {reason}") from error
+
+
+def exported_program(
+    prediction: Prediction, batch_size: int | None, platforms: Sequence[str]
+) -> jax.export.Exported:
+    """Returns the program of a prediction, for some platforms; see `with_rows`."""
+    def exported(rows: Any) -> jax.export.Exported:
+        with without_source_locations():
+            return jax.export.export(prediction.function, platforms=platforms)(
+                prediction.weight_specs, prediction.input_specs(rows))
+
+    return with_rows(exported, batch_size, ", ".join(platforms))
+
+
+@contextlib.contextmanager
+def without_source_locations() -> Iterator[None]:
+    """Leaves the lines of Python and their paths, which differ between machines, out of programs made in the block."""
+    with _locations_lock:  # the option is for all threads; programs that others compile meanwhile compute the same
+        before = getattr(_config, _LOCATIONS)
+        _config.update(_LOCATIONS, 0)
+        try:
+            yield
+        finally:
+            _config.update(_LOCATIONS, before)
 
 
 def _reads(program: ClosedJaxpr) -> list[bool]:
