@@ -287,7 +287,8 @@ def test_a_model_that_must_know_the_number_of_rows_is_exported_for_one_number(tm
 
 @pytest.mark.parametrize("flatten", [
     lambda x: x.reshape(len(x), -1), lambda x: x.reshape(int(x.shape[0]), -1), lambda x: x / float(x.shape[0]),
-    lambda x: jnp.stack([x[row] for row in range(x.shape[0])]), lambda x: jnp.stack(list(x)), lambda x: x + np.zeros((x.shape[0], 1)),
+    lambda x: jnp.stack([x[row] for row in range(x.shape[0])]), lambda x: jnp.stack(list(x)),
+    lambda x: x + np.zeros((x.shape[0], 1)),
 ])
 def test_the_error_of_a_number_of_rows_that_becomes_an_integer_says_what_to_write(tmp_path, flatten):
     model = built(nn.Sequential([flatten, nn.Dense(2)]), X)

@@ -108,8 +108,8 @@ def encoder_of(name: str, layer: PreprocessingLayer, output_mode: str) -> Catego
     fix = "Give the feature output_mode='float'."
     if getattr(layer, "output_mode", None) == "int":
         fix = f"{_vectors_of(layer)} and the feature output_mode='float'."
-    raise ValueError(f"Feature {name!r} has output_mode='one_hot', and {type(layer).__name__} does not return one index "
-                     f"of a known number of categories. {fix}")
+    raise ValueError(f"Feature {name!r} has output_mode='one_hot', and {type(layer).__name__} does not return one "
+                     f"index of a known number of categories. {fix}")
 
 
 def check_is_part_of_vector(name: str, layer: PreprocessingLayer, values: np.ndarray) -> None:

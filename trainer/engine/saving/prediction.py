@@ -34,8 +34,8 @@ _locations_lock = threading.Lock()
 
 DEFAULT_BATCH_SIZE = 32
 _CONVERSIONS = ("_DimExpr", "in a context that requires a constant")  # in JAX's errors about a symbol as a number
-_FIX_OF_CONVERSIONS = ("Write `x.shape[0]` in place of `len(x)`, and do not pass it to `int`, `float`, `range` or NumPy, "
-                       "nor iterate over `x`. Otherwise, pass")
+_FIX_OF_CONVERSIONS = ("Write `x.shape[0]` in place of `len(x)`, and do not pass it to `int`, `float`, `range` or "
+                       "NumPy, nor iterate over `x`. Otherwise, pass")
 
 
 @dataclasses.dataclass
