@@ -5,6 +5,11 @@
     curl localhost:8000/health
     curl localhost:8000/predict -H 'Content-Type: application/json' -d '{"rows": [[0, 0, ...]]}'
 
+With `--preprocessing`, requests have what a saved preprocessing layer takes: texts or, for a FeatureSpace, columns.
+
+    python examples/serve_fastapi.py --model reviews.export --preprocessing reviews_text.json
+    curl localhost:8000/predict -H 'Content-Type: application/json' -d '{"rows": ["A fine film!", "very dull"]}'
+
 The server needs no code of the model. One thread computes; the event loop answers meanwhile. Batches are padded to a
 few sizes, each of which is compiled when the server starts, so that no request waits for a compilation.
 """
@@ -20,13 +25,14 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
 import trainer
+from trainer.data import preprocessing
 from trainer.engine.saving.export import ExportedModel
 
 
 class Rows(BaseModel):
-    """The rows of inputs of a request, as nested lists of numbers."""
+    """The rows of inputs of a request: nested lists of numbers, or what the preprocessing layer takes."""
 
-    rows: list
+    rows: list | dict[str, list]
 
 
 class Batcher:
@@ -96,9 +102,11 @@ class Batcher:
         return np.asarray(self.model(padded))[:len(rows)]
 
 
-def make_app(path: str, max_rows: int = 64, wait_secs: float = 0.005) -> FastAPI:
-    """Returns a server of the exported model in a file."""
+def make_app(path: str, max_rows: int = 64, wait_secs: float = 0.005, layer_path: str | None = None) -> FastAPI:
+    """Returns a server of the exported model in a file, which gives requests to the layer in another file first."""
     model = trainer.load_exported(path)
+    layer = preprocessing.load(layer_path) if layer_path else np.asarray
+    expected = f"what {type(layer).__name__} takes" if layer_path else "numbers in lists of equal lengths"
     shape, dtype = model.input_spec.shape[1:], model.input_spec.dtype
     batcher = Batcher(model, max_rows, wait_secs)
 
@@ -121,9 +129,9 @@ def make_app(path: str, max_rows: int = 64, wait_secs: float = 0.005) -> FastAPI
     @app.post("/predict")
     async def predict(request: Rows) -> dict:
         try:
-            rows = np.asarray(request.rows, dtype)
+            rows = np.asarray(layer(request.rows), dtype)
         except (ValueError, TypeError) as error:
-            raise HTTPException(422, f"`rows` must be numbers in lists of equal lengths: {error}") from error
+            raise HTTPException(422, f"`rows` must be {expected}: {error}") from error
         if rows.shape[1:] != shape or not 0 < len(rows) <= max_rows:
             raise HTTPException(422, f"`rows` must have the shape {('rows', *shape)}, with 1 to {max_rows} rows. "
                                      f"Received: {rows.shape}.")
@@ -147,13 +155,14 @@ def export_digits(path: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="digits.export")
+    parser.add_argument("--preprocessing", help="the JSON file of a preprocessing layer")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
     if not os.path.exists(options.model):
         export_digits(options.model)
     import uvicorn
 
-    uvicorn.run(make_app(options.model), port=options.port)
+    uvicorn.run(make_app(options.model, layer_path=options.preprocessing), port=options.port)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ import threading
 
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import trainer
 from tests.project.test_examples import metrics_of
 from tests.support import project_files
+from trainer.data import preprocessing
 
 FASTAPI = all(importlib.util.find_spec(name) for name in ("fastapi", "httpx2"))
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
@@ -88,6 +90,35 @@ def test_the_server_answers_what_predict_does(client, exported):
 def test_rows_that_cannot_be_used_are_refused(client, rows, words):
     answer = client.post("/predict", json={"rows": rows})
     assert answer.status_code == 422 and words in answer.json()["detail"]
+
+
+class Bag(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        return nn.Dense(2)(nn.Embed(5, 3)(tokens).mean(1))
+
+
+@pytest.mark.slow
+def test_a_layer_in_a_file_encodes_texts_and_tables(serve, tmp_path):
+    from fastapi.testclient import TestClient
+
+    texts = preprocessing.TextVectorization(vocabulary=["good", "bad"], output_sequence_length=4)
+    table = preprocessing.FeatureSpace({"size": "float_normalized", "city": "string_categorical"})
+    table.adapt({"size": [1.0, 3.0], "city": ["Oslo", "Rome"]})
+    for layer, module, rows in ((texts, Bag(), ["Good.", "a bad film"]),
+                                (table, nn.Dense(2), {"size": [2.0], "city": ["Rome"]})):
+        x = layer(rows)
+        model = trainer.Model(module)
+        model.build(x)
+        model.export(tmp_path / "model.export")
+        layer.save(tmp_path / "layer.json")
+        app = serve.make_app(str(tmp_path / "model.export"), max_rows=4, layer_path=str(tmp_path / "layer.json"))
+        with TestClient(app) as client:
+            answer = client.post("/predict", json={"rows": rows})
+            assert answer.status_code == 200
+            np.testing.assert_allclose(answer.json()["outputs"], model.predict(x, verbose=0), rtol=1e-5)
+            answer = client.post("/predict", json={"rows": [[1.0, 2.0]]})
+            assert answer.status_code == 422 and f"what {type(layer).__name__} takes" in answer.json()["detail"]
 
 
 @pytest.mark.slow
