@@ -154,7 +154,7 @@ def _saved_model(path: str, prediction: Prediction, batch_size: int | None, plat
             concrete = serve.get_concrete_function()
     except Exception as error:
         raise ValueError(f"The model cannot be exported as a SavedModel. {type(error).__name__}: {error}") from error
-    with _Folder(path) as folder:
+    with _Folder(path) as folder, without_source_locations():  # TensorFlow traces the signature again
         tf.saved_model.save(module, folder, signatures={"serving_default": concrete})
 
 
