@@ -12,6 +12,7 @@ import jax
 from trainer import losses
 from trainer.core import configs
 from trainer.core.errors import see, unknown_name
+from trainer.core.keras_objects import keras_class
 from trainer.core.registry import Registry
 from trainer.core.types import PyTree
 from trainer.losses import Loss, as_loss
@@ -210,7 +211,7 @@ def check(identifier: object) -> None:
         check_is_object(identifier)
         if not issubclass(identifier, Metric):
             raise _REGISTRY.wrong(identifier)
-    elif not isinstance(identifier, (Metric, Loss)) and not callable(identifier):
+    elif keras_class(identifier, "Metric") or not (isinstance(identifier, (Metric, Loss)) or callable(identifier)):
         raise _REGISTRY.wrong(identifier)
 
 
