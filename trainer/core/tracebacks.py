@@ -7,6 +7,7 @@ Owns the choice of the frames, and the advice in out-of-memory errors. JAX's opt
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import importlib.util
 import inspect
@@ -19,6 +20,9 @@ import jax
 
 _config: Any = jax.config  # JAX declares its attributes at run time
 _REMOVING = ("auto", "quiet_remove_frames")  # JAX's other modes keep all frames, here or in another error
+_jsonargparse = importlib.util.find_spec("jsonargparse")  # it calls the classes that a configuration names
+# The start of a module by Python, imports, and the making of objects.
+_WITHOUT_CODE_OF_USERS = ("<frozen ", importlib.__file__, *(_jsonargparse.submodule_search_locations or () if _jsonargparse else ()))
 _MEMORY_IS_OUT = ("RESOURCE_EXHAUSTED", "Out of memory")  # on accelerators; on CPU devices
 _OUT_OF_MEMORY = (
     "What a step needs grows with `batch_size`. `compile(microbatches=...)` computes a batch in parts, with the same "
@@ -54,6 +58,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) and any(text in str(error) for text in _MEMORY_IS_OUT)
 
 
+def says_all(error: BaseException) -> bool:
+    """Returns whether the message of an error says all: the trainer raised it on purpose, and in no call of the user's.
+
+    False with `JAX_TRACEBACK_FILTERING=off`, for an error that a `raise` statement of the trainer did not raise (such
+    as a fault in its code), and if the error or one of its causes came through code of the user or of another library.
+    """
+    if _config.jax_traceback_filtering not in _REMOVING or isinstance(error, AssertionError):
+        return False
+    entries = [entry for each in _chain(error) for entry in _entries(each.__traceback__)]
+    own = _entries(error.__traceback__)
+    return bool(own) and _is_raised_by_trainer(own[-1]) and all(
+        _file(entry).startswith((*_hidden(), *_WITHOUT_CODE_OF_USERS)) for entry in entries)
+
+
+def _is_raised_by_trainer(last: types.TracebackType) -> bool:
+    code = last.tb_frame.f_code
+    return code.co_filename.startswith(_ours()) and code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
 def user_stacklevel() -> int:
     """Returns the `stacklevel` with which the caller's `warnings.warn` names the user's line."""
     level, frame = 0, inspect.currentframe()
@@ -76,17 +99,24 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _shown(traceback: types.TracebackType | None) -> types.TracebackType | None:
     """Returns a traceback without hidden frames; None if none remains."""
-    frames = []
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        raised = traceback.tb_next is None and file.startswith(_ours())
-        if raised or not file.startswith(_hidden()):
-            frames.append(traceback)
-        traceback = traceback.tb_next
+    frames = [each for each in _entries(traceback) if not _file(each).startswith(_hidden())
+              or (each.tb_next is None and _file(each).startswith(_ours()))]
     shown = None
     for each in reversed(frames):
         shown = types.TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return shown
+
+
+def _entries(traceback: types.TracebackType | None) -> list[types.TracebackType]:
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    return entries
+
+
+def _file(entry: types.TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
 
 
 def _ours() -> str:

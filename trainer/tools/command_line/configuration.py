@@ -29,6 +29,8 @@ _HINTS = {
     DATA: "`data` is a function whose result is annotated as a plain `dict`, such as `def data(rows: int = 100) -> "
           "dict`, or a class with a property `train`.",
 }
+# jsonargparse's error of an argument of a class that no option before it names: it takes the type for the class.
+_NO_CLASS_YET = re.compile(rf'Parser key "(\w+)":\s+Import path {re.escape(__name__)}\.\w+ does not correspond')
 # jsonargparse's errors of keys: at the top, in a group, and of a command line.
 _UNKNOWN_KEY = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'(?: is not accepted)?$|"
                           r"unrecognized arguments: --([^ =]+)")
@@ -156,6 +158,10 @@ class Parser(jsonargparse.ArgumentParser):
     """
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if early := _NO_CLASS_YET.match(message):
+            section = early[1]
+            message = (f'Parser key "{section}":\n  An argument `--{section}.KEY` comes before the class that it is of. '
+                       f"Give `--config FILE` or `--{section} CLASS` first: options are read in order.")
         for section, hint in _HINTS.items():
             if f'key "{section}"' in message and "a subclass of" in message:
                 message = f"{message}\n{hint}"
