@@ -63,3 +63,14 @@ def test_losses_functions_schedules_and_penalties_of_keras_compute_as_ours():
     assert theirs.keys() == ours.keys()
     for name, values in ours.items():
         np.testing.assert_allclose(theirs[name], values, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(("layer", "words"), [
+    (lambda: keras.Input((4,)), "an input of Keras. Leave it out"),
+    (lambda: keras.layers.InputLayer((4,)), "an input of Keras. Leave it out"),
+    (lambda: keras.layers.Dense(3), "a layer of Keras, Dense. Use a layer of Flax"),
+    (lambda: keras.layers.Flatten(), "a layer of Keras, Flatten"),
+])
+def test_layers_of_keras_are_refused_by_name(layer, words):
+    with pytest.raises(TypeError, match=rf"Layer 1 must be .* Received: {words}"):
+        trainer.Sequential([nn.Dense(3), layer()])

@@ -282,6 +282,9 @@ WRONG = {
     "precision": (["--compile.precision=half"], "Unknown precision 'half'"),
     "callback": (["--trainer.callbacks=[{class_path: EarlyStopping, init_args: {patiense: 3}}]"], "'patiense' is not "
                  "accepted. Did you mean 'patience'?"),
+    "callback's name": (["--trainer.callbacks+=ReduceLrOnPlateau"], "Did you mean 'ReduceLROnPlateau'"),
+    "callback's path": (["--trainer.callbacks+=trainer.callbacks.ReduceLrOnPlateau"], "Did you mean 'ReduceLROnPl"),
+    "name in a file": (["--data=configured_example.dat"], "Did you mean 'data'"),
     "seed": (["--seed=-1"], 'key "seed"'),
 }
 
