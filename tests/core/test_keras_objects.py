@@ -31,7 +31,7 @@ def compiled(optimizer="sgd", loss="mse", **arguments):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (lambda: {"metrics": [keras.metrics.CategoricalAccuracy()]}, "Use `trainer.metrics.CategoricalAccuracy`"),
-    (lambda: {"metrics": [keras.metrics.CategoricalAccuracy]}, "the class CategoricalAccuracy.* Use `trainer.metrics.C"),
+    (lambda: {"metrics": [keras.metrics.CategoricalAccuracy]}, "the class CategoricalAccuracy.* Use `trainer.metrics"),
     (lambda: {"weighted_metrics": [keras.metrics.AUC()]}, "Use `trainer.metrics.AUC`"),
     (lambda: {"metrics": [OwnMean()]}, "Derive OwnMean from `trainer.metrics.Mean`"),
     (lambda: {"metrics": [OwnMetric()]}, "Derive OwnMetric from `trainer.metrics.Metric`"),

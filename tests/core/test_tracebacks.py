@@ -101,7 +101,7 @@ def test_a_message_says_all_if_the_trainer_raised_the_error_on_purpose(monkeypat
     if raised_in == "trainer":  # the functions of this file count as its own
         monkeypatch.setattr(tracebacks, "_ours", lambda: __file__)
         monkeypatch.setattr(tracebacks, "_hidden", lambda: (__file__,))
-    with pytest.raises(Exception) as raised:  # noqa: PT011  the kinds differ
+    with pytest.raises(Exception) as raised:
         call()
     assert tracebacks.says_all(raised.value) == expected
 

@@ -20,9 +20,6 @@ import jax
 
 _config: Any = jax.config  # JAX declares its attributes at run time
 _REMOVING = ("auto", "quiet_remove_frames")  # JAX's other modes keep all frames, here or in another error
-_jsonargparse = importlib.util.find_spec("jsonargparse")  # it calls the classes that a configuration names
-# The start of a module by Python, imports, and the making of objects.
-_WITHOUT_CODE_OF_USERS = ("<frozen ", importlib.__file__, *(_jsonargparse.submodule_search_locations or () if _jsonargparse else ()))
 _MEMORY_IS_OUT = ("RESOURCE_EXHAUSTED", "Out of memory")  # on accelerators; on CPU devices
 _OUT_OF_MEMORY = (
     "What a step needs grows with `batch_size`. `compile(microbatches=...)` computes a batch in parts, with the same "
@@ -66,10 +63,11 @@ def says_all(error: BaseException) -> bool:
     """
     if _config.jax_traceback_filtering not in _REMOVING or isinstance(error, AssertionError):
         return False
-    entries = [entry for each in _chain(error) for entry in _entries(each.__traceback__)]
+    # jsonargparse calls the classes that a configuration names; the others start a module, or import it.
+    between = (*_hidden(), *_folders("jsonargparse"), importlib.__file__, "<frozen ")
     own = _entries(error.__traceback__)
     return bool(own) and _is_raised_by_trainer(own[-1]) and all(
-        _file(entry).startswith((*_hidden(), *_WITHOUT_CODE_OF_USERS)) for entry in entries)
+        _file(entry).startswith(between) for each in _chain(error) for entry in _entries(each.__traceback__))
 
 
 def _is_raised_by_trainer(last: types.TracebackType) -> bool:
@@ -126,6 +124,10 @@ def _ours() -> str:
 @functools.cache
 def _hidden() -> tuple[str, ...]:
     """Returns the path prefixes of files with hidden frames."""
-    specs = (importlib.util.find_spec(name) for name in ("jax", "jaxlib", "flax"))
-    folders = [folder for spec in specs if spec for folder in spec.submodule_search_locations or ()]
-    return (_ours(), *(os.path.join(folder, "") for folder in folders), contextlib.__file__)
+    return (_ours(), *_folders("jax", "jaxlib", "flax"), contextlib.__file__)
+
+
+def _folders(*names: str) -> list[str]:
+    """Returns the path prefixes of files of packages, of those that are installed."""
+    specs = (importlib.util.find_spec(name) for name in names)
+    return [os.path.join(folder, "") for spec in specs if spec for folder in spec.submodule_search_locations or ()]

@@ -175,8 +175,8 @@ class Parser(jsonargparse.ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if early := _NO_CLASS_YET.match(message):
             section = early[1]
-            message = (f'Parser key "{section}":\n  An argument `--{section}.KEY` comes before the class that it is of. '
-                       f"Give `--config FILE` or `--{section} CLASS` first: options are read in order.")
+            message = (f'Parser key "{section}":\n  An argument `--{section}.KEY` comes before the class that it is '
+                       f"of. Give `--config FILE` or `--{section} CLASS` first: options are read in order.")
         for section, hint in _HINTS.items():
             if f'key "{section}"' in message and "a subclass of" in message:
                 message = f"{message}\n{hint}"
