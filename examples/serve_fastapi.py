@@ -20,7 +20,6 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
 import trainer
-from trainer.engine.saving.export import ExportedModel
 
 
 class Rows(BaseModel):
@@ -38,7 +37,7 @@ class Batcher:
       wait_secs: how long the first request of a batch waits for others.
     """
 
-    def __init__(self, model: ExportedModel, max_rows: int = 64, wait_secs: float = 0.005):
+    def __init__(self, model: trainer.ExportedModel, max_rows: int = 64, wait_secs: float = 0.005):
         self.model, self.max_rows, self.wait_secs = model, max_rows, wait_secs
         self.batches = self.requests = 0
         self._queue: asyncio.Queue = asyncio.Queue()

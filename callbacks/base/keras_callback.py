@@ -13,7 +13,7 @@ import numpy as np
 
 from trainer.callbacks.base.callback import Callback, copied_containers
 from trainer.callbacks.base.run_protocol import Run
-from trainer.core.keras_objects import keras_class
+from trainer.core.types import keras_class
 
 _PLAIN = (bool, int, float, str, bytes, np.ndarray, np.number)
 

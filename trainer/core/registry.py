@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from trainer.core import configs
 from trainer.core.errors import unknown_name, wrong_type
-from trainer.core.keras_objects import keras_class
+from trainer.core.types import keras_class
 
 T = TypeVar("T")
 

@@ -12,9 +12,8 @@ import jax
 from trainer import losses
 from trainer.core import configs
 from trainer.core.errors import see, unknown_name
-from trainer.core.keras_objects import keras_class
 from trainer.core.registry import Registry
-from trainer.core.types import PyTree
+from trainer.core.types import PyTree, keras_class
 from trainer.losses import Loss, as_loss
 from trainer.losses import registry as loss_registry
 from trainer.losses.base import FunctionLoss

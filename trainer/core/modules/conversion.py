@@ -12,7 +12,6 @@ from typing import Any
 from flax import linen as nn
 
 from trainer.core.errors import page_url, unknown_name, wrong_type
-from trainer.core.keras_objects import keras_class
 from trainer.core.modules.base import FunctionalModule
 from trainer.core.modules.calling.call_arguments import CallKwargs
 from trainer.core.modules.calling.nnx_types import is_nnx_module
@@ -22,6 +21,7 @@ from trainer.core.modules.linen import LinenFunctional
 from trainer.core.modules.lora import AdaptedFunctional, Adapters
 from trainer.core.modules.named import NamedFunctional
 from trainer.core.modules.sequential import linen_stack
+from trainer.core.types import keras_class
 
 _NO_KWARGS = CallKwargs()
 
