@@ -26,7 +26,6 @@ from pydantic import BaseModel
 
 import trainer
 from trainer.data import preprocessing
-from trainer.engine.saving.export import ExportedModel
 
 
 class Rows(BaseModel):
@@ -44,7 +43,7 @@ class Batcher:
       wait_secs: how long the first request of a batch waits for others.
     """
 
-    def __init__(self, model: ExportedModel, max_rows: int = 64, wait_secs: float = 0.005):
+    def __init__(self, model: trainer.ExportedModel, max_rows: int = 64, wait_secs: float = 0.005):
         self.model, self.max_rows, self.wait_secs = model, max_rows, wait_secs
         self.batches = self.requests = 0
         self._queue: asyncio.Queue = asyncio.Queue()

@@ -15,9 +15,24 @@ if _os.path.exists(_os.path.join(_os.path.dirname(__file__), _FOREIGN)):
 
 from trainer.core.public_names import attach_stub  # noqa: E402
 
+# Names of Keras: the sentences that end their errors.
+_MISSING = {
+    "layers": "Layers are Flax's: `from flax import linen as nn`",
+    "activations": "Activations are Flax's, such as `flax.linen.relu`",
+    "initializers": "Initializers are JAX's: `jax.nn.initializers`",
+    "ops": "Use `jax.numpy`",
+    "backend": "Use `jax.numpy`",
+    "applications": "Models with pretrained weights are in `trainer.models`",
+    "Input": "The first batch gives the shapes of inputs, or `model.build(sample)`",
+    "mixed_precision": "Use `compile(precision=\"mixed_bfloat16\")`",
+    "saving": "Use `trainer.load_model` and `Model.save`",
+    "preprocessing": "Use `trainer.data.preprocessing`",
+}
+
 # Imported when they are first used: the launcher, which lives in this package too, must start at once and without JAX.
 # `import *` must work without scikit-learn.
-_load, __dir__, __all__ = attach_stub(__name__, hidden=["TrainerClassifier", "TrainerRegressor"])
+_load, __dir__, __all__ = attach_stub(__name__, hidden=["TrainerClassifier", "TrainerRegressor"],
+                                      missing=_MISSING)
 
 
 def __getattr__(name: str) -> object:

@@ -23,7 +23,7 @@ from trainer.engine.model.load import load as load, load_model as load_model
 from trainer.engine.model.lora import LoraModel as LoraModel, lora as lora
 from trainer.engine.model.model import Model as Model, Sequential as Sequential
 from trainer.engine.model.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
-from trainer.engine.saving.export import load_exported as load_exported
+from trainer.engine.saving.export import ExportedModel as ExportedModel, load_exported as load_exported
 from trainer.tools.plan import plan as plan
 from trainer.tools.report import report as report
 from trainer.tools.sklearn_wrappers import TrainerClassifier as TrainerClassifier, TrainerRegressor as TrainerRegressor

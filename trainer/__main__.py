@@ -3,6 +3,8 @@
 import sys
 
 from trainer.tools.command_line.commands import main
+from trainer.tools.command_line.printed_errors import print_errors_with
 
 if __name__ == "__main__":
+    sys.excepthook = print_errors_with(sys.excepthook)
     sys.exit(main())

@@ -1,6 +1,6 @@
 """Support for Keras's callbacks: instances of `keras.callbacks.Callback` and of its subclasses.
 
-Owns their detection, without an import of Keras, and the state that a run saves for them.
+Owns their calls, and the state that a run saves for them.
 """
 
 from __future__ import annotations
@@ -13,21 +13,15 @@ import numpy as np
 
 from trainer.callbacks.base.callback import Callback, copied_containers
 from trainer.callbacks.base.run_protocol import Run
+from trainer.core.types import keras_class
 
-_PACKAGES = ("keras", "tf_keras", "tensorflow")
 _PLAIN = (bool, int, float, str, bytes, np.ndarray, np.number)
 
 
 def as_callback(value: object) -> Any:
     """Returns a `Callback` for an instance of Keras's `Callback`; returns anything else unchanged."""
-    base = _base_of(value)
-    return value if base is None or isinstance(value, Callback) else KerasCallback(value, base)
-
-
-def _base_of(value: object) -> type | None:
-    """Returns Keras's `Callback` class if `value` is an instance of it."""
-    return next((cls for cls in type(value).__mro__
-                 if cls.__name__ == "Callback" and cls.__module__.partition(".")[0] in _PACKAGES), None)
+    base = keras_class(value, "Callback")
+    return value if base is None or isinstance(value, (Callback, type)) else KerasCallback(value, base)
 
 
 class KerasCallback(Callback):

@@ -1,5 +1,6 @@
 """Errors show the user's own lines, and say what there is to do where memory runs out."""
 
+import importlib
 import traceback
 
 import jax
@@ -10,6 +11,8 @@ from flax import linen as nn
 
 import trainer
 from tests.support.networks import mirrored
+from trainer.core import tracebacks
+from trainer.core.errors import missing_package
 from trainer.engine.step.compiled_phase import CompiledPhase
 
 X, Y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
@@ -79,6 +82,28 @@ ERRORS = {
 def test_an_error_shows_the_users_lines_and_who_raised_it(case):
     call, expected = ERRORS[case]
     assert frames_of(call) == expected
+
+
+def without_package():
+    try:
+        importlib.import_module("no_such_package")
+    except ImportError as error:
+        raise missing_package("this", "no_such_package", "none") from error
+
+
+def fault():
+    return None + 1
+
+
+@pytest.mark.parametrize(("raised_in", "call", "expected"), [
+    ("trainer", without_package, True), ("users", without_package, False), ("trainer", fault, False)])
+def test_a_message_says_all_if_the_trainer_raised_the_error_on_purpose(monkeypatch, raised_in, call, expected):
+    if raised_in == "trainer":  # the functions of this file count as its own
+        monkeypatch.setattr(tracebacks, "_ours", lambda: __file__)
+        monkeypatch.setattr(tracebacks, "_hidden", lambda: (__file__,))
+    with pytest.raises(Exception) as raised:
+        call()
+    assert tracebacks.says_all(raised.value) == expected
 
 
 @pytest.mark.parametrize("filtering", ["off"], indirect=True)

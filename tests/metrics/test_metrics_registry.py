@@ -55,7 +55,7 @@ def test_get_makes_the_mean_of_a_function():
     ("acuracy", ValueError, "Unknown metric 'acuracy'. Did you mean 'accuracy'"),
     ("mean_squared_eror", ValueError, "'mean_squared_error'"),
     (3, TypeError, "`metrics` must be the name of a metric.* type int"),
-    (int, TypeError, "type type"),
+    (int, TypeError, "Received: the class int"),
 ])
 def test_get_refuses_what_is_no_metric(identifier, error, words):
     with pytest.raises(error, match=words):

@@ -57,6 +57,11 @@ def test_names_that_need_an_optional_library_are_not_listed():
     assert "TrainerClassifier" not in dir(trainer) and trainer.TrainerClassifier.__name__ == "TrainerClassifier"
 
 
+def test_the_error_for_a_name_of_keras_says_where_its_like_is():
+    with pytest.raises(AttributeError, match=r"no attribute 'layers'\. Layers are Flax's: `from flax import linen"):
+        _ = trainer.layers
+
+
 def test_an_unknown_name_is_an_error_which_knows_the_near_names():
     with pytest.raises(AttributeError, match=r"module 'trainer.losses' has no attribute 'Hubert'") as raised:
         _ = trainer.losses.Hubert

@@ -36,5 +36,6 @@ def test_every_test_file_lies_in_a_folder_and_is_found_by_its_name():
 def test_the_commands_divide_the_cases_by_one_expression(command):
     makefile = (project_files.ROOT / "Makefile").read_text()
     assert re.search(r"^rest := \(slow or processes\) and not smoke and not exhaustive$", makefile, re.MULTILINE)
-    expression = {"test": 'not exhaustive and not ($(rest))', "test-rest": '$(rest)'}[command]
-    assert f'{command}: $(VENV)/.dev\n\t@$(pytest) -m "{expression}" $(TESTS)' in makefile
+    arguments = {"test": '-m "not exhaustive and not ($(rest))"',
+                 "test-rest": '-m "$(rest)" $(if $(HALF),--half $(HALF))'}[command]
+    assert f'{command}: $(VENV)/.dev\n\t@$(pytest) {arguments} $(TESTS)' in makefile

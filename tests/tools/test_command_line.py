@@ -276,6 +276,27 @@ def test_versions_that_do_not_go_together_are_found(monkeypatch, versions, name,
     assert not {"oldthing", "dev"} & found.keys()
 
 
+OF_EXTRAS = {
+    "trainer-jax": ['cli[signatures, all_names]>=4; extra == "cli"'],
+    "cli": ['cli[typing-extensions]; extra == "signatures"', 'parser>=2; extra == "all-names"',
+            'cli[signatures]; extra == "all-names"', 'other; extra == "more"',
+            'typing-extensions; extra == "typing-extensions" and python_version < "3"'],
+}
+
+
+@pytest.mark.parametrize(("versions", "status", "text"), [
+    ({"cli": "4.5", "parser": "2.1"}, "ok", "cli 4.5, parser 2.1"),
+    ({"cli": "3.9", "parser": "2.1"}, "warning", "cli 3.9, parser 2.1; cli is 3.9, and >=4 is needed"),
+    ({"cli": "4.5"}, "note", "cli 4.5; not installed: parser (pip install 'trainer-jax[cli]')"),
+    ({"parser": "2.1"}, "note", "parser 2.1; not installed: cli (pip install 'trainer-jax[cli]')"),
+])
+def test_extras_of_requirements_are_followed(monkeypatch, versions, status, text):
+    monkeypatch.setattr(installed, "_version", versions.get)
+    monkeypatch.setattr(installed.metadata, "requires", lambda name: OF_EXTRAS.get(name, []))
+    found = by_name(installed.extras())["cli"]
+    assert (found.status, found.text) == (status, text)
+
+
 @pytest.mark.parametrize(("versions", "name", "status", "words"), [
     ({"jax": "0.12.0.1", "jax2onnx": "0.13.0"}, "jax2onnx with jax", "warning",
      "jax2onnx 0.13.0 fails with jax 0.12.0.1: `export(format=\"onnx\")` raises ValueError. "

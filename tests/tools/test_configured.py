@@ -42,6 +42,11 @@ class Network(nn.Module):
         return nn.Dense(2)(nn.tanh(nn.Dense(self.width)(x)))
 
 
+class Broken(Network):
+    def __call__(self, x):
+        raise ValueError("a fault of the user's")
+
+
 def model(width: int = 3) -> trainer.Model:
     return trainer.Model(Network(width))
 
@@ -210,6 +215,24 @@ def test_the_model_is_evaluated_with_the_averages_and_the_numbers_of_the_validat
     assert json.loads(capsys.readouterr().out)["loss"] != printed["loss"]
 
 
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--model.width", "6"], 'key "model.init_args.width":\n  \'first\' has a run of another model: 5 there, 6 here. '
+                             "Give `--run first` in place of `--config`"),
+    (["--model", "configured_example.model"], "'configured_example.Network' there, 'configured_example.model' here"),
+    (["--compile.optimizer", "sgd"], 'key "compile.optimizer":'),
+    (["--compile.ema_decay", "0.25"], "0.5 there, 0.25 here"),
+])
+@pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
+def test_a_configuration_of_another_model_is_refused(capsys, command, arguments, words):
+    assert words in rejected(capsys, command, "--config", "run.yaml", *arguments)
+
+
+def test_arguments_beside_a_run_and_other_metrics_are_taken(capsys):
+    assert main(["evaluate", "--config", "run.yaml", "--compile.metrics", "[mae]"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"loss", "mae"}
+    assert main(["evaluate", "--run", "first", "--compile.precision", "mixed_bfloat16"]) == 0
+
+
 @pytest.mark.slow
 def test_outputs_are_written_and_the_model_is_exported(folder, capsys):
     import configured_example
@@ -259,6 +282,9 @@ WRONG = {
     "precision": (["--compile.precision=half"], "Unknown precision 'half'"),
     "callback": (["--trainer.callbacks=[{class_path: EarlyStopping, init_args: {patiense: 3}}]"], "'patiense' is not "
                  "accepted. Did you mean 'patience'?"),
+    "callback's name": (["--trainer.callbacks+=ReduceLrOnPlateau"], "Did you mean 'ReduceLROnPlateau'"),
+    "callback's path": (["--trainer.callbacks+=trainer.callbacks.ReduceLrOnPlateau"], "Did you mean 'ReduceLROnPl"),
+    "name in a file": (["--data=configured_example.dat"], "Did you mean 'data'"),
     "seed": (["--seed=-1"], 'key "seed"'),
 }
 
@@ -280,6 +306,12 @@ def test_a_wrong_configuration_is_refused_by_its_key(capsys, name):
 def test_a_wrong_key_of_a_file_is_refused(folder, capsys, text, words):
     (folder / "wrong.yaml").write_text(text)
     assert words in rejected(capsys, "fit", "--config", "wrong.yaml", *SMALL)
+
+
+@pytest.mark.parametrize("section", ["model.width", "data.rows"])
+def test_an_argument_before_the_class_that_it_is_of_is_refused(capsys, section):
+    words = f"Give `--config FILE` or `--{section.partition('.')[0]} CLASS` first: options are read in order."
+    assert words in rejected(capsys, "fit", f"--{section}", "3", "--config", "run.yaml", "--run", "refused")
 
 
 def test_commands_say_which_run_and_which_data_there_are_not(capsys):
@@ -377,6 +409,22 @@ def test_a_killed_run_is_continued_by_the_same_command_to_the_bits_of_an_undistu
         assert path.read_bytes() == (folder / "killed_run" / "model" / "state" / path.name).read_bytes()
     records = [json.loads((folder / run / "run.json").read_text()) for run in ("killed_run", "undisturbed")]
     assert records[0]["history"] == records[1]["history"] and records[0]["earlier"][0]["status"] == "killed"
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_an_error_whose_message_says_all_is_printed_without_a_traceback(folder):
+    def errors(*arguments, frames="auto"):
+        ended = command(folder, "trainer", "fit", "--config", "run.yaml", "--run", "refused", *arguments,
+                        JAX_TRACEBACK_FILTERING=frames)
+        assert ended.returncode == 1
+        return ended.stderr
+
+    names = ("--data", "configured_example.sets_of_other_names")
+    assert errors(*names) == "error: Unknown data set 'training'. Did you mean 'train'?\n"
+    assert "Traceback" in errors(*names, frames="off")
+    of_user = errors("--model", "configured_example.Broken")
+    assert "Traceback" in of_user and "raise ValueError(\"a fault of the user's\")" in of_user
 
 
 @pytest.mark.slow

@@ -159,7 +159,9 @@ def missing_package(owner: str, package: str, extra: str) -> ImportError:
 
 def wrong_type(argument: str, received: object, expected: str) -> TypeError:
     """Returns the error for an argument of an unusable type."""
-    return TypeError(f"`{argument}` must be {expected}. Received: a value of type {type(received).__name__}.")
+    text = f"the class {received.__name__}" if isinstance(received, type) else (
+        f"a value of type {type(received).__name__}")
+    return TypeError(f"`{argument}` must be {expected}. Received: {text}.")
 
 
 def listed(what: str, names: Sequence[str], others: Iterable[str] = ()) -> list[str]:

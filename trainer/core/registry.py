@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from trainer.core import configs
 from trainer.core.errors import unknown_name, wrong_type
+from trainer.core.types import keras_class
 
 T = TypeVar("T")
 
@@ -52,10 +53,12 @@ class Registry(Generic[T]):
 
         Raises:
           ValueError: for an unknown name.
-          TypeError: for anything else.
+          TypeError: for anything else, such as a metric of Keras, which is callable and keeps state.
         """
         if isinstance(identifier, str) or configs.is_config(identifier):
             return self.deserialize(identifier)
+        if keras_class(identifier, "Metric"):
+            raise self.wrong(identifier)
         if isinstance(identifier, type) and issubclass(identifier, self._of):
             return identifier()
         if identifier is None or (callable(identifier) and not isinstance(identifier, type)):
@@ -63,8 +66,21 @@ class Registry(Generic[T]):
         raise self.wrong(identifier)
 
     def wrong(self, received: object) -> TypeError:
-        """Returns the error for an argument that neither is an object of this kind nor stands for such an object."""
-        return wrong_type(self._argument, received, self._expected)
+        """Returns the error for an argument that neither is an object of this kind nor stands for such an object.
+
+        For an object or a class of Keras, it names the class of this package.
+        """
+        error = wrong_type(self._argument, received, self._expected)
+        theirs = keras_class(received)
+        if theirs is None:
+            return error
+        cls = received if isinstance(received, type) else type(received)
+        kinds = self._of if isinstance(self._of, tuple) else (self._of,)
+        known = {each.__name__ for each in (*self._classes.values(), *kinds) if isinstance(each, type)}
+        ours = f"`trainer.{self._module}.{theirs.__name__}`" if theirs.__name__ in known else (
+            f"a class of `trainer.{self._module}`")
+        advice = f"Use {ours}" if cls is theirs else f"Derive {cls.__name__} from {ours}"
+        return TypeError(f"{error} It is Keras's. {advice}.")
 
     def serialize(self, value: object) -> configs.Config:
         """Returns an object or a function as plain data.

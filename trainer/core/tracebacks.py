@@ -7,6 +7,7 @@ Owns the choice of the frames, and the advice in out-of-memory errors. JAX's opt
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import importlib.util
 import inspect
@@ -54,6 +55,26 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) and any(text in str(error) for text in _MEMORY_IS_OUT)
 
 
+def says_all(error: BaseException) -> bool:
+    """Returns whether the message of an error says all: the trainer raised it on purpose, and in no call of the user's.
+
+    False with `JAX_TRACEBACK_FILTERING=off`, for an error that a `raise` statement of the trainer did not raise (such
+    as a fault in its code), and if the error or one of its causes came through code of the user or of another library.
+    """
+    if _config.jax_traceback_filtering not in _REMOVING or isinstance(error, AssertionError):
+        return False
+    # jsonargparse calls the classes that a configuration names; the others start a module, or import it.
+    between = (*_hidden(), *_folders("jsonargparse"), importlib.__file__, "<frozen ")
+    own = _entries(error.__traceback__)
+    return bool(own) and _is_raised_by_trainer(own[-1]) and all(
+        _file(entry).startswith(between) for each in _chain(error) for entry in _entries(each.__traceback__))
+
+
+def _is_raised_by_trainer(last: types.TracebackType) -> bool:
+    code = last.tb_frame.f_code
+    return code.co_filename.startswith(_ours()) and code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
 def user_stacklevel() -> int:
     """Returns the `stacklevel` with which the caller's `warnings.warn` names the user's line."""
     level, frame = 0, inspect.currentframe()
@@ -76,17 +97,24 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _shown(traceback: types.TracebackType | None) -> types.TracebackType | None:
     """Returns a traceback without hidden frames; None if none remains."""
-    frames = []
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        raised = traceback.tb_next is None and file.startswith(_ours())
-        if raised or not file.startswith(_hidden()):
-            frames.append(traceback)
-        traceback = traceback.tb_next
+    frames = [each for each in _entries(traceback) if not _file(each).startswith(_hidden())
+              or (each.tb_next is None and _file(each).startswith(_ours()))]
     shown = None
     for each in reversed(frames):
         shown = types.TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return shown
+
+
+def _entries(traceback: types.TracebackType | None) -> list[types.TracebackType]:
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    return entries
+
+
+def _file(entry: types.TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
 
 
 def _ours() -> str:
@@ -96,6 +124,10 @@ def _ours() -> str:
 @functools.cache
 def _hidden() -> tuple[str, ...]:
     """Returns the path prefixes of files with hidden frames."""
-    specs = (importlib.util.find_spec(name) for name in ("jax", "jaxlib", "flax"))
-    folders = [folder for spec in specs if spec for folder in spec.submodule_search_locations or ()]
-    return (_ours(), *(os.path.join(folder, "") for folder in folders), contextlib.__file__)
+    return (_ours(), *_folders("jax", "jaxlib", "flax"), contextlib.__file__)
+
+
+def _folders(*names: str) -> list[str]:
+    """Returns the path prefixes of files of packages, of those that are installed."""
+    specs = (importlib.util.find_spec(name) for name in names)
+    return [os.path.join(folder, "") for spec in specs if spec for folder in spec.submodule_search_locations or ()]

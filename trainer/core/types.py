@@ -1,6 +1,6 @@
-"""Types of users' data.
+"""Types of users' data, and the detection of Keras's objects without an import of Keras.
 
-They are wide on purpose: data are checked when they are used, with a message that names the argument.
+The types are wide on purpose: data are checked when they are used, with a message that names the argument.
 """
 
 from __future__ import annotations
@@ -72,3 +72,19 @@ Verbose: TypeAlias = int | Literal["auto"]
 
 Phase: TypeAlias = Literal["train", "test", "predict"]
 """Kind of a step."""
+
+_KERAS = ("keras", "tf_keras", "tensorflow")
+
+
+def keras_class(value: object, name: str | None = None) -> type | None:
+    """Returns the first class of Keras among the classes of an object, or the bases of a class; None if there is none.
+
+    Args:
+      value: the object or the class.
+      name: the name that the class must have, such as "Metric"; any by default.
+
+    >>> keras_class(3)
+    """
+    classes = (value if isinstance(value, type) else type(value)).__mro__
+    return next((cls for cls in classes
+                 if cls.__module__.partition(".")[0] in _KERAS and name in (None, cls.__name__)), None)

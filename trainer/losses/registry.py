@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.core.label_functions import check_takes_labels_first
 from trainer.core.registry import Registry
 from trainer.losses import focal, hinges, probabilistic, regression, sequence, whole_batch
 from trainer.losses.base import BuiltinLoss, FunctionLoss, Loss
@@ -104,8 +105,9 @@ def as_loss(identifier: object) -> Loss:
       identifier: see `get`; None is an error. A user's function becomes a loss with the function's name.
 
     Raises:
-      ValueError: if the name is unknown.
-      TypeError: if `identifier` is not a loss, or is a `Loss` that overrides `__call__` instead of `call`.
+      ValueError: if the name is unknown, or a function takes predictions first.
+      TypeError: if `identifier` is not a loss, is a function that does not take two arguments, or is a `Loss` that
+        overrides `__call__` instead of `call`.
 
     >>> as_loss("mse").name
     'mean_squared_error'
@@ -123,4 +125,5 @@ def as_loss(identifier: object) -> Loss:
     for cls in CLASSES:
         if cls.function is found:
             return cls(name=found.__name__)
+    check_takes_labels_first("loss", found)
     return FunctionLoss(found)

@@ -12,8 +12,9 @@ import jax
 from trainer import losses
 from trainer.core import configs
 from trainer.core.errors import see, unknown_name
+from trainer.core.label_functions import check_takes_labels_first
 from trainer.core.registry import Registry
-from trainer.core.types import PyTree
+from trainer.core.types import PyTree, keras_class
 from trainer.losses import Loss, as_loss
 from trainer.losses import registry as loss_registry
 from trainer.losses.base import FunctionLoss
@@ -210,8 +211,10 @@ def check(identifier: object) -> None:
         check_is_object(identifier)
         if not issubclass(identifier, Metric):
             raise _REGISTRY.wrong(identifier)
-    elif not isinstance(identifier, (Metric, Loss)) and not callable(identifier):
+    elif keras_class(identifier, "Metric") or not (isinstance(identifier, (Metric, Loss)) or callable(identifier)):
         raise _REGISTRY.wrong(identifier)
+    elif not isinstance(identifier, (Metric, Loss)):
+        check_takes_labels_first("metric", identifier)
 
 
 def _unknown(name: str) -> ValueError:

@@ -1,3 +1,4 @@
+from trainer.tools.command_line.commands import main as main
 from trainer.tools.finders import (
     BatchSizeSearch as BatchSizeSearch,
     LearningRateSearch as LearningRateSearch,

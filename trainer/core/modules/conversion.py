@@ -11,7 +11,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from trainer.core.errors import unknown_name, wrong_type
+from trainer.core.errors import page_url, unknown_name, wrong_type
 from trainer.core.modules.base import FunctionalModule
 from trainer.core.modules.calling.call_arguments import CallKwargs
 from trainer.core.modules.calling.nnx_types import is_nnx_module
@@ -21,6 +21,7 @@ from trainer.core.modules.linen import LinenFunctional
 from trainer.core.modules.lora import AdaptedFunctional, Adapters
 from trainer.core.modules.named import NamedFunctional
 from trainer.core.modules.sequential import linen_stack
+from trainer.core.types import keras_class
 
 _NO_KWARGS = CallKwargs()
 
@@ -146,6 +147,13 @@ def _stack(layers: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
             is_function = callable(getattr(nn, layer, None))
             hint = f"Use the function: `nn.{layer}`." if is_function else "Names do not stand for layers."
             raise TypeError(f"Layer {index} must be a Flax layer or a function. Received: {layer!r}. {hint}")
+        if keras_class(layer, "KerasTensor") or keras_class(layer, "InputLayer"):
+            raise TypeError(f"Layer {index} must be a Flax layer or a function. Received: an input of Keras. Leave it "
+                            "out: the first batch gives the shapes of inputs, or `model.build(sample)`.")
+        if keras_class(layer, "Layer"):
+            raise TypeError(f"Layer {index} must be a Flax layer or a function. Received: a layer of Keras, "
+                            f"{type(layer).__name__}. Use a layer of Flax: `from flax import linen as nn`. "
+                            f"See {page_url('migration/from_keras3_jax', 'layers')}")
         if not callable(layer):
             raise TypeError(f"Layer {index} must be a Flax layer or a function. Received: a value of type "
                             f"{type(layer).__name__}.")

@@ -37,7 +37,19 @@ _CONFIGURED = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line, by default this process's, and returns the exit code."""
+    """Runs a command of `python -m trainer` in this process, and returns the exit code.
+
+    Args:
+      arguments: the command and its arguments, such as `["fit", "--config", "run.yaml"]`; this process's by default.
+
+    Raises:
+      SystemExit: if an argument is rejected, with exit code 2. Errors of the command itself are raised as they are.
+
+    Example:
+      >>> from trainer.tools import main
+      >>> main(["inspect", "nowhere.safetensors"])
+      2
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["launch"]:  # the rest are arguments of the script
         from trainer.launch import main as launch

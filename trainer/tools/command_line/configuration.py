@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -29,6 +30,8 @@ _HINTS = {
     DATA: "`data` is a function whose result is annotated as a plain `dict`, such as `def data(rows: int = 100) -> "
           "dict`, or a class with a property `train`.",
 }
+# jsonargparse's error of an argument of a class that no option before it names: it takes the type for the class.
+_NO_CLASS_YET = re.compile(rf'Parser key "(\w+)":\s+Import path {re.escape(__name__)}\.\w+ does not correspond')
 # jsonargparse's errors of keys: at the top, in a group, and of a command line.
 _UNKNOWN_KEY = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'(?: is not accepted)?$|"
                           r"unrecognized arguments: --([^ =]+)")
@@ -149,6 +152,20 @@ def _fit(callbacks: list[callbacks.Callback] = []) -> None:  # noqa: B006  # is 
     """
 
 
+_ROOMS = (callbacks, distribute, losses, metrics, optimizers, regularizers)
+_UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\w+)")
+_UNKNOWN_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
+
+
+def _near_classes(message: str) -> str:
+    """Returns a line with similar names for an error about the name of a class or a function, or an empty string."""
+    if short := _UNKNOWN_CLASS.search(message):
+        return near_hint(short[1], [name for room in _ROOMS for name in room.__all__ if name[0].isupper()])
+    if (path := _UNKNOWN_ATTRIBUTE.search(message)) and path[1] in sys.modules:
+        return near_hint(path[2], [name for name in dir(sys.modules[path[1]]) if not name.startswith("_")])
+    return ""
+
+
 class Parser(jsonargparse.ArgumentParser):
     """A parser whose errors suggest keys and list the kinds of models and data.
 
@@ -156,9 +173,15 @@ class Parser(jsonargparse.ArgumentParser):
     """
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if early := _NO_CLASS_YET.match(message):
+            section = early[1]
+            message = (f'Parser key "{section}":\n  An argument `--{section}.KEY` comes before the class that it is '
+                       f"of. Give `--config FILE` or `--{section} CLASS` first: options are read in order.")
         for section, hint in _HINTS.items():
             if f'key "{section}"' in message and "a subclass of" in message:
                 message = f"{message}\n{hint}"
+        if near := _near_classes(message):
+            message = f"{message}\n{near}"
         if unknown := _UNKNOWN_KEY.match(message):
             key = ".".join(filter(None, unknown.groups()))
             known = {action.dest for action in self._actions} - {"help", "print_config"}
@@ -174,7 +197,7 @@ def parser_of(command: str, description: str) -> Parser:
     """Returns the parser of a command, with the sections that all commands share."""
     parser = Parser(prog=f"python -m trainer {command}", description=description, allow_abbrev=False,
                     usage="%(prog)s [--config FILE] [--KEY VALUE ...]")
-    for room in (callbacks, distribute, losses, metrics, optimizers, regularizers):
+    for room in _ROOMS:
         for name in room.__all__:
             getattr(room, name)  # imported, so that its short name is known
     parser.add_argument("--config", action="config", help="file with a configuration")

@@ -30,7 +30,7 @@ from trainer.core.files import local_file, open_file, replace_file, storage
 from trainer.engine.model.load import load_model
 from trainer.engine.model.model import Model
 from trainer.engine.saving.prediction import named
-from trainer.tools.command_line.configuration import Parser, parsed, parser_of
+from trainer.tools.command_line.configuration import MODEL, Parser, parsed, parser_of
 from trainer.utils import set_random_seed
 
 CONFIG_NAME, MODEL_NAME, PREDICTIONS_NAME = "config.yaml", "model", "predictions.npz"
@@ -41,6 +41,8 @@ _ARRAYS = ("x", "y", "sample_weight")
 # A run may continue with another value: more epochs, other devices. `fit` checks callbacks against the checkpoint.
 _MAY_CHANGE = ("run", "strategy", "backup", "trainer.epochs", "trainer.max_steps", "trainer.max_time",
                "trainer.verbose", "trainer.callbacks")
+# The other commands may compute other losses and metrics of the same model.
+_OF_EVALUATION = ("compile.loss", "compile.metrics", "compile.weighted_metrics")
 _ABSENT = object()
 
 
@@ -62,10 +64,15 @@ def main(command: str, arguments: Sequence[str]) -> int:
     """Runs a command, and returns the exit code."""
     run = COMMANDS[command]
     parser = parser_of(command, inspect.getdoc(run) or "")
-    if command != "fit":
-        arguments = _with_config_of_run(parser, arguments)
-        _add_arguments(parser, command)
-    run(parser, parsed(parser, arguments))
+    if command == "fit":
+        run(parser, parsed(parser, arguments))
+        return 0
+    _add_arguments(parser, command)
+    given = _with_config_of_run(parser, arguments)
+    options = parsed(parser, given)
+    if given is arguments:  # the model's arguments are not those of the run, unless they are repeated
+        _check_is_model_of_run(parser, options)
+    run(parser, options)
     return 0
 
 
@@ -117,18 +124,45 @@ class _SavedConfiguration(callbacks.Callback):
 
 def _check_is_same_run(parser: Parser, folder: str, text: str) -> None:
     """Ends the process if the folder has a run whose numbers come from another configuration."""
-    path = os.path.join(folder, CONFIG_NAME)
-    if not storage.is_file(path):
-        return
-    with open_file(path) as file:
-        before = _flat(yaml.safe_load(file.read()))
-    now = _flat(yaml.safe_load(text))
-    for key in [*before, *(key for key in now if key not in before)]:
+    before, now = _flat(_configuration_of(folder)), _flat(yaml.safe_load(text))
+    for key in [*before, *(key for key in now if before and key not in before)]:
         old, new = before.get(key, _ABSENT), now.get(key, _ABSENT)
         if old != new and not any(key == name or key.startswith(f"{name}.") for name in _MAY_CHANGE):
             parser.error(f'Parser key "{key}":\n  {folder!r} has a run with another configuration, which this command '
                          f"would continue: {_shown(old)} there, {_shown(new)} here. Give this run another folder by "
                          "--run, or delete that folder.")
+
+
+def _check_is_model_of_run(parser: Parser, options: jsonargparse.Namespace) -> None:
+    """Ends the process if the model or its compilation differs from the run's: the weights might fit all the same.
+
+    An argument that the run's model did not have does not count.
+    """
+    before, now = _configuration_of(options.run), yaml.safe_load(parser.dump(options, skip_unset=False))
+    for key, old, new in _differences(before, now):
+        if key.startswith((f"{MODEL}.", "compile.")) and not key.startswith(_OF_EVALUATION):
+            parser.error(f'Parser key "{key}":\n  {options.run!r} has a run of another model: {old!r} there, {new!r} '
+                         f"here. Give `--run {options.run}` in place of `--config`, for the configuration of that run.")
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yields the keys that both configurations have with other values, and the values."""
+    for name, old in before.items():
+        new = now.get(name, old)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            yield prefix + name, old, new
+
+
+def _configuration_of(folder: str) -> dict[str, Any]:
+    """Returns the configuration of the run in a folder; an empty dict if there is no run."""
+    path = os.path.join(folder, CONFIG_NAME)
+    if not storage.is_file(path):
+        return {}
+    with open_file(path) as file:
+        configuration: dict[str, Any] = yaml.safe_load(file.read())
+    return configuration
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,7 +19,7 @@ _COMPARED = (PACKAGE, "jax", "flax", "optax", "grain")
 # Parts of JAX for accelerators; each works with one version of jaxlib.
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-rocm7-plugin",
             "jax-rocm7-pjrt")
-_NAME = re.compile(r"[A-Za-z0-9._-]+(\[[A-Za-z0-9._-]+\])?")
+_NAME = re.compile(r"[A-Za-z0-9._-]+(\[[A-Za-z0-9._, -]+\])?")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 _NOT_SHOWN = ("dev", "bench")  # extras for work on the trainer itself
 
@@ -56,20 +56,27 @@ def extras() -> Iterator[Finding]:
         if extra is None or extra in _NOT_SHOWN:
             continue
         needed = by_extra.setdefault(extra, [])
-        named, _, inner = name.partition("[")
-        if inner:  # such as "jax[cuda12]", where the extra is for the plugin
-            needed += [(part, wanted) for part, wanted, of in _requirements(named) if of == inner.rstrip("]")]
-        else:
-            needed.append((name, specifier))
+        needed += (each for each in _with_extras(name, specifier) if each not in needed)
     for extra, needed in sorted(by_extra.items()):
-        missing = [name for name, _ in needed if _version(name) is None]
+        names = list(dict.fromkeys(name for name, _ in needed))
+        missing = [name for name in names if _version(name) is None]
         wrong = [f"{name} is {_version(name)}, and {specifier} is needed" for name, specifier in needed
                  if not _fits(name, specifier)]
-        there = ", ".join(f"{name} {_version(name)}" for name, _ in needed if name not in missing)
+        there = ", ".join(f"{name} {_version(name)}" for name in names if name not in missing)
         status: Status = "note" if missing else "warning" if wrong else "ok"
         install = f"pip install 'trainer-jax[{extra}]'"
         yield Finding("optional packages", extra, status, "; ".join(filter(None, [
             there, *wrong, f"not installed: {', '.join(missing)} ({install})" if missing else ""])))
+
+
+def _with_extras(requirement: str, specifier: str, seen: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
+    """Yields the name and the version of a requirement, such as "jax[cuda12]", and of all that its extras need."""
+    name, _, extras = requirement.partition("[")
+    yield name, specifier
+    wanted = set(map(_normal, extras.rstrip("]").replace(" ", "").split(",")))
+    for inner, inner_specifier, extra in _requirements(name) if extras and requirement not in seen else ():
+        if extra is not None and _normal(extra) in wanted:
+            yield from _with_extras(inner, inner_specifier, seen | {requirement})
 
 
 def _complaints(name: str) -> Iterator[str]:
