@@ -18,7 +18,7 @@ class Tracker(abc.ABC):
     """Base of loggers that send to a run of another package.
 
     A given run, or the active run of the program, belongs to the user and stays open. Otherwise the first call creates
-    a run, which `finish` ends; the next `fit` creates another run.
+    a run, which `finish` ends; the next `fit` creates another run. Until then, files go to the run that has ended.
 
     A resumed `fit` continues its run. Values that were logged after the save would be repeated; they are skipped if the
     package can report the logged values.
@@ -33,6 +33,7 @@ class Tracker(abc.ABC):
         self._given = run
         self._run: Any = None
         self._is_own = False
+        self._ended: tuple[str, bool] | None = None  # the run of its own that `finish` ended, and whether it failed
         self._id: str | None = None  # of the run to continue
         self._is_resumed = False
         self._last_steps: Mapping[str, int] = {}
@@ -64,13 +65,24 @@ class Tracker(abc.ABC):
             self._send_params(run, params)
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        """Uploads a file."""
+        """Uploads a file: to the open run, or, after `finish`, to the run that it ended, which is then ended again."""
         path = arguments.as_path("path", path)
-        self._send_artifact(self.run, path, name or os.path.basename(path))
+        name = name or os.path.basename(path)
+        if self._run is not None or self._ended is None:
+            self._send_artifact(self.run, path, name)
+            return
+        ended, has_failed = self._ended
+        run = self._open(ended)
+        try:
+            self._send_artifact(run, path, name)
+        finally:
+            self._close(run, has_failed)
 
     def finish(self, failed: bool = False) -> None:
         """Ends the run, if the logger has created it."""
         run, is_own = self._run, self._is_own
+        if run is not None:
+            self._ended = (self._id_of(run), failed) if is_own else None
         self._run, self._is_own, self._id, self._is_resumed, self._last_steps = None, False, None, False, {}
         if run is not None and is_own:
             self._close(run, failed)
@@ -82,6 +94,7 @@ class Tracker(abc.ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues the run with the saved identifier."""
         self._id, self._is_resumed = state["run"], state["run"] is not None
+        self._ended = None
 
     @abc.abstractmethod
     def _open(self, name: str | None) -> Any:

@@ -125,13 +125,22 @@ def test_a_run_that_was_given_stays_open(package, tmp_path):
 def test_an_artifact_is_kept(package, tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("hello")
-    logger = TRACKERS[package][0](tmp_path)
+    make, runs = TRACKERS[package]
+    logger = make(tmp_path)
     logger.log_params({"seed": 0})
     logger.log_artifact(file)
     logger.finish()
+    later = tmp_path / "later.txt"
+    later.write_text("bye")
+    logger.log_artifact(later)
     if package == "mlflow":
-        copies = [path for path in tmp_path.rglob("notes*") if path != file]
-        assert [path.read_text() for path in copies] == ["hello"]
+        copies = [path for path in tmp_path.rglob("*.txt") if path not in (file, later)]
+        assert sorted(path.read_text() for path in copies) == ["bye", "hello"]
+        assert len({path.parent for path in copies}) == 1  # of one run
+        (run,) = runs(tmp_path)
+        assert run["status"] == "finished"
+    else:  # without a server there are two parts, of one run as their names say
+        assert len({path.name for path in tmp_path.rglob("run-*.wandb")}) == 1
 
 
 @pytest.mark.parametrize("name", LOGGERS)

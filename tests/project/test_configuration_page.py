@@ -77,6 +77,27 @@ def test_the_study_of_optuna_prints_what_the_page_says(folder, capsys):
 
 
 @pytest.mark.slow
+def test_the_callback_of_the_page_prunes_the_trial_of_its_module(folder, capsys, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    monkeypatch.delitem(sys.modules, "pruning", raising=False)
+    text, = (block for block in pages.blocks(PAGE, "py") if block.startswith("# pruning.py\n"))
+    (folder / "pruning.py").write_text(text)
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(lower=2.0))  # above every accuracy
+
+    def objective(trial):
+        import pruning
+
+        pruning.current = trial
+        main(["fit", "--config", "run.yaml", "--run", "runs/pruned", "--trainer.verbose", "0",
+              "--trainer.callbacks+=pruning.Pruning"])
+
+    study.optimize(objective, n_trials=1)
+    assert [trial.state.name for trial in study.trials] == ["PRUNED"]
+    record = json.loads((folder / "runs/pruned/run.json").read_text())
+    assert record["status"] == "failed" and study.trials[0].intermediate_values.keys() == {0}
+
+
+@pytest.mark.slow
 def test_the_printed_configuration_trains(folder, capsys):
     arguments = commands(r"fit .*--print_config")
     with pytest.raises(SystemExit):

@@ -1,9 +1,11 @@
 """A weights file is whole or not there, holds every dtype bit for bit, and is refused if anything in it is wrong."""
 
+import ast
 import gc
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -455,8 +457,39 @@ def test_a_partial_match_of_nothing_or_of_other_shapes_is_an_error():
     with pytest.raises(ValueError, match="0 arrays match") as caught:
         match_arrays(specs(a=(2,)), specs(b=(2,))).raise_unless_complete(partial=True)
     assert "Pass" not in str(caught.value)
-    with pytest.raises(ValueError, match=r"b \(file: float32\(2,\), model: float32\(3,\)\)$"):
+    with pytest.raises(ValueError, match=r"b \(file: float32\(2,\), model: float32\(3,\)\)\nTo leave out .*, pass "):
         match_arrays(specs(a=(2,), b=(2,)), specs(a=(2,), b=(3,))).raise_unless_complete(partial=True)
+
+
+@pytest.mark.parametrize("there, wanted, partial", [
+    (dict(body__kernel=(2,), head__kernel=(2, 9), head__bias=(9,)),
+     dict(body__kernel=(2,), head__kernel=(2, 5), head__bias=(5,)), False),
+    (dict(body=(2,), head__norm__mean=(9,), head__kernel=(9,), old=(1,)),
+     dict(body=(2,), head__norm__mean=(5,), head__kernel=(5,), new=(1,)), True),
+    ({"body": (2,), "head-1.0__kernel": (9,), "head-110__kernel": (4,)},
+     {"body": (2,), "head-1.0__kernel": (5,), "head-110__kernel": (4,)}, False)])
+def test_the_patterns_of_the_message_load_all_but_the_layers_of_other_shapes(there, wanted, partial):
+    there, wanted = specs(**there), specs(**wanted)
+    report = match_arrays(there, wanted)
+    with pytest.raises(ValueError, match="do not fit the model") as caught:
+        report.raise_unless_complete()
+    hint = str(caught.value).splitlines()[-1]
+    arguments = re.search(r"`patterns=(\[.*\])`( and `partial=True`)?\.$", hint)
+    assert bool(arguments[2]) is partial
+    selected = match_arrays(there, wanted, ast.literal_eval(arguments[1]))
+    selected.raise_unless_complete(partial)
+    assert selected.matched == report.matched
+
+
+def test_no_pattern_is_recommended_for_many_layers_or_without_the_argument():
+    there, wanted = ({"same": (1,), **{f"layer_{i}": (size,) for i in range(4)}} for size in (2, 3))
+    with pytest.raises(ValueError, match="Pass `patterns=`, regular"):
+        match_arrays(specs(**there), specs(**wanted)).raise_unless_complete()
+    with pytest.raises(ValueError, match="Select fewer by `patterns`"):
+        match_arrays(specs(**there), specs(**wanted), ["same", "layer_1"]).raise_unless_complete()
+    with pytest.raises(ValueError) as caught:
+        match_arrays(specs(**there), specs(**wanted)).raise_unless_complete(partial=None)
+    assert "patterns" not in str(caught.value)
 
 
 def test_a_message_lists_a_few_names_only():

@@ -277,10 +277,16 @@ def test_a_pattern_that_matches_nothing_names_near_ones_and_changes_nothing():
 
 
 def test_freezing_every_parameter_is_a_warning():
-    model = model_of(freeze=[".*"])
-    with pytest.warns(UserWarning, match="matches every parameter") as found:
+    model = model_of(freeze=["(?!head).*"])  # also matches "kernel", below "head"
+    with pytest.warns(UserWarning, match=r"matches every parameter.*`freeze=\['\^\(\?!head/\)\.\*'\]`") as found:
         fitted(model, epochs=1)
     assert found[0].filename == __file__
+
+
+def test_a_pattern_from_the_start_of_the_path_freezes_all_but_a_layer():
+    model = model_of(freeze=["^(?!head/).*"])
+    model.build(classification(4)[0])
+    assert [weight.path.split("/")[0] for weight in model.trainable_weights] == ["head", "head"]
 
 
 def test_a_glob_is_refused_with_the_regular_expression_for_it():

@@ -452,7 +452,7 @@ class StatefulModel(OverridableSteps, ForeignNames):
         Args:
           filepath: a safetensors file, written by `save_weights` or by another program with the same names.
           patterns: regular expressions over whole path segments, such as `["encoder", "head/bias"]`: only weights that
-            match any of them are loaded. None loads all weights.
+            match any of them are loaded. `["^(?!head/).*"]` loads all but a layer "head". None loads all weights.
           partial: whether weights may be missing from the file, or arrays of the file from the model.
 
         Returns:

@@ -330,7 +330,9 @@ class ModelCore:
             self.configuration.penalties_are_used = False
             if kind == "train" and options.freezes_all(named_leaves(state.params)):
                 warnings.warn(f"`freeze={list(options.freeze)!r}` matches every parameter of the model, so that none "
-                              "is trained. Freeze fewer, such as all but the last layer.", stacklevel=user_stacklevel())
+                              "is trained. A pattern matches a path if it matches any segments of it, also those below "
+                              "a layer that it excludes. To freeze all but a layer 'head', begin at the start of the "
+                              "path: `freeze=['^(?!head/).*']`.", stacklevel=user_stacklevel())
         try:
             phases[kind].prepare(state, batch)
         except MissingTargetsError as error:

@@ -45,6 +45,7 @@ _ALIGNMENT = 8  # bytes
 _LARGEST_HEADER = 100_000_000  # bytes, of the format
 _BLOCK_BYTES = 2**24
 _MOST_DIMENSIONS = 64  # of arrays of NumPy
+_LAYERS_IN_HINT = 3  # more are hardly a head
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | np.ndarray],
@@ -268,7 +269,8 @@ class MatchReport:
 
         Args:
           partial: whether arrays may be missing from the file or from the model, as long as an array matches; None
-            means False where the caller has no such argument, so that the message does not recommend it.
+            means False where the caller has neither this argument nor `patterns`, so that the message recommends
+            neither.
 
         Raises:
           ValueError: if an array is missing or unexpected and `partial` is not true, if shapes or kinds of dtype
@@ -276,9 +278,23 @@ class MatchReport:
         """
         incomplete = bool(self.missing or self.unexpected)
         if self.mismatched or (incomplete and not (partial and self.matched)):
-            may_be_partial = partial is False and self.matched and not self.mismatched
-            hint = "\nPass `partial=True` to load those that match." if may_be_partial else ""
+            hint = f"\n{self._hint(partial)}" if self.matched and partial is not None else ""
             raise ValueError(f"The file's arrays do not fit the model. {self}{hint}")
+
+    def _hint(self, partial: bool) -> str:
+        """Returns the arguments that load the arrays that match."""
+        if not self.mismatched:
+            return "Pass `partial=True` to load those that match."
+        if self.skipped:
+            return "Select fewer by `patterns`, without those of another shape or kind of dtype."
+        layers = sorted({name.rpartition(tree_paths.SEPARATOR)[0] or name for name in self.mismatched})
+        if len(layers) > _LAYERS_IN_HINT:
+            return "Pass `patterns=`, regular expressions for the layers that shall be loaded."
+        names = "|".join(re.escape(layer) for layer in layers)
+        pattern = f"^(?!({names})(/|$)).*" if len(layers) > 1 else f"^(?!{names}(/|$)).*"
+        remain = [name for name in (*self.missing, *self.unexpected) if tree_paths.matches(pattern, name)]
+        also = " and `partial=True`" if remain and not partial else ""
+        return f"To leave out the layers whose shapes differ, pass `patterns={[pattern]!r}`{also}."
 
 
 def match_arrays(available: Mapping[str, Spec], wanted: Mapping[str, Spec],
