@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +22,8 @@ from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler
 from trainer.callbacks.progress.progress_bar import ProgbarLogger
 from trainer.callbacks.terminate_on_nan import TerminateOnNaN, warn_of_non_finite_logs
 from trainer.core.arguments import as_count, require_bool
-from trainer.core.errors import see
+from trainer.core.errors import near_hint, see
+from trainer.core.tracebacks import user_stacklevel
 from trainer.core.types import Phase
 
 _THREADS: dict[int, list[threading.Thread]] = {}  # that hold a callback, by its id
@@ -385,9 +387,16 @@ def _hint(value: object) -> str:
 
 
 def _check_hooks(callback: Callback) -> None:
-    """Raises TypeError for a user's hook that cannot be called with its arguments."""
+    """Raises TypeError for a user's hook that cannot be called with its arguments; warns of names that are no hooks."""
+    if type(callback).__module__.startswith("trainer."):
+        return
+    hooks = [name for name in dir(Callback) if name.startswith("on_")]
+    for name in dir(type(callback)):
+        if name.startswith("on_") and name not in hooks:
+            warnings.warn(f"`{type(callback).__name__}.{name}` is not a hook, so `fit` does not call it. "
+                          f"{near_hint(name, hooks)}", stacklevel=user_stacklevel())
     for hook, names in _ARGUMENTS.items():
-        if type(callback).__module__.startswith("trainer.") or not _overrides(callback, hook):
+        if not _overrides(callback, hook):
             continue
         try:
             signature = inspect.signature(getattr(callback, hook))

@@ -352,3 +352,17 @@ def test_a_list_of_other_callbacks_refuses_the_state():
     state = CallbackList([EarlyStopping()]).state_dict()
     with pytest.raises(ValueError, match=r"Received: \['History'\], expected: \['EarlyStopping'\]\. Resume"):
         CallbackList([History()]).load_state_dict(state)
+
+
+def test_a_method_that_is_named_like_a_hook_and_is_none_gets_a_warning():
+    class Misspelt(callbacks.Callback):
+        def on_epoch_ends(self, epoch, logs=None):
+            raise AssertionError("it is never called")
+
+    class OfLightning(callbacks.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            raise AssertionError("it is never called")
+
+    for callback, name in ((Misspelt(), "on_epoch_ends"), (OfLightning(), "on_train_epoch_end")):
+        with pytest.warns(UserWarning, match=rf"`\w+\.{name}` is not a hook, so .*Did you mean .*'on_epoch_end'"):
+            callbacks.CallbackList([callback])
