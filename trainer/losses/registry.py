@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.core.label_functions import check_takes_labels_first
 from trainer.core.registry import Registry
 from trainer.losses import focal, hinges, probabilistic, regression, sequence, whole_batch
 from trainer.losses.base import BuiltinLoss, FunctionLoss, Loss
+from trainer.losses.label_functions import check_takes_labels_first
 
 CLASSES: tuple[type[BuiltinLoss], ...] = (
     regression.MeanSquaredError,

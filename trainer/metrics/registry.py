@@ -12,12 +12,12 @@ import jax
 from trainer import losses
 from trainer.core import configs
 from trainer.core.errors import see, unknown_name
-from trainer.core.label_functions import check_takes_labels_first
 from trainer.core.registry import Registry
 from trainer.core.types import PyTree, keras_class
 from trainer.losses import Loss, as_loss
 from trainer.losses import registry as loss_registry
 from trainer.losses.base import FunctionLoss
+from trainer.losses.label_functions import check_takes_labels_first
 from trainer.metrics import (
     accuracies,
     auc,

@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 import trainer
-from trainer.core.label_functions import check_takes_labels_first
+from trainer.losses.label_functions import check_takes_labels_first
 
 REVERSED = {
     "optax": optax.softmax_cross_entropy, "optax, labels": optax.softmax_cross_entropy_with_integer_labels,
