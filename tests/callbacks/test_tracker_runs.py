@@ -35,7 +35,7 @@ class Records(Tracker):
         self.runs[run].append("failed" if failed else "closed")
 
 
-@pytest.mark.parametrize("failed, end", [(False, "closed"), (True, "failed")])
+@pytest.mark.parametrize(("failed", "end"), [(False, "closed"), (True, "failed")])
 def test_a_file_after_the_end_goes_to_the_ended_run_which_ends_again_in_the_same_way(failed, end):
     logger = Records()
     logger.log_params({})

@@ -461,11 +461,11 @@ def test_a_partial_match_of_nothing_or_of_other_shapes_is_an_error():
         match_arrays(specs(a=(2,), b=(2,)), specs(a=(2,), b=(3,))).raise_unless_complete(partial=True)
 
 
-@pytest.mark.parametrize("there, wanted, partial", [
-    (dict(body__kernel=(2,), head__kernel=(2, 9), head__bias=(9,)),
-     dict(body__kernel=(2,), head__kernel=(2, 5), head__bias=(5,)), False),
-    (dict(body=(2,), head__norm__mean=(9,), head__kernel=(9,), old=(1,)),
-     dict(body=(2,), head__norm__mean=(5,), head__kernel=(5,), new=(1,)), True),
+@pytest.mark.parametrize(("there", "wanted", "partial"), [
+    ({"body__kernel": (2,), "head__kernel": (2, 9), "head__bias": (9,)},
+     {"body__kernel": (2,), "head__kernel": (2, 5), "head__bias": (5,)}, False),
+    ({"body": (2,), "head__norm__mean": (9,), "head__kernel": (9,), "old": (1,)},
+     {"body": (2,), "head__norm__mean": (5,), "head__kernel": (5,), "new": (1,)}, True),
     ({"body": (2,), "head-1.0__kernel": (9,), "head-110__kernel": (4,)},
      {"body": (2,), "head-1.0__kernel": (5,), "head-110__kernel": (4,)}, False)])
 def test_the_patterns_of_the_message_load_all_but_the_layers_of_other_shapes(there, wanted, partial):

@@ -135,7 +135,8 @@ class Model(StatefulModel):
           freeze: a path pattern, or several, of parameters that are not trained, such as "encoder" or "dense.*/bias":
             regular expressions over whole segments of paths such as "encoder/Dense_0/kernel". "^(?!head/).*" freezes
             all but a layer "head". As in Keras, a BatchNorm whose parameters are all frozen normalizes by its running
-            averages in training too, and does not update them. For NNX modules also filters, such as `nnx.Not(nnx.LoRAParam)` or `nnx.PathContains("encoder")`.
+            averages in training too, and does not update them. For NNX modules also filters, such as
+            `nnx.Not(nnx.LoRAParam)` or `nnx.PathContains("encoder")`.
           data_on_device: whether to place arrays, and `Dataset`s over arrays without `map`, on the devices once, and
             gather batches there. "auto" does so on accelerators for data that `fit` reads more than once and that fit
             into an eighth of a device's memory: each device holds all of the data, or its shard of the data if only
