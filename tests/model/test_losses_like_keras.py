@@ -102,6 +102,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning")  # in Keras, with JAX 0.12
 @pytest.mark.filterwarnings("ignore:`class_weight` has weights of 2:UserWarning")  # which binary labels have not
 @pytest.mark.parametrize("weights", [{0: 0.0, 1: 2.0, 2: 0.5}, {1: 3.0}])
 @pytest.mark.parametrize("case", TARGETS)

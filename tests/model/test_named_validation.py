@@ -213,10 +213,10 @@ def test_a_run_is_not_resumed_with_other_sets(tmp_path):
     run(sets(), 1)
     for data, message in (
             ({**sets(), "noisy": CLEAN}, "The validation data 'noisy' do not match the run"),
-            ({"clean": CLEAN}, "The validation data 'noisy' are not .*: there are none now"),
-            (CLEAN, "The validation data are not .*: there are some now"),
-            ({**sets(), "other": CLEAN}, "The validation data 'other' are not .*: there are some now"),
-            (None, "The validation data 'clean' are not .*: there are none now")):
+            ({"clean": CLEAN}, "The validation data 'noisy' do not match .*: there are none now"),
+            (CLEAN, "The validation data do not match .*: there are some now"),
+            ({**sets(), "other": CLEAN}, "The validation data 'other' do not match .*: there are some now"),
+            (None, "The validation data 'clean' do not match .*: there are none now")):
         with pytest.raises(ValueError, match=message):
             run(data)
     run(sets())
