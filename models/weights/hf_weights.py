@@ -151,12 +151,11 @@ def save_hf_weights(
                                   "another folder.")
     for file, group in zip(files, groups, strict=True):
         arrays = {}
-        for theirs in group:
-            with model.current_run.showing_averages():  # which the outputs are of
-                parts = [(row, variables[row.ours].numpy()) for row in rows[theirs]]
-            array = _joined(parts, names[theirs], saved)
-            if is_writer:
-                arrays[names[theirs]] = array
+        with model.current_run.showing_averages():  # which the outputs are of
+            for theirs in group:
+                array = _joined([(row, variables[row.ours].numpy()) for row in rows[theirs]], names[theirs], saved)
+                if is_writer:
+                    arrays[names[theirs]] = array
         if is_writer:
             temporary = os.path.join(folder, f".{file}.{secrets.token_hex(6)}.tmp")
             with open(temporary, "xb") as new:

@@ -144,14 +144,9 @@ class CurrentRun:
     def shows_averages(self, value: bool) -> None:
         self._state.shows_averages = value
 
-    @contextlib.contextmanager
-    def showing_averages(self) -> Iterator[None]:
+    def showing_averages(self) -> contextlib.AbstractContextManager[None]:
         """Lets `get_weights` and `weights` in the block use the averages, if the model keeps them."""
-        before, self.shows_averages = self.shows_averages, self.keeps_averages
-        try:
-            yield
-        finally:
-            self.shows_averages = before
+        return self._state.showing_evaluated()
 
     def adopt_averages(self) -> None:
         """Replaces the weights with the averages kept by `ema_decay` or an averaging optimizer."""

@@ -72,6 +72,7 @@ class StateHolder:
         self.seed = seed
         self.inputs: Any = None
         self.shows_averages = False
+        self._held: TrainState | None = None
         self._owner = owner
         self._module = module
         self._strategy = strategy
@@ -212,7 +213,18 @@ class StateHolder:
     @property
     def shown(self) -> TrainState:
         """The state whose weights users and callbacks read and save: with averages if `shows_averages`."""
+        if self._held is not None:
+            return self._held
         return self.evaluated if self.shows_averages else self.current
+
+    @contextlib.contextmanager
+    def showing_evaluated(self) -> Iterator[None]:
+        """Lets `shown` be the state of `evaluated` in the block, which averages once and does not train."""
+        before, self._held = self._held, self.evaluated
+        try:
+            yield
+        finally:
+            self._held = before
 
     @property
     def evaluated(self) -> TrainState:
