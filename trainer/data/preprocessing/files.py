@@ -40,18 +40,21 @@ def load(filepath: str | os.PathLike[str], custom_objects: dict[str, Any] | None
       [2, 0]
     """
     path = storage.as_place("filepath", filepath, "a path, such as 'preprocessing.json'")
-    other = ValueError(f"{path!r} is no preprocessing layer, as `save` writes it. An exported model is loaded with "
-                       "`trainer.load_exported`, a checkpoint with `trainer.load`, weights with a model's "
-                       "`load_weights`.")
     with open_file(path) as file:
         start = file.read(1)
     if start not in (b"{", b""):
-        raise other
+        raise _no_layer(path)
     content = read_json(path)
     with naming_file(path):
         if not isinstance(content, dict) or not isinstance(content.get("layer"), dict):
-            raise other
+            raise _no_layer(path)
         if content["format_version"] > FORMAT_VERSION:
             raise ValueError(f"{path!r} has version {brief(content['format_version'])} of the format of preprocessing "
                              f"layers. This trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
         return _ALL.deserialize(content["layer"], custom_objects)
+
+
+def _no_layer(path: str) -> ValueError:
+    return ValueError(f"{path!r} is no preprocessing layer, as `save` writes it. An exported model is loaded with "
+                      "`trainer.load_exported`, a checkpoint with `trainer.load`, weights with a model's "
+                      "`load_weights`.")
