@@ -33,7 +33,8 @@ _LOCATIONS = "jax_traceback_in_locations_limit"
 _locations_lock = threading.Lock()
 
 DEFAULT_BATCH_SIZE = 32
-_CONVERSIONS = ("_DimExpr", "in a context that requires a constant")  # in JAX's errors about a symbol as a number
+# In JAX's errors about a symbol as a number; the last is JAX 0.12's about an iteration over so many rows.
+_CONVERSIONS = ("_DimExpr", "in a context that requires a constant", "no attribute 'process_primitive'")
 _FIX_OF_CONVERSIONS = ("Write `x.shape[0]` in place of `len(x)`, and do not pass it to `int`, `float`, `range` or "
                        "NumPy, nor iterate over `x`. Otherwise, pass")
 
