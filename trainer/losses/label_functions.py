@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+_MODULES = {"loss": "losses", "metric": "metrics"}
 _PREDICTIONS = re.compile(r"(y_?)?(pred|preds|predictions?|predicted|hat|outputs?|logits?|probs?|probabilities)")
 _LABELS = re.compile(r"y|(y_?)?(true|labels?|targets?|actual)")
 
@@ -37,9 +38,8 @@ first. Give `lambda y_true, y_pred: function(y_pred, y_true)`.
     try:
         signature.bind(None, None)
     except TypeError:
-        raise TypeError(f"A {kind} is a function of (y_true, y_pred), or an object of `trainer.{kind}"
-                        f"{'es' if kind == 'loss' else 's'}`. {received}. Where a loss needs more, override "
-                        "`Model.compute_loss`.") from None
+        raise TypeError(f"A {kind} is a function of (y_true, y_pred), or an object of `trainer.{_MODULES[kind]}`. "
+                        f"{received}. Where a loss needs more, override `Model.compute_loss`.") from None
     first, second, *_ = [*signature.parameters, "", ""]
     is_symmetric = str(getattr(function, "__module__", "")).startswith("optax.") and first == "predictions"
     if _PREDICTIONS.fullmatch(first) and _LABELS.fullmatch(second) and not is_symmetric:
