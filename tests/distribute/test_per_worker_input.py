@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import jax
 import numpy as np
@@ -115,10 +116,14 @@ def test_batches_of_other_sizes_count_their_rows():
 
 def test_a_worker_that_is_killed_is_replaced_and_reads_again(strategy, tmp_path):
     def dies_once(context):
+        died = tmp_path / "died"
         for number, batch in enumerate(endless(context)):
-            if context.input_pipeline_id == 1 and number == 5 and not (tmp_path / "died").exists():
-                (tmp_path / "died").touch()
+            if context.input_pipeline_id == 1 and number == 5 and not died.exists():
+                died.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            # Workers take steps as they are free: the other waits, or it might take all before this one has six.
+            while context.input_pipeline_id == 0 and number > 5 and not died.exists():
+                time.sleep(0.01)
             yield batch
 
     model = made(strategy)
