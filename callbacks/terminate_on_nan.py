@@ -38,7 +38,8 @@ def warn_of_non_finite_logs(model: object, logs: Logs) -> None:
     if not non_finite:
         return
     if any(name == "loss" or name.endswith("_loss") for name in non_finite if not name.startswith("val_")):
-        advice = ("`TerminateOnNaN()` ends it at the batch where that begins and names the weights; "
+        advice = ("Look for NaN in the data, and for ids outside of an `nn.Embed`, whose rows are NaN. "
+                  "`TerminateOnNaN()` ends it at the batch where that begins and names the weights; "
                   "`compile(skip_non_finite=True)` leaves such updates out; "
                   "`jax.config.update('jax_debug_nans', True)` with `run_eagerly=True` shows the operation.")
     else:

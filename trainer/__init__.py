@@ -15,7 +15,7 @@ if _os.path.exists(_os.path.join(_os.path.dirname(__file__), _FOREIGN)):
 
 from trainer.core.public_names import attach_stub  # noqa: E402
 
-# Names of Keras: the sentences that end their errors.
+# Names of other libraries: the sentences that end their errors.
 _MISSING = {
     "layers": "Layers are Flax's: `from flax import linen as nn`",
     "activations": "Activations are Flax's, such as `flax.linen.relu`",
@@ -27,6 +27,9 @@ _MISSING = {
     "mixed_precision": "Use `compile(precision=\"mixed_bfloat16\")`",
     "saving": "Use `trainer.load_model` and `Model.save`",
     "preprocessing": "Use `trainer.data.preprocessing`",
+    "Trainer": "A model trains itself: `model = trainer.Model(module)`, `model.compile(...)`, `model.fit(...)`",
+    "LightningModule": "Write a Flax module, and give it to `trainer.Model`",
+    "DataLoader": "Give arrays, a generator or PyTorch's loader to `fit`, or make a `trainer.data.Dataset`",
 }
 
 # Imported when they are first used: the launcher, which lives in this package too, must start at once and without JAX.

@@ -6,6 +6,7 @@ Owns the names, arguments and meaning of the hooks. Knows nothing of the loop th
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -118,6 +119,12 @@ class Callback:
             for name in () if takes_any else sorted(options.keys() - set(parameters)):
                 raise unknown_argument(cls.__name__, name, parameters)
         return super().__new__(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "stop_training" and value is True and not hasattr(self, name):
+            warnings.warn(f"`{type(self).__name__}` sets its own `stop_training`, which ends nothing. "
+                          "`self.model.stop_training = True` ends the training.", stacklevel=2)
+        super().__setattr__(name, value)
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Sets `params`; called once before each run."""

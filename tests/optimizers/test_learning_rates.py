@@ -1,5 +1,6 @@
 """The learning rate of every kind of optimizer: found, read and set, without compiling or changing anything else."""
 
+import contextlib
 import itertools
 
 import jax
@@ -124,6 +125,7 @@ def test_the_rate_of_an_optax_transformation_is_found(transformation):
     assert float(optimizer.read_learning_rate(optimizer.init(PARAMS))) == 0.25
 
 
+@pytest.mark.filterwarnings("ignore:.*has no learning rate")
 @pytest.mark.parametrize("transformation", named(UNKNOWN))
 def test_a_rate_that_is_not_certain_is_neither_read_nor_set(transformation):
     optimizer = optimizers.get(transformation)
@@ -134,6 +136,17 @@ def test_a_rate_that_is_not_certain_is_neither_read_nor_set(transformation):
             read()
     with pytest.raises(ValueError, match="is not known"):
         optimizer.with_learning_rate(state, 0.5)
+
+
+@pytest.mark.parametrize(("transformation", "climbs"), [
+    (optax.scale_by_adam(), True), (optax.chain(optax.clip(1.0), optax.trace(0.9)), True), (optax.set_to_zero(), False),
+    (optax.chain(optax.scale_by_adam(), foreign(-0.25)), False),
+    (optax.chain(optax.scale_by_adam(), optax.scale(-1.0)), False), (optax.adamw(0.25), False),
+    (optax.apply_if_finite(optax.sgd(0.25), 3), False),
+])
+def test_a_transformation_without_a_rate_is_warned_of(transformation, climbs):
+    with pytest.warns(UserWarning, match="has no learning rate") if climbs else contextlib.nullcontext():
+        optimizers.get(transformation)
 
 
 @pytest.mark.parametrize("transformation", named(FIXED))

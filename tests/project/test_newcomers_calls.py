@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 import trainer
-from tests.support.newcomers_calls import CALLS, X, Y, message_of
+from tests.support.newcomers_calls import CALLS, WARNED, X, Y, message_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,6 +24,13 @@ def test_a_message_names_what_was_received_and_the_fix(name):
     wrong = CALLS[name]
     message = message_of(wrong.call)
     assert re.search(wrong.received, message) and re.search(wrong.fix, message, re.DOTALL), message or "no error"
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_call_that_trains_to_nothing_is_warned_of(name):
+    call, words = WARNED[name]
+    with pytest.warns(UserWarning, match=words):
+        call()
 
 
 def test_the_calls_are_many_and_different():

@@ -6,7 +6,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from trainer.engine.step.probabilities import are_probabilities
+from trainer.engine.step.probabilities import are_ones, are_probabilities
 
 X = jnp.ones((4, 4))
 
@@ -43,6 +43,17 @@ def other_sums(x):
 ])
 def test_only_outputs_of_softmax_and_sigmoid_are_proven(function, expected):
     assert are_probabilities(jax.make_jaxpr(function)(X)) == [expected]
+
+
+@pytest.mark.parametrize(("function", "expected"), [
+    (lambda x: nn.softmax(x[:, :1]), True),
+    (lambda x: nn.softmax(x[:, :1]).reshape(-1), True),
+    (lambda x: nn.softmax(x[:, :1], axis=0), False),
+    (lambda x: nn.softmax(x), False),
+    (lambda x: nn.sigmoid(x[:, :1]), False),
+])
+def test_a_softmax_over_a_single_number_is_proven_to_be_one(function, expected):
+    assert are_ones(jax.make_jaxpr(function)(X)) == [expected]
 
 
 def test_each_of_several_outputs_is_told_apart():

@@ -15,7 +15,7 @@ import optax
 from flax import linen as nn
 
 import trainer
-from trainer import callbacks, data, losses, optimizers
+from trainer import callbacks, data, losses, metrics, optimizers
 
 X, Y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
 IDS = np.arange(8) % 3
@@ -72,10 +72,43 @@ def _step_that(use: Callable[[Any], Any]) -> trainer.Model:
     return _overriding(train_step=train_step)
 
 
+class _WithoutModule(trainer.Model):
+    def __init__(self):
+        super().__init__()  # type: ignore[call-arg]
+
+
+class _WithoutSuper(trainer.Model):
+    def __init__(self):
+        self.dense = nn.Dense(1)
+
+
+class _Appends(metrics.Metric):
+    def __init__(self):
+        super().__init__(name="appends")
+        self.values = []
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.values.append(y_pred)
+
+    def result(self):
+        return jnp.mean(jnp.concatenate(self.values))
+
+
+class _Stops(callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.stop_training = True
+
+
 class _ReturnsNothing(nn.Module):
     @nn.compact
     def __call__(self, x):
         nn.Dense(1)(x)
+
+
+class _Softmax(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.softmax(nn.Dense(1)(x))
 
 
 class _ReadsNames(nn.Module):
@@ -151,6 +184,8 @@ CALLS = {
     "a list of class weights": Wrong(lambda: _fit(class_weight=[1.0, 2.0]), "of type list", r"`\{0: 1\.0, 1: 2\.5\}`"),
     "text for epochs": Wrong(lambda: _fit(epochs="3"), "of type str", "whole number"),
     "an argument of old Keras": Wrong(lambda: _fit(nb_epoch=3), "'nb_epoch'", "'epochs'"),
+    "Lightning's checkpoint": Wrong(lambda: _fit(ckpt_path="last"), "'ckpt_path'", "BackupAndRestore"),
+    "Lightning's trainer": Wrong(lambda: trainer.Trainer(max_epochs=3), "'Trainer'", r"model\.fit"),
     "workers": Wrong(lambda: _fit(workers=3), "'workers'", "`trainer.utils.PyDataset`"),
     "a class that is not there": Wrong(lambda: trainer.utils.to_categorical([5], 3), "indices from 5", "num_classes=6"),
     # compiling
@@ -167,6 +202,12 @@ CALLS = {
                                       "'categorical_crossentropy'"),
     "a loss of nothing": Wrong(lambda: _fit(_model(loss=lambda y, y_pred: None)), "Received: NoneType",
                                "must be an array of numbers"),
+    "smoothed class indices": Wrong(
+        lambda: losses.SparseCategoricalCrossentropy(label_smoothing=0.1),  # type: ignore[call-arg]
+        "'label_smoothing'", "to_categorical"),
+    "equality with class indices": Wrong(lambda: _fit(_model(3, metrics=[metrics.Accuracy()], loss=_SPARSE), y=IDS),
+                                         r"y_true\.shape=\(8,\)", r'metrics=\["accuracy"\]'),
+    "a metric that appends": Wrong(lambda: _fit(_model(metrics=[_Appends()])), r"`self\.values`", "add_weight"),
     "a metric's name": Wrong(lambda: _model(metrics=["acuracy"]), "'acuracy'", "'accuracy'"),
     "one metric": Wrong(lambda: _model(metrics="acc"), "of type str", "must be a list"),
     "a strategy in compile": Wrong(lambda: _model(strategy="mirrored"), "'strategy'", r"`with strategy\.scope\(\):`"),
@@ -174,6 +215,10 @@ CALLS = {
     "a precision's name": Wrong(lambda: _model(precision="fp16"), "'fp16'", "mixed_float16"),
     "a glob in freeze": Wrong(lambda: _built().compile("sgd", "mse", freeze=["kern*"]), r"'kern\*'", r"'kern\.\*'"),
     # models
+    "a model without a module": Wrong(_WithoutModule, "'module'", r"`super\(\).__init__\(module\)`"),
+    "a model without super": Wrong(lambda: _WithoutSuper().compile("sgd", "mse"), r"`_WithoutSuper.__init__`",
+                                   r"`super\(\).__init__\(module\)`"),
+    "params of a model": Wrong(lambda: _built().params, "'params'", r"`state\.params`"),
     "a module's class": Wrong(lambda: trainer.Model(nn.Dense), "the class Dense", r"Call it: Dense\("),
     "the functional API": Wrong(lambda: trainer.Model(inputs=1, outputs=2), "'inputs'",  # type: ignore[call-arg]
                                 r"`trainer\.Model\(MyModule\(\)\)`"),
@@ -209,6 +254,9 @@ CALLS = {
                      callbacks=[callbacks.EarlyStopping(monitor="val_acc")]), "'val_acc'", "'val_accuracy'"),
     "a hook without logs": Wrong(lambda: _fit(callbacks=[_WithoutLogs()]), r"Received: on_epoch_end\(epoch\)",
                                  r"`on_epoch_end\(self, epoch, logs=None\)`"),
+    "a function without the epoch": Wrong(
+        lambda: _fit(callbacks=[callbacks.LambdaCallback(on_epoch_end=lambda logs: None)]),
+        r"Received: on_epoch_end\(logs\)\.", r"`on_epoch_end\(epoch, logs=None\)`"),
     "a hook with a loss": Wrong(lambda: _fit(callbacks=[_NamesLoss()]), r"on_train_batch_end\(batch, loss\)",
                                 r"`on_train_batch_end\(self, batch, logs=None\)`"),
     "period": Wrong(lambda: callbacks.ModelCheckpoint("a", period=3), "'period'", "`save_freq`"),  # type: ignore[call-arg]
@@ -233,6 +281,24 @@ CALLS = {
     "compute_loss of rows": Wrong(
         lambda: _fit(_overriding(compute_loss=lambda self, x, y, y_pred, sample_weight: y_pred[:, 0])),
         r"array of shape \(8,\)", "Take its mean"),
+}
+
+
+# Calls that train, and the words of their warnings.
+WARNED: dict[str, tuple[Callable[[], Any], str]] = {
+    "an optax chain without a rate": (
+        lambda: _model(optimizer=optax.chain(optax.clip(1.0), optax.scale_by_adam())),
+        "clip, scale_by_adam has no learning rate.*scale_by_learning_rate"),
+    "a softmax of one output": (
+        lambda: _fit(_model(module=_Softmax(), loss="binary_crossentropy")), "over a single output.*`nn.sigmoid`"),
+    "equality with probabilities": (
+        lambda: _fit(_model(3, metrics=[metrics.Accuracy()], loss=_DENSE), y=np.eye(3)[IDS]),
+        r'equal their labels.*`metrics=\["accuracy"\]`'),
+    "a callback's own stop_training": (lambda: _fit(callbacks=[_Stops()]), r"`self\.model\.stop_training = True`"),
+    "Lightning's training_step": (lambda: type("Own", (trainer.Model,), {"training_step": lambda self, batch: 0.0}),
+                                  "does not call `Own.training_step`.*override `train_step"),
+    "Keras's call": (lambda: type("Own", (trainer.Model,), {"call": lambda self, x: x}),
+                     "does not call `Own.call`.*Flax module"),
 }
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from trainer.core.errors import describe, near_names, see, wrong_type
+from trainer.core.errors import describe, near_names, see, unknown_argument, wrong_type
 
 _CHECKED = re.compile(r"(bool|int|float|str)( \| None)?")
 # `pathlib.Path` leaves one slash of two. A single letter is a drive of Windows.
@@ -32,13 +32,14 @@ def checked(function: Function, signature: inspect.Signature | None = None) -> F
     """Returns a function that checks its arguments with the annotation bool, int, float or str, also optional.
 
     It checks types, and rejects NaN; it checks no ranges. A number may be an array without axes, also a traced array.
+    The error for an unknown keyword has similar names.
 
     Args:
       function: the function.
       signature: its signature, if it takes more than it names.
 
     Raises:
-      TypeError: from the function, for an argument of another type.
+      TypeError: from the function, for an argument of another type or an unknown name.
       ValueError: from the function, for NaN, and a whole number that no float holds.
 
     >>> @checked
@@ -51,12 +52,17 @@ def checked(function: Function, signature: inspect.Signature | None = None) -> F
     kinds = {name: found for name, parameter in known.parameters.items()
              if (found := _CHECKED.fullmatch(getattr(parameter.annotation, "__name__", str(parameter.annotation))))}
 
+    takes_names_alone = all(each.kind is not each.VAR_KEYWORD for each in known.parameters.values())
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             given = known.bind(*args, **kwargs).arguments
-        except TypeError:  # the function's own error says more
+        except TypeError:  # the function's own error says more, but for names
             given = {}
+            if takes_names_alone and (unknown := kwargs.keys() - known.parameters.keys()):
+                owner = function.__qualname__.removesuffix(".__init__")
+                raise unknown_argument(owner, min(unknown), known.parameters) from None
         for name, value in given.items():
             if name in kinds and not (value is None and kinds[name][2]):
                 try:

@@ -23,10 +23,13 @@ MAX_ITEMS = 8  # maximum number of listed items in a message
 _MAX_CHARACTERS = 200  # of a name or an error that comes from a file
 _MAX_NEAR = 5  # maximum number of suggested names
 _NEAR = 0.6
-_OF_EARLIER_KERAS = {
+# Arguments of other libraries, or of earlier versions of Keras.
+_ELSEWHERE = {
     "decay": "A learning rate that decays is a schedule: `trainer.optimizers.schedules.InverseTimeDecay(rate, "
              "decay_steps=1, decay_rate=decay)`.",
     "period": 'Give `save_freq`: "epoch", or a number of batches.',
+    "label_smoothing": "Labels that are class indices cannot be smoothed: give `CategoricalCrossentropy("
+                       "label_smoothing=...)` one-hot labels, as `trainer.utils.to_categorical(y)` makes them.",
 }
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError, ArithmeticError, EOFError,
               MemoryError, NotImplementedError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
@@ -90,8 +93,8 @@ def unknown_argument(owner: str, received: str, known: Iterable[str]) -> TypeErr
     TypeError("Adam has no argument 'lr'. Did you mean 'learning_rate'?")
     """
     hint = near_hint(received, [name for name in known if name != "self"])
-    former = _OF_EARLIER_KERAS.get(received)
-    return TypeError(f"{owner} has no argument {received!r}. {hint}{' ' + former if former else ''}")
+    elsewhere = _ELSEWHERE.get(received)
+    return TypeError(f"{owner} has no argument {received!r}. {hint}{' ' + elsewhere if elsewhere else ''}")
 
 
 def near_hint(received: str, known: Iterable[str]) -> str:

@@ -107,6 +107,8 @@ def sparse_top_k_categorical_accuracy(
 class Accuracy(MeanMetricWrapper):
     """The share of predictions that equal their labels.
 
+    Probabilities and logits equal no labels: `metrics=["accuracy"]` compares the classes that they stand for.
+
     >>> float(Accuracy()([[1], [2]], [[1], [3]]))
     0.5
     """
@@ -117,7 +119,8 @@ class Accuracy(MeanMetricWrapper):
         super().__init__(accuracy, name, dtype)
 
     def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
-        check_same_shape(y_true, y_pred)
+        check_same_shape(y_true, y_pred, "It counts predictions that equal their labels. For probabilities or logits "
+                                         "of classes use `metrics=[\"accuracy\"]`.")
 
 
 class BinaryAccuracy(MeanMetricWrapper):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from trainer import losses
 from trainer.core import configs
@@ -260,10 +261,15 @@ def resolve(
             metric.validate(y_true, y_pred)
             metric.build(y_true, y_pred)
         except ValueError as error:
-            advice = "" if "to_categorical" in str(error) else one_hot_advice(y_true, y_pred)
+            says_enough = type(metric) is accuracies.Accuracy or "to_categorical" in str(error)
+            advice = "" if says_enough else one_hot_advice(y_true, y_pred)
             raise ValueError(f"The metric {metric.name!r} cannot take these labels and predictions: {error}"
                              f"{advice and ' ' + advice}") from error
     _warn_of_logits(metric, loss)
+    if type(metric) is accuracies.Accuracy and jnp.issubdtype(y_pred.dtype, jnp.floating):
+        warnings.warn(f"The metric {metric.name!r} counts outputs that equal their labels, and the outputs are floats, "
+                      "such as probabilities, which hardly ever do. For probabilities or logits of classes use "
+                      "`metrics=[\"accuracy\"]`.", UserWarning, stacklevel=2)
     return metric
 
 

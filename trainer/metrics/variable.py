@@ -7,6 +7,7 @@ know the meaning of the values.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import numbers
 import re
@@ -240,10 +241,10 @@ def temporary_values(variables: Sequence[Variable], values: Sequence[Any]) -> It
 
 @contextlib.contextmanager
 def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
-    """Raises TypeError if a traced update, run in the block, changes the value of a numeric attribute.
+    """Raises TypeError if a traced update, run in the block, changes a number or keeps an array in an attribute.
 
-    Only numbers and arrays are checked. The first assignment of a number is allowed, because it may record the shapes
-    of the data. JAX's errors about values of traced arrays get a note with the metric's name.
+    Only numbers, arrays and containers of arrays are checked. The first assignment of a number is allowed, because it
+    may record the shapes of the data. JAX's errors about values of traced arrays get a note with the metric's name.
 
     Args:
       metric: the metric; the block runs its `update_state`.
@@ -252,7 +253,9 @@ def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
     if not trace_purity.has_tracers(jax.tree.leaves(arguments)):
         yield
         return
-    before = dict(vars(metric))
+    # Lists and the like change in place.
+    before = {name: copy.copy(value) if isinstance(value, (list, dict)) else value
+              for name, value in vars(metric).items()}
     try:
         yield
     except Exception as error:

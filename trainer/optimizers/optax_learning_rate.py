@@ -149,6 +149,16 @@ def stage_names(transformation: optax.GradientTransformation) -> list[str]:
     return names
 
 
+def adds_gradients(transformation: optax.GradientTransformation) -> bool:
+    """Returns whether a transformation certainly lacks a learning rate, which also makes its updates a descent.
+
+    >>> adds_gradients(optax.chain(optax.clip(1.0), optax.scale_by_adam())), adds_gradients(optax.adam(0.25))
+    (True, False)
+    """
+    makers = {stage.maker for stage in _stages(transformation)}
+    return "set_to_zero" not in makers and makers <= LINEAR | NORMALIZING | OTHER
+
+
 def _nested(transformation: optax.GradientTransformation) -> Iterator[_Stage]:
     """Yields the stages of nested chains in order, each stage before its inner stages."""
     for stage in _stages(transformation):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +11,13 @@ import jax.numpy as jnp
 import optax
 
 from trainer.core.errors import MAX_ITEMS
+from trainer.core.tracebacks import user_stacklevel
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState
 from trainer.optimizers.evaluation_params import with_slow_params
 from trainer.optimizers.extra_arguments import update_with
-from trainer.optimizers.optax_learning_rate import find_learning_rate, stage_names
+from trainer.optimizers.optax_learning_rate import adds_gradients, find_learning_rate, stage_names
 
 
 def from_optax(transformation: optax.GradientTransformation, variables: Mapping[Any, Any] | None = None) -> Optimizer:
@@ -35,6 +37,11 @@ def from_optax(transformation: optax.GradientTransformation, variables: Mapping[
       0.25
     """
     found = find_learning_rate(transformation)
+    if adds_gradients(transformation):
+        warnings.warn(f"The optax transformation {', '.join(stage_names(transformation))} has no learning rate, and "
+                      "adds gradients to the weights, so that the loss rises. A rate at the end of a chain also "
+                      "subtracts: `optax.chain(..., optax.scale_by_learning_rate(1e-3))`.",
+                      stacklevel=user_stacklevel())
     made: Optimizer
     if found is not None and found.injected:
         made = _InjectedOptimizer(transformation, found.value)

@@ -5,7 +5,7 @@ All entry points have these properties:
 - A mesh that the script has set for its own code (`jax.set_mesh`) is hidden, because JAX puts each new array on that
   mesh and refuses other meshes, and the trainer's arrays and programs use the mesh of their strategy. The script's mesh
   is back after the call.
-- Errors show the script's lines (`core/tracebacks.py`), and errors about unknown keywords list similar names.
+- Errors show the script's lines (`core/tracebacks.py`), and errors about unknown and missing arguments have a hint.
 """
 
 from __future__ import annotations
@@ -29,11 +29,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _NO_MESH = Mesh(np.empty((), object), ())
 _RATES = ("lr", "learning_rate")
 # Arguments of Keras and of other trainers, by method.
-_OF_KERAS = {
+_ELSEWHERE = {
     ("compile", "strategy"): "Make, compile and fit the model in `with strategy.scope():`.",
     ("build", "input_shape"): "Give some rows, of which shape and dtype are taken: `build(np.zeros((1, 28, 28)))`.",
     ("__init__", "inputs"): "There is no functional API: write the graph in the call of a Flax module, and give that: "
                             "`trainer.Model(MyModule())`.",
+    ("fit", "ckpt_path"): "The callback `trainer.callbacks.BackupAndRestore(folder)` saves a run, and resumes it.",
+    ("fit", "max_epochs"): "Give `epochs`.",
+    ("fit", "train_dataloaders"): "Give the loader as `x`: `fit(loader, epochs=3)`.",
+    ("fit", "val_dataloaders"): "Give the loader as `validation_data`.",
+}
+# Arguments that are easily left out, by method.
+_LEFT_OUT = {
+    ("__init__", "module"): "A model holds a Flax module, which has the layers: `super().__init__(module)`, or "
+                            "`trainer.Model(MyModule())` for a module alone.",
 }
 _OF_DATA = ("workers", "use_multiprocessing", "max_queue_size")  # arguments of `fit` in earlier Keras versions
 
@@ -49,7 +58,12 @@ def entry_point(function: Function) -> Function:
         with shortened(), _script_mesh_hidden():
             if names is not None and not names.issuperset(kwargs):
                 raise _unknown_keyword(function, names, args, kwargs)
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # raised by the call itself
+                    raise _wrong_arguments(function, args, error) from None
+                raise
 
     return call  # type: ignore[return-value]
 
@@ -107,15 +121,26 @@ def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
 def _unknown_keyword(
     function: Callable[..., Any], names: frozenset[str], args: tuple[Any, ...], received: dict[str, Any]
 ) -> TypeError:
-    name, called = min(received.keys() - names), function.__qualname__
-    if args and "self" in names:  # name the public class, not the base that defines the method
-        public = [each for each in type(args[0]).__mro__ if each.__module__.startswith("trainer.")]
-        called = f"{public[0].__name__}.{function.__name__}" if public else called
+    name = min(received.keys() - names)
     hint = near_hint(name, names - {"self"})
     if name in _RATES and "optimizer" in names:
         hint = "Give it to the optimizer: `optimizer=trainer.optimizers.Adam(learning_rate=...)`."
-    if (function.__name__, name) in _OF_KERAS:
-        hint = _OF_KERAS[function.__name__, name]
+    if (function.__name__, name) in _ELSEWHERE:
+        hint = _ELSEWHERE[function.__name__, name]
     if name in _OF_DATA and "x" in names:
         hint = f"Give it to the data: `super().__init__({name}=...)` in a `trainer.utils.PyDataset`."
-    return TypeError(f"`{called}` has no argument {name!r}. {hint}")
+    return TypeError(f"`{_called(function, args)}` has no argument {name!r}. {hint}")
+
+
+def _wrong_arguments(function: Callable[..., Any], args: tuple[Any, ...], error: TypeError) -> TypeError:
+    """Returns Python's error about the number of arguments, with the name that the script knows, and a hint."""
+    text = str(error).replace(f"{function.__qualname__}()", f"`{_called(function, args)}`", 1)
+    hints = [hint for (method, name), hint in _LEFT_OUT.items() if method == function.__name__ and f"'{name}'" in text]
+    return TypeError(". ".join([text, *hints]))
+
+
+def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Returns the name of a method in the public class of its object, not in the base that defines the method."""
+    public = [each for each in type(args[0]).__mro__ if each.__module__.startswith("trainer.")] if args else []
+    is_method = public and any(hasattr(each, function.__name__) for each in public)
+    return f"{public[0].__name__}.{function.__name__}" if is_method else function.__qualname__

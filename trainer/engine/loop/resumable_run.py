@@ -19,6 +19,7 @@ from trainer.core import tree_paths
 from trainer.core.errors import brief, naming_file, see
 from trainer.core.received_text import printable
 from trainer.core.timing import Timing
+from trainer.core.tracebacks import user_stacklevel
 from trainer.core.train_state import TrainState
 from trainer.data.reader import Reader
 from trainer.data.sources.batches import ResumeToken
@@ -32,6 +33,7 @@ from trainer.engine.saving.checkpoint import (
     CheckpointError,
     CheckpointFolder,
     CheckpointWriter,
+    is_checkpoint,
     open_checkpoint,
 )
 from trainer.engine.step.running_logs import RunningLogs
@@ -253,6 +255,10 @@ class TrainingRun:
             if path is None:
                 if jax.process_index() == 0:
                     begun_run.begin(folder, self._callbacks)
+                    if is_checkpoint(folder):
+                        warnings.warn(f"{folder!r} is a model that `Model.save` wrote, and no run, so the training "
+                                      "begins with the model's own weights. To train the saved model, load it: "
+                                      f"`trainer.load_model({folder!r}, model=model)`.", stacklevel=user_stacklevel())
                 return None
             checkpoint = open_checkpoint(path, verify=False)
         document = checkpoint.document

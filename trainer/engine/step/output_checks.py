@@ -23,7 +23,7 @@ from trainer.data.sources.batches import Batch
 from trainer.engine.step.compiled_loss import CompiledLoss
 from trainer.engine.step.compiled_metrics import CompiledMetrics
 from trainer.engine.step.output_matching import match_arrays
-from trainer.engine.step.probabilities import are_probabilities
+from trainer.engine.step.probabilities import are_ones, are_probabilities
 from trainer.losses.base import BuiltinLoss
 from trainer.metrics.base import is_builtin
 from trainer.metrics.registry import takes_class_indices
@@ -144,7 +144,7 @@ def explain_other_inputs(inputs: PyTree, built_on: PyTree, error: Exception) -> 
     if isinstance(error, flax.errors.ScopeParamShapeError) and rows != built_rows:
         error.add_note("The model was built on inputs of the same shape with another number of rows, so the module "
                        "takes rows for features. If it flattens its inputs, write `x.reshape(x.shape[0], -1)` in "
-                       "place of `x.flatten()` or `x.ravel()`.")
+                       "place of `x.flatten()`, `x.ravel()`, or a number of rows such as 32.")
 
 
 def check_labels(
@@ -240,7 +240,12 @@ def check_outputs(
     if trace is not None and (takes_probabilities or of_logits):
         # A custom step may give the module other inputs, which is not a reason to refuse it for a warning.
         with contextlib.nullcontext() if takes_probabilities else contextlib.suppress(Exception):
-            proven = are_probabilities(trace())
+            program = trace()
+            proven = are_probabilities(program)
+            if any(are_ones(program)):
+                warnings.warn("The model ends with a softmax over a single output, which is 1 for every row. End it "
+                              "with `nn.Dense(1)` and `nn.sigmoid` for yes or no, or with an output for each class.",
+                              stacklevel=user_stacklevel())
     for kind, name, output in of_logits:
         if len(proven) == len(compiled_loss.per_output or proven) and proven[output]:
             warnings.warn(

@@ -19,6 +19,7 @@ _MOVES = ("reshape", "broadcast_in_dim", "transpose", "squeeze", "slice", "rev",
 _OF_SEVERAL = ("mul", "max", "min", "concatenate")  # these map numbers in [0, 1] to numbers in [0, 1]
 
 _PROBABILITIES = object()
+_ONES = object()  # probabilities that are 1 for all arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +48,26 @@ def are_probabilities(jaxpr: ClosedJaxpr) -> list[bool]:
     >>> are_probabilities(jax.make_jaxpr(lambda x: (jax.nn.softmax(x), jax.nn.sigmoid(x), 2 * x))(jnp.ones((2, 3))))
     [True, True, False]
     """
+    return [kind in (_PROBABILITIES, _ONES) for kind in _kinds_of_results(jaxpr)]
+
+
+def are_ones(jaxpr: ClosedJaxpr) -> list[bool]:
+    """Returns which results of a program are 1 for all arguments, because they are a softmax over a single number.
+
+    Args:
+      jaxpr: the program.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> are_ones(jax.make_jaxpr(lambda x: (jax.nn.softmax(x), jax.nn.softmax(x, axis=0)))(jnp.ones((2, 1))))
+    [True, False]
+    """
+    return [kind is _ONES for kind in _kinds_of_results(jaxpr)]
+
+
+def _kinds_of_results(jaxpr: ClosedJaxpr) -> list[Any]:
     program = jaxpr_of(jaxpr)
-    return [kind is _PROBABILITIES for kind in _kinds(program, [None] * len(program.invars))]
+    return _kinds(program, [None] * len(program.invars))
 
 
 def _kinds(program: ClosedJaxpr | Jaxpr, arguments: list[Any]) -> list[Any]:
@@ -87,8 +106,14 @@ def _kind(equation: Any, operands: list[Any]) -> Any:
         is_share = (isinstance(first, _Powers) and isinstance(operands[1], _Sums)
                     and first.source is operands[1].source
                     and all(axis == place for axis, place in operands[1].axes.items()))
-        return _PROBABILITIES if is_share else None
-    if first is _PROBABILITIES and (name in _MOVES or (
-            name in _OF_SEVERAL and all(kind is _PROBABILITIES for kind in operands))):
-        return _PROBABILITIES
+        if not is_share:
+            return None
+        shape = equation.invars[0].aval.shape
+        is_alone = all(size == 1 for axis, size in enumerate(shape) if axis not in operands[1].axes)
+        return _ONES if is_alone else _PROBABILITIES
+    if first in (_PROBABILITIES, _ONES):
+        if name in _MOVES:
+            return first
+        if name in _OF_SEVERAL and all(kind in (_PROBABILITIES, _ONES) for kind in operands):
+            return _PROBABILITIES
     return None
