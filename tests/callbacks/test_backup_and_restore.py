@@ -139,9 +139,9 @@ def test_training_can_be_prolonged(tmp_path, undisturbed):
 def test_a_saved_model_is_not_taken_for_a_run(tmp_path):
     model = make_model()
     model.build(X)
-    model.save(tmp_path)
+    model.save(tmp_path / "saved")
     with pytest.warns(UserWarning, match=r"is a model that `Model.save` wrote.*`trainer.load_model\("):
-        fit(model, cb.BackupAndRestore(tmp_path))
+        fit(model, cb.BackupAndRestore(tmp_path / "saved"))
 
 
 def test_a_run_that_has_ended_says_that_nothing_is_left(tmp_path, capsys):
