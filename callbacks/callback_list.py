@@ -206,9 +206,10 @@ class CallbackList(Callback):
         in_each = in_some if each_epoch is None else frozenset(each_epoch)
         of_batches: frozenset[str] | None = in_each if batches is None else frozenset(batches)
         for callback in self.callbacks:
-            added = getattr(callback.on_epoch_end, "added_log_keys", None)
-            if added is None:
+            names_of_added = getattr(callback.on_epoch_end, "added_log_keys", None)
+            if names_of_added is None:
                 return
+            added = names_of_added(self._model)
             in_some, in_each = in_some | added, in_each | added
             if _overrides(callback, *_BATCH_HOOKS["train"]):
                 of_batches = None

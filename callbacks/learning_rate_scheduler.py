@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
-from trainer.callbacks.base.log_values import learning_rates, optimizers_of
+from trainer.callbacks.base.log_values import learning_rate_names, learning_rates, optimizers_of
 from trainer.core.ambient.interactive_logging import print_message
 from trainer.core.arguments import check_verbose
 from trainer.core.errors import wrong_type
@@ -63,7 +63,7 @@ class LearningRateScheduler(Callback):
                 what = f"{name} learning rate" if name else "learning rate"
                 print_message(f"\nEpoch {epoch + 1}: LearningRateScheduler setting {what} to {learning_rate}.")
 
-    @adds_logs("learning_rate")
+    @adds_logs(of_model=learning_rate_names)
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if logs is not None:
             logs.update(learning_rates(self.model))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainer.callbacks.base.callback import Logs, adds_logs
-from trainer.callbacks.base.log_values import learning_rates, optimizers_of
+from trainer.callbacks.base.log_values import learning_rate_names, learning_rates, optimizers_of
 from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.core import arguments
 from trainer.core.ambient.interactive_logging import print_message
@@ -85,7 +85,7 @@ class ReduceLROnPlateau(MonitorCallback):
         learning_rates(self.model)  # raises before training for an unknown rate
         self._reset()
 
-    @adds_logs("learning_rate")
+    @adds_logs(of_model=learning_rate_names)
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         logs = {} if logs is None else logs
         logs.update(learning_rates(self.model))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from trainer.callbacks.base.run_protocol import Run, SavePoint
@@ -19,7 +19,7 @@ Logs: TypeAlias = dict[str, Any]
 
 
 
-def adds_logs(*keys: str) -> Callable[[Any], Any]:
+def adds_logs(*keys: str, of_model: Callable[[Any], Iterable[str]] | None = None) -> Callable[[Any], Any]:
     """Marks an `on_epoch_end` that adds these keys, and no others, to the logs.
 
     The loop checks a monitor before training if it knows the logs that earlier callbacks add. An `on_epoch_end` without
@@ -27,6 +27,7 @@ def adds_logs(*keys: str) -> Callable[[Any], Any]:
 
     Args:
       *keys: names of the added logs; empty for a hook that only reads.
+      of_model: returns further names for the model of the run, such as a rate for each of its optimizers.
 
     Example:
 
@@ -37,7 +38,7 @@ def adds_logs(*keys: str) -> Callable[[Any], Any]:
     """
 
     def mark(hook: Any) -> Any:
-        hook.added_log_keys = frozenset(keys)
+        hook.added_log_keys = lambda model: frozenset((*keys, *(() if of_model is None else of_model(model))))
         return hook
 
     return mark
@@ -65,8 +66,8 @@ class Callback:
         on_train_begin
           on_epoch_begin
             on_train_batch_begin, on_train_batch_end      each batch
-                  on_execution_end                              each group of batches that ran as one execution
-                  on_save_point                                 after each execution
+            on_execution_end                              each group of batches that ran as one execution
+            on_save_point                                 after each execution
             on_test_begin ... on_test_end                 if this epoch is followed by a validation
           on_epoch_end
           on_save_point
@@ -120,11 +121,19 @@ class Callback:
                 raise unknown_argument(cls.__name__, name, parameters)
         return super().__new__(cls)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "stop_training" and value is True and not hasattr(self, name):
-            warnings.warn(f"`{type(self).__name__}` sets its own `stop_training`, which ends nothing. "
-                          "`self.model.stop_training = True` ends the training.", stacklevel=2)
-        super().__setattr__(name, value)
+    @property
+    def stop_training(self) -> bool:
+        """Not of callbacks, but of `model`."""
+        if "stop_training" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'stop_training'. It is the model's: "
+                                 "`self.model.stop_training`.", name="stop_training", obj=self)
+        return vars(self)["stop_training"]
+
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None:
+        warnings.warn(f"`{type(self).__name__}` sets its own `stop_training`, which ends nothing. "
+                      "`self.model.stop_training = True` ends the training.", stacklevel=2)
+        vars(self)["stop_training"] = value
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Sets `params`; called once before each run."""

@@ -29,10 +29,19 @@ def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def optimizers_of(model: Any) -> dict[str, Any]:
     """Returns the optimizers of a run's model by name; a single optimizer has the name ""."""
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, Mapping):
         return dict(optimizer)
     return {} if optimizer is None else {"": optimizer}
+
+
+def learning_rate_names(model: object) -> list[str]:
+    """Returns the names of the logs of a run's learning rates: a name for each optimizer."""
+    return [_rate_name(name) for name in optimizers_of(model) or [""]]
+
+
+def _rate_name(optimizer: str) -> str:
+    return f"learning_rate_{optimizer}" if optimizer else "learning_rate"
 
 
 def learning_rates(model: object, known_only: bool = False) -> dict[str, float]:
@@ -48,7 +57,7 @@ def learning_rates(model: object, known_only: bool = False) -> dict[str, float]:
     rates = {}
     for name, optimizer in optimizers_of(model).items():
         with contextlib.suppress(*[ValueError] * known_only):
-            rates[f"learning_rate_{name}" if name else "learning_rate"] = float(optimizer.learning_rate)
+            rates[_rate_name(name)] = float(optimizer.learning_rate)
     return rates
 
 

@@ -12,6 +12,7 @@ from trainer.callbacks import (
     EarlyStopping,
     History,
     LambdaCallback,
+    LearningRateScheduler,
     MonitorCallback,
     ReduceLROnPlateau,
 )
@@ -142,3 +143,14 @@ def test_an_unknown_argument_names_what_could_be_meant():
             super().__init__(patience=options["patient"])
 
     assert Own(patient=3).patience == 3
+
+
+@pytest.mark.parametrize("adding", [LearningRateScheduler(lambda epoch: 0.1), ReduceLROnPlateau("loss")])
+def test_the_rate_of_each_optimizer_may_be_monitored(adding):
+    rate = types.SimpleNamespace(learning_rate=0.5)
+    model = types.SimpleNamespace(optimizer={"generator": rate, "critic": rate})
+    known = EarlyStopping("learning_rate_generator", mode="min")
+    CallbackList([adding, known], model=model).check_monitors(["loss"])
+    unknown = EarlyStopping("learning_rate", mode="min")
+    with pytest.raises(ValueError, match="learning_rate_generator"):
+        CallbackList([adding, unknown], model=model).check_monitors(["loss"])

@@ -20,14 +20,13 @@ from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.core.timing import Timing
 from trainer.core.types import Phase, PyTree
 from trainer.data.reader import Reader
-from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sources.batches import GroupBuffer, ResumeToken
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.engine.loop.phase_input import PhaseInput, start_phase
 from trainer.engine.loop.resumable_run import TrainingRun
 from trainer.engine.loop.run_limits import RunLimits
 from trainer.engine.model.core.model_core import ModelCore
-from trainer.engine.model.core.run_fingerprint import describe_data, describe_run, describe_sets
+from trainer.engine.model.core.run_fingerprint import describe_data, describe_sets, describe_training
 
 # Maximum number of unfinished executions when the next starts.
 MAX_IN_FLIGHT = 2
@@ -82,7 +81,7 @@ def fit(
             with _naming_validation_data(name):
                 tests.append(start_phase(core, "test", each, passes=validations, name=name))
         validation_names = _distinct([f"val_{name}" for test in tests for name in test.log_names])
-        core.assert_consistent("training", lambda: describe_run(
+        core.assert_consistent("training", lambda: describe_training(
             reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
             logs=", ".join(train.phase.log_names), validation_freq=validation_freq, **limits.describe()))
         is_each_validated = validations >= epochs - initial_epoch
@@ -96,7 +95,7 @@ def fit(
         with run, core.run.validating(validator, list(validation)):
             with timing.callbacks:
                 callbacks.on_train_begin()
-            run.started()  # a resumed run may be at another epoch, in the middle of an epoch, or stopped
+            run.begin_or_resume()  # a resumed run may be at another epoch, in the middle of an epoch, or stopped
             logs: Any = run.logs
             trained: Running = None
             while run.epoch < epochs and not run.is_over:
@@ -436,17 +435,6 @@ def _on_host(group: PlacedGroup, outputs: PyTree, count: int, timing: Timing) ->
 
 def _batch_on_host(group: PlacedGroup, outputs: PyTree, index: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
-
-
-def agree_on_data(core: ModelCore, call: str, **data: Any) -> None:
-    """Raises ClusterError in all processes unless all make the same call with data that they share in the same way.
-
-    It precedes all access to the data: processes that share them in different ways would wait for each other.
-    """
-    if core.strategy.spans_processes:
-        with core.run.timed():
-            core.assert_consistent(f"data for `{call}`", lambda: {
-                f"auto_shard_policy of `{name}`": policy_of(value).value for name, value in data.items()})
 
 
 def _is_due(epoch: int, validation_freq: Any) -> bool:

@@ -147,8 +147,8 @@ class TrainingRun:
         """The index of the epoch's batch that no execution may go beyond; None without a limit."""
         return self._limits.last_batch(self.batches, self.batch)
 
-    def started(self) -> None:
-        """Called after the callbacks' hooks for the start of training."""
+    def begin_or_resume(self) -> None:
+        """Lets callbacks restore a run, after their hooks for the start of training."""
         self._reached("start")
         if self.batches and self._limits.are_reached(self.batches, self._core.strategy, self._timing):
             self.is_at_limit = self.is_over = True

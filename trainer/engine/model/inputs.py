@@ -17,6 +17,7 @@ from trainer.core.types import ArrayTree, Data, Phase, PyTree, Verbose
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
+from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batches
 from trainer.data.sources.batches import Batch
@@ -51,7 +52,7 @@ def training_readers(
                          "`(inputs,)` without targets.")
     x = core.strategy.training_data(x)
     named_sets = _by_argument("validation_data", sets)
-    loop.agree_on_data(core, "fit", x=x, **(named_sets or {"validation_data": None}))
+    _agree_on_data(core, "fit", x=x, **(named_sets or {"validation_data": None}))
     processes = core.strategy.processes
     with contextlib.ExitStack() as readers:
         reader = readers.enter_context(Reader(
@@ -79,7 +80,7 @@ def evaluation_readers(
             return
         arguments.check_count("steps", steps, 1, optional=True)
         named_sets = _by_argument("x", sets)
-        loop.agree_on_data(core, "evaluate", **named_sets)
+        _agree_on_data(core, "evaluate", **named_sets)
         yield {name: readers.enter_context(Reader(
             _adapt_set(argument, data, batch_size, steps, core.strategy.processes), steps))
             for name, (argument, data) in zip(sets, named_sets.items(), strict=True)}
@@ -135,7 +136,7 @@ def single_reader(
 ) -> Reader:
     """Returns the reader of `evaluate` or `predict`; `call` is the name of the method."""
     arguments.check_count("steps", steps, 1, optional=True)
-    loop.agree_on_data(core, call, x=x)
+    _agree_on_data(core, call, x=x)
     source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps, processes=core.strategy.processes)
     return Reader(source, steps, may_be_endless=may_be_endless)
 
@@ -161,7 +162,7 @@ def compile_ahead(
     is_sample = batch_size is None and is_array_tree(parts[0])
     if is_sample:
         batch_size = rows_of(parts[0])
-    loop.agree_on_data(core, "compile_ahead", sample=sample)
+    _agree_on_data(core, "compile_ahead", sample=sample)
     for kind in phases:
         # `predict` takes the inputs of arrays alone.
         source = adapt(*(parts[:1] if kind == "predict" else parts), batch_size=batch_size,
@@ -285,3 +286,14 @@ def _array_parts(data: object) -> Sequence[Any] | None:
         return None
     unpack_x_y_sample_weight(data)  # rejects other numbers of elements
     return data
+
+
+def _agree_on_data(core: ModelCore, call: str, **data: Any) -> None:
+    """Raises ClusterError in all processes unless all make the same call with data that they share in the same way.
+
+    It precedes all access to the data: processes that share them in different ways would wait for each other.
+    """
+    if core.strategy.spans_processes:
+        with core.run.timed():
+            core.assert_consistent(f"data for `{call}`", lambda: {
+                f"auto_shard_policy of `{name}`": policy_of(value).value for name, value in data.items()})

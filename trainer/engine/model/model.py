@@ -248,8 +248,9 @@ class Model(StatefulModel):
           validation_data: `(x, y)`, `(x, y, sample_weight)`, or an iterable of batches, to validate on; or a dict of
             several such sets, `{"clean": (x, y), "noisy": dataset}`, with logs such as `val_clean_loss`. A dict of
             arrays is a single set: named inputs, without targets.
-          shuffle: whether to read arrays in a new order in each epoch, a function of the seed and the epoch. In a loop
-            over `fit`, pass the epoch: `fit(..., initial_epoch=epoch, epochs=epoch + 1)`.
+          shuffle: whether to read arrays in a new order in each epoch, which follows from the seed and the epoch's
+            number; "batch" keeps the rows of a batch together. In a loop over `fit`, pass the epoch's number: `fit(...,
+            initial_epoch=epoch, epochs=epoch + 1)`.
           class_weight: weights of rows by their label.
           sample_weight: weights of rows, if `x` is arrays.
           initial_epoch: the index of the first epoch, from 0.

@@ -86,7 +86,7 @@ def describe_sets(readers: Mapping[str, Reader], what: str = "") -> dict[str, st
     return described
 
 
-def describe_run(
+def describe_training(
     reader: Reader, validation: Mapping[str, Reader], callbacks: CallbackList, **arguments: Any
 ) -> dict[str, str]:
     """Returns comparable descriptions of a run: its data, its callbacks and other arguments."""
