@@ -27,6 +27,7 @@ from trainer.engine.loop.resumable_run import TrainingRun
 from trainer.engine.loop.run_limits import RunLimits
 from trainer.engine.model.core.model_core import ModelCore
 from trainer.engine.model.core.run_fingerprint import describe_data, describe_sets, describe_training
+from trainer.engine.step.running_logs import RunningLogs
 
 # Maximum number of unfinished executions when the next starts.
 MAX_IN_FLIGHT = 2
@@ -35,8 +36,7 @@ MAX_SINGLE_STEPS_IN_FLIGHT = 8  # of a group; they are cheap, and need no more m
 
 _NO_SETS: Mapping[str, Reader] = {}
 
-Running = Any  # the running logs of a phase
-Reached = Callable[[int, Running, ResumeToken | None], None]  # called after each execution of an epoch
+Reached = Callable[[int, RunningLogs, ResumeToken | None], None]  # called after each execution of an epoch
 
 
 def fit(
@@ -97,7 +97,7 @@ def fit(
                 callbacks.on_train_begin()
             run.begin_or_resume()  # a resumed run may be at another epoch, in the middle of an epoch, or stopped
             logs: Any = run.logs
-            trained: Running = None
+            trained: RunningLogs | None = None
             while run.epoch < epochs and not run.is_over:
                 epoch = run.epoch
                 if run.batch == 0:
@@ -110,11 +110,11 @@ def fit(
                 if not run.is_epoch_over:
                     if epoch + 1 < epochs:
                         reader.prepare(epoch + 1)
-                    _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained, run.last_batch,
+                    _run_epoch(train, callbacks, epoch, run.batch, run.running_logs, run.trained, run.last_batch,
                                next(iter(tests), None))
                     if epoch + 1 < epochs and not core.stops("train"):
                         train.look_ahead(epoch + 1)
-                logs = train.lazy_logs(run.running)
+                logs = train.lazy_logs(run.running_logs)
                 run.epoch_trained()
                 if tests and _is_due(epoch, validation_freq):
                     for name, value in _evaluate(tests, callbacks, run.validated).items():
@@ -122,7 +122,7 @@ def fit(
                 with timing.callbacks:
                     callbacks.on_epoch_end(epoch, logs)
                 _stops(core, "train", core.strategy.spans_processes)
-                trained = run.running
+                trained = run.running_logs
                 run.epoch_ended(logs)
             if not tests and trained is not None:
                 _store_metrics(train, trained, logs)
@@ -164,7 +164,7 @@ def _evaluate_set(inputs: PhaseInput, callbacks: CallbackList, reached: Reached 
         return dict(logs)
 
 
-def _store_metrics(inputs: PhaseInput, running: Running, logs: Mapping[str, Any]) -> None:
+def _store_metrics(inputs: PhaseInput, running: RunningLogs, logs: Mapping[str, Any]) -> None:
     """Gives metric objects their results over an epoch, which Keras's metrics have after a run."""
     inputs.phase.store_metrics(running)
     if (loss := f"{inputs.prefix}loss") in logs:
@@ -301,9 +301,9 @@ def _precompile(inputs: PhaseInput, steps: int) -> None:
 
 
 def _run_epoch(
-    inputs: PhaseInput, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
+    inputs: PhaseInput, callbacks: CallbackList, epoch: int, batch: int = 0, running: RunningLogs | None = None,
     reached: Reached | None = None, last_of_run: int | None = None, next_phase: PhaseInput | None = None,
-) -> Running:
+) -> RunningLogs:
     """Runs an epoch from a batch and its running logs on; no execution crosses `last_of_run`; returns the logs."""
     core, kind, timing = inputs.core, inputs.kind, inputs.timing
     running = inputs.phase.empty_logs if running is None else running
@@ -385,7 +385,7 @@ def _awaited(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[Plac
         yield group
 
 
-def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
+def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, running: RunningLogs) -> RunningLogs:
     held, timing = inputs.core.state, inputs.timing
     executable = inputs.phase.executable(
         running, group=group, guard=inputs.guard, timing=timing, start=start, stop=stop)
@@ -403,7 +403,7 @@ def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, runn
     return running
 
 
-def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: Running) -> None:
+def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: RunningLogs) -> None:
     """Records the start of an execution of some batches of `group`, and waits until few enough are queued."""
     most, strategy = MAX_IN_FLIGHT, inputs.core.strategy
     if 1 < steps == group.count:

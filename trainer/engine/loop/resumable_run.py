@@ -105,7 +105,7 @@ class TrainingRun:
       limits: ends the run before its last epoch.
 
     Attributes:
-      running: the running logs of the epoch so far.
+      running_logs: the running logs of the epoch so far.
       logs: the logs of the last finished epoch.
       is_epoch_over: whether the epoch has no further batch, because the resumed run was stopped in it.
       is_over: whether there is no further epoch, because the run was stopped.
@@ -120,7 +120,7 @@ class TrainingRun:
         self.epoch = epochs[0]
         self.logs: dict[str, Any] = {}
         self.batch = self.batches = 0
-        self.running = self._empty_logs = empty_logs
+        self.running_logs = self._empty_logs = empty_logs
         self.is_epoch_over = self.is_over = self.is_at_limit = False
         self._limits = limits
         self._epochs = epochs
@@ -156,7 +156,7 @@ class TrainingRun:
     def trained(self, batch: int, running: RunningLogs, resume_token: ResumeToken | None) -> None:
         """Called after `batch` batches of the epoch, the last of a group with this `resume_token`."""
         self.batches += batch - self.batch
-        self.batch, self.running, self._resume_token = batch, running, resume_token
+        self.batch, self.running_logs, self._resume_token = batch, running, resume_token
         self._before_hooks = None
         self.is_at_limit = self._limits.are_reached(self.batches, self._core.strategy, self._timing)
         self._reached("batches")
@@ -175,7 +175,7 @@ class TrainingRun:
     def epoch_ended(self, logs: Mapping[str, Any]) -> None:
         """Called after the callbacks' hooks for the end of the epoch, with its logs."""
         self.logs = dict(logs) if self._is_watched else {}
-        self.epoch, self.batch, self.running, self._resume_token = self.epoch + 1, 0, self._empty_logs, None
+        self.epoch, self.batch, self.running_logs, self._resume_token = self.epoch + 1, 0, self._empty_logs, None
         self.is_epoch_over, self.is_over = False, self._core.stops("train")
         self._keep_snapshot()
         self._reached("epoch")
@@ -240,7 +240,7 @@ class TrainingRun:
                 checkpoints.prune()
 
             state = self._core.state.current if self.kind != "error" else self._state_of_last_point()
-            arrays = tree_paths.named_leaves({"state": state, "logs": self.running})
+            arrays = tree_paths.named_leaves({"state": state, "logs": self.running_logs})
             document = self._before_hooks or self._snapshot()
             # After the last batch of an epoch, the run may already be saved, before the epoch's end.
             self._writer.save(checkpoints.path_of(self.batches), arrays, document, replace=True,
@@ -277,7 +277,7 @@ class TrainingRun:
             # Before the states are restored: they contain the effects of the epoch's begin hook, which must count once.
             self._callbacks.on_epoch_begin(document["epoch"])
         self._core.state.set(restored["state"])
-        self.running, self.logs = restored["logs"], document["logs"]
+        self.running_logs, self.logs = restored["logs"], document["logs"]
         with naming_file(path):
             self._callbacks.load_state_dict(document["callbacks"])
         self.epoch, self.batch, self.batches = document["epoch"], document["batch"], document["batches"]
