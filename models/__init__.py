@@ -3,14 +3,16 @@
 The modules are plain Linen modules. They do not depend on the trainer and work with any Flax training loop.
 """
 
-from typing import Any
-
 from trainer.core.public_names import attach_stub
 
-_load, __dir__, __all__ = attach_stub(__name__)
+# Names of `keras.applications`, `keras.models` and Hugging Face: the sentences that end their errors.
+_MISSING = {
+    **dict.fromkeys(
+        ("convnext", "densenet", "efficientnet", "inception_v3", "mobilenet", "mobilenet_v2", "mobilenet_v3", "resnet",
+         "resnet50", "resnet_v2", "vgg16", "vgg19", "xception"),
+        "Its classes are in `trainer.models`, and `models.preprocess_input(images, \"ResNet50\")` serves all models."),
+    "decode_predictions": "Class names belong to the weights: look `outputs.argmax(-1)` up in their list.",
+    "load_model": "Models are loaded by `trainer.load_model(path, model=...)`.",
+}
 
-
-def __getattr__(name: str) -> Any:
-    if name == "load_model":
-        raise AttributeError("Models are loaded by `trainer.load_model(path, model=...)`.")
-    return _load(name)
+__getattr__, __dir__, __all__ = attach_stub(__name__, missing=_MISSING)

@@ -32,7 +32,7 @@ class _Choice:
 
 
 def generate(
-    model: Any, prompt: jax.Array | np.ndarray | Sequence[Sequence[int]], max_new_tokens: int, *,
+    model: Any, prompt: jax.Array | np.ndarray | Sequence[Sequence[int]], max_new_tokens: int | None = None, *,
     temperature: float = 1.0, top_k: int | None = None,
     top_p: float | None = None, seed: int = 0, eos_token: int | None = None,
 ) -> np.ndarray:
@@ -45,7 +45,7 @@ def generate(
       model: a built `trainer.Model` of a `TransformerLM`, or a pair of a module and its parameters. A `trainer.Model`
         uses the same weights as its `predict`.
       prompt: integers of shape `(rows, length)`: prompts of equal length.
-      max_new_tokens: number of tokens to add to each row.
+      max_new_tokens: number of tokens to add to each row; required.
       temperature: divisor of the logits before sampling; 0 always takes the most probable token.
       top_k: number of most probable tokens to sample from.
       top_p: cumulative probability; samples from the smallest set of most probable tokens that reaches it, after
@@ -54,7 +54,7 @@ def generate(
       eos_token: end-of-sequence token. After this token, a row receives only `eos_token`.
 
     Raises:
-      TypeError: if the model is neither, or an argument has the wrong type.
+      TypeError: if the model is neither, or an argument has the wrong type, such as text, or is missing.
       ValueError: if the prompts are of unequal length, empty, too long or outside the vocabulary, or an argument is out
         of range.
 
@@ -67,6 +67,10 @@ def generate(
     >>> generate((module, params), np.zeros((2, 4), np.int32), 3, temperature=0).shape
     (2, 7)
     """
+    _refuse_text(prompt)
+    if max_new_tokens is None:
+        raise TypeError("`max_new_tokens` is missing: the number of tokens to add to each row, such as "
+                        "`generate(model, prompt, 20)`.")
     module, params = _module_and_params(model)
     _check_numbers(module, max_new_tokens, temperature, top_k, top_p, seed, eos_token)
     prompt = _checked_prompt(module, prompt, max_new_tokens)
@@ -142,6 +146,15 @@ def _module_and_params(model: Any) -> tuple[Any, Any]:
         # The weights of `predict`: on the devices, and averaged where the optimizer keeps averages.
         params = model.strategy.on_devices(model.state).averaged().params
     return module, params
+
+
+def _refuse_text(prompt: Any) -> None:
+    first = prompt
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if isinstance(first, (str, bytes)) or (isinstance(first, np.ndarray) and first.dtype.kind in "US"):
+        raise TypeError("`prompt` must hold token ids, integers of shape (rows, length). Received: text. Make ids of "
+                        "it with the tokenizer of the training: `np.array([tokenizer.encode(text)])`.")
 
 
 def _checked_prompt(module: Any, prompt: jax.Array | np.ndarray | Sequence[Sequence[int]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,8 @@ def preprocess_input(x: np.ndarray | jax.Array, model: str | type | nn.Module) -
     """Returns images preprocessed for a model's published weights, as in `keras.applications`.
 
     Args:
-      x: images with values from 0 to 255, of shape `(..., height, width, 3)` and any dtype.
+      x: images with values from 0 to 255, of shape `(..., height, width, 3)` and any dtype. Floats in the memory of the
+        host that are all from 0 to 1 give a RuntimeWarning.
       model: name of the model, such as "ResNet50", its class, or the module. Modules with `style="torchvision"` use the
         preprocessing of torchvision.
 
@@ -43,7 +45,11 @@ def preprocess_input(x: np.ndarray | jax.Array, model: str | type | nn.Module) -
     >>> preprocess_input(np.full((1, 2, 2, 3), 255), "MobileNetV2")[0, 0, 0].tolist()
     [1.0, 1.0, 1.0]
     """
-    mode, x = _mode_of(model), jnp.asarray(x)
+    mode = _mode_of(model)
+    if isinstance(x, np.ndarray) and x.size and np.issubdtype(x.dtype, np.floating) and x.min() >= 0 < x.max() <= 1:
+        warnings.warn(f"`preprocess_input` expects values from 0 to 255. Received: values from {x.min():.2g} to "
+                      f"{x.max():.2g}. If these are images from 0 to 1, give `255 * x`.", RuntimeWarning, stacklevel=2)
+    x = jnp.asarray(x)
     if x.ndim < 3 or x.shape[-1] != 3:
         raise ValueError(f"Images must have three channels, in the last axis. Received: shape {x.shape}.")
     x = x.astype(jnp.float32)

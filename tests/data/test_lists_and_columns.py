@@ -6,7 +6,7 @@ from flax import linen as nn
 from PIL import Image
 
 import trainer
-from trainer.data import Dataset, batches_from_columns
+from trainer.data import DataError, Dataset, batches_from_columns
 from trainer.data.adapt import adapt
 from trainer.data.sources.batches import as_batch
 
@@ -191,3 +191,20 @@ def test_a_list_of_rows_is_no_long_message():
     with pytest.raises(ValueError, match=r"\(41 arrays in all\).*np\.stack") as caught:
         adapt([np.zeros(3)] * 40, np.zeros(40))
     assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize(("columns", "others"), [
+    ({"a": ["u", "v"]}, r"'a' \((object|str)\)"),
+    ({"since": np.array(["2020-01-01", "2020-01-02"], "datetime64[ns]")}, r"'since' \(datetime64\[ns\]\)"),
+    ({"a": [True, False], "t": ["u", None]}, r"'a' \(bool\), 't' \((object|str)\)"),
+    ({"a": {"dtype": "Int64"}}, r"'a' \(Int64\)"),
+    ({f"c{number}": ["u", "v"] for number in range(12)}, r"'c0' .*'c7' \(\w+\), \.\.\. \(12 in all\)"),
+])
+def test_columns_of_a_data_frame_that_are_no_numbers_are_named(columns, others):
+    pandas = pytest.importorskip("pandas")
+    made = {name: pandas.array([1, None], **column) if isinstance(column, dict) else column
+            for name, column in columns.items()}
+    frame = pandas.DataFrame({"size": [1.0, 2.0], **made, "floors": [1, 2]})
+    message = rf"`x` must be .* dtype object, of a table with columns of other dtypes: {others}\. Make numbers of text"
+    with pytest.raises(DataError, match=message):
+        adapt(frame, np.zeros(2))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import pytest
 
 from trainer import distribute
 from trainer.distribute import CommunicationImplementation, CommunicationOptions, MultiWorkerMirroredStrategy
+from trainer.distribute.replica import strategy_names
 from trainer.distribute.replica.collectives import NcclAllReduce, RingAllReduce
 from trainer.distribute.replica.tensorflow_names import MISSING
 
@@ -88,3 +91,31 @@ def test_an_attribute_error_inside_of_a_property_stays_itself():
 
     with pytest.raises(AttributeError, match=r"'Own' object has no attribute 'nothing_of_this_name'$"):
         _ = Own(jax.local_devices()[:1]).broken
+
+
+@pytest.mark.parametrize("name", strategy_names.MISSING)
+def test_a_name_of_pytorch_lightning_or_keras_says_what_to_use(name):
+    with pytest.raises(AttributeError) as raised:
+        getattr(distribute, name)
+    assert str(raised.value).endswith(f" has no attribute {name!r}. {strategy_names.MISSING[name]}")
+    for used in re.findall(r"`(\w+Strategy|get_\w+)\(", strategy_names.MISSING[name]):
+        assert hasattr(distribute, used)
+
+
+@pytest.mark.parametrize("strategy", [
+    distribute.OneDeviceStrategy, distribute.MirroredStrategy, distribute.FullyShardedStrategy,
+    distribute.CentralStorageStrategy])
+def test_a_strategy_is_no_context_manager(strategy):
+    message = rf"Received: {strategy.__name__}\. Write `with strategy\.scope\(\):`"
+    with pytest.raises(TypeError, match=message), strategy():
+        pass
+
+
+@pytest.mark.parametrize(("make", "argument"), [
+    (distribute.MirroredStrategy, "devices"), (distribute.FullyShardedStrategy, "devices"),
+    (distribute.CentralStorageStrategy, "compute_devices")])
+@pytest.mark.parametrize(("received", "count"), [(3, 3), (0, 2), (2.0, 2)])
+def test_a_number_of_devices_is_refused_with_the_list_that_is_meant(make, argument, received, count):
+    with pytest.raises(TypeError, match=rf"`{argument}` must be .* `jax.local_devices\(\)\[:{count}\]` for the first "
+                                        rf"{count}\. Received: a value of type {type(received).__name__}"):
+        make(received)

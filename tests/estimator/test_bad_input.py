@@ -75,6 +75,12 @@ def test_a_list_of_batches_without_labels_is_predicted_batch_by_batch(trained):
 
 
 CALLS = {
+    "arrays in the place of an input_fn": (lambda made: made.train(X, Y), TypeError,
+                                           r"`input_fn` must be a function .* `lambda: .*from_arrays.* type ndarray"),
+    "arrays to evaluate": (lambda made: made.evaluate(X, Y), TypeError, "`input_fn` must be a function"),
+    "arrays to predict": (lambda made: next(made.predict(X, hooks=3)), TypeError, "`input_fn` must be a function"),
+    "TensorFlow's input functions": (lambda made: est.inputs, AttributeError, r"no attribute 'inputs'\. .*from_arrays"),
+    "TensorFlow's feature columns": (lambda made: est.feature_column, AttributeError, "are here: .*numeric_column"),
     "one thing for listeners": (lambda made: made.train(data, steps=1, saving_listeners=3), TypeError,
                                 "`saving_listeners` must be `CheckpointSaverListener`s"),
     "a number for exporters": (lambda made: est.EvalSpec(data, exporters=3), TypeError, "`exporters` must be"),
@@ -102,6 +108,32 @@ def test_calls(trained, name):
     call, error, message = CALLS[name]
     with pytest.raises(error, match=message):
         call(trained)
+
+
+@pytest.mark.parametrize(("labels", "fix"), [
+    ([0, 1, 4], r" For 5 classes, give `n_classes=5`, or the head `MultiClassHead\(5\)`\.$"),
+    ([0, 1.5], r"1\.5\.$"), ([2, -1], r"2\.$"), ([0, np.inf], r"inf\.$"),
+    ([0, np.nan], r"nan\.$")])
+def test_labels_of_more_than_two_classes(labels, fix):
+    with pytest.raises(ValueError, match=r"^Labels must be in range \[0, 1\]\. Received: .*" + fix):
+        est.BinaryClassHead().encoded_labels(np.array(labels)[:, None])
+
+
+@pytest.mark.parametrize(("call", "error"), [
+    (lambda module, features: module(features), "CallCompactUnboundModuleError"),
+    (lambda module, features: module.apply({}, features), "ScopeCollectionNotFound")])
+def test_a_model_fn_that_calls_its_module(tmp_path, call, error):
+    def model_fn(features, labels, mode):
+        return est.EstimatorSpec(mode, predictions=call(nn.Dense(3), features))
+
+    message = rf"calls a module, .*\({error}\)\. Return the module, uncalled: `EstimatorSpec\(mode, module="
+    with pytest.raises(TypeError, match=message):
+        est.Estimator(model_fn, tmp_path).train(data, steps=1)
+
+
+def test_a_model_fn_without_a_module(tmp_path):
+    with pytest.raises(ValueError, match=r"Missing module.* and not its outputs: `module=nn\.Dense\(3\)`"):
+        est.EstimatorSpec("infer", predictions=lambda outputs: outputs)
 
 
 def test_params_are_an_empty_dict_by_default(tmp_path):

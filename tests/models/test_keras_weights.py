@@ -404,6 +404,26 @@ def test_images_that_cannot_be_prepared_are_refused():
             models.preprocess_input(np.zeros((2, 5, 4, 3)), name)
 
 
+UNIT = np.linspace(0, 1, 12).reshape(1, 2, 2, 3)
+
+
+@pytest.mark.parametrize("name", ["ResNet50", "MobileNetV2", "ResNet18", "ConvNeXtTiny"])
+def test_images_from_0_to_1_give_a_warning(name):
+    with pytest.warns(RuntimeWarning, match=r"from 0 to 255\. Received: values from 0 to 1\. .* `255 \* x`") as warned:
+        models.preprocess_input(UNIT, name)
+    assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize("images", [0 * UNIT, 1.01 * UNIT, UNIT - 0.1, UNIT.round().astype(np.uint8), UNIT[:0]],
+                         ids=["black", "brighter", "negative", "integers", "none"])
+def test_other_images_give_no_warning(images):
+    models.preprocess_input(images, "ResNet50")
+
+
+def test_images_in_a_traced_function_give_no_warning():
+    jax.jit(lambda x: models.preprocess_input(x, "ResNet50"))(UNIT.astype(np.float32))
+
+
 def test_images_are_prepared_for_a_class_a_module_and_its_style():
     images = np.random.default_rng(0).uniform(0, 255, (2, 5, 4, 3)).astype(np.float32)
 

@@ -136,3 +136,11 @@ def test_a_residual_network_of_torchvision_normalizes_as_there():
         models.ResNet50(), models.ResNet50(style="torchvision"), models.ResNet18(),
         models.ResNet50(style="torchvision", norm_epsilon=1e-3))] == [
         (1.001e-5, 0.99), (1e-5, 0.9), (1e-5, 0.9), (1e-3, 0.9)]
+
+
+@pytest.mark.parametrize(("name", "fix"), [
+    ("resnet", r"`models\.preprocess_input\(images, \"ResNet50\"\)`"), ("mobilenet_v2", r"classes are in `trainer\.m"),
+    ("decode_predictions", r"`outputs\.argmax\(-1\)`"), ("load_model", r"`trainer\.load_model\(path, model=\.\.\.\)`")])
+def test_a_name_of_keras_that_is_elsewhere_says_where(name, fix):
+    with pytest.raises(AttributeError, match=rf"'trainer\.models' has no attribute '{name}'\. .*{fix}"):
+        getattr(models, name)

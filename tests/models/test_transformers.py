@@ -293,6 +293,18 @@ def test_what_cannot_be_continued_is_refused(pair, prompt, options, error, messa
         models.generate(pair, prompt, 7, **options)
 
 
+@pytest.mark.parametrize("prompt", ["hello", ["hello"], [["hello", "world"]], np.array(["hello"])])
+@pytest.mark.parametrize("arguments", [(), (3,)])
+def test_text_is_refused_before_anything_else(prompt, arguments):
+    with pytest.raises(TypeError, match=r"token ids.*Received: text\..*`np\.array\(\[tokenizer\.encode\(text\)\]\)`"):
+        models.generate(models.MLP(num_classes=2), prompt, *arguments)
+
+
+def test_a_missing_number_of_tokens_is_refused(pair):
+    with pytest.raises(TypeError, match=r"`max_new_tokens` is missing: .*`generate\(model, prompt, 20\)`"):
+        models.generate(pair, [[1]])
+
+
 def test_what_is_no_language_model_is_refused():
     for model in (trainer.Model(models.MLP(num_classes=2)), models.MLP(num_classes=2), (models.MLP(num_classes=2), {})):
         with pytest.raises(TypeError, match=r"takes a `trainer.Model` of a `models.TransformerLM`, or a pair"):

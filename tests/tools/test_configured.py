@@ -72,6 +72,14 @@ def subscripted() -> dict[str, tuple]:
     return data()
 
 
+def unannotated():
+    return data()
+
+
+def in_a_tuple() -> dict:
+    return X, Y
+
+
 def sets_of_other_names() -> dict:
     return {"training": (X, Y)}
 
@@ -270,7 +278,14 @@ WRONG = {
                       "has no annotation"),
     "no module": (["--model=nowhere.model"], "No module named 'nowhere'"),
     "no model": (["--model=configured_example.data"], "`model` is a class of Flax or a `trainer.Model`, or a function"),
-    "no data": (["--data=configured_example.subscripted"], "annotated as a plain `dict`"),
+    "no data": (["--data=configured_example.subscripted"], "'configured_example.subscripted' is a function whose "
+                "result is annotated as dict[str, tuple]\n`data` is a function whose result is annotated as a plain"),
+    "no annotation of data": (["--data=configured_example.unannotated"], "'configured_example.unannotated' is a "
+                              "function without an annotation of its result\n`data` is a function"),
+    "a class of another kind": (["--data=configured_example.Network"], "'configured_example.Network' is the class "
+                                "Network\n`data` is a function"),
+    "another section": (["--fit.epochs=3"], "--fit.epochs=3. The arguments of `fit` are in the section 'trainer'."),
+    "no section": (["--epochs=3"], "--epochs=3. Did you mean 'trainer.epochs'?"),
     "optimizer": (["--compile.optimizer=adm"], "Unknown optimizer 'adm'. Did you mean 'adam'"),
     "optimizer's key": (["--compile.optimizer.lr=1"], "Option 'lr' is not accepted. Did you mean 'learning_rate'?"),
     "optimizer's value": (["--compile.optimizer.learning_rate=x"], 'key "learning_rate"'),
@@ -300,6 +315,7 @@ def test_a_wrong_configuration_is_refused_by_its_key(capsys, name):
 
 
 @pytest.mark.parametrize(("text", "words"), [
+    ("fit: {epochs: 3}", "Option 'fit.epochs' is not accepted. The arguments of `fit` are in the section 'trainer'."),
     ("modle: {class_path: nothing.model}", "Option 'modle.class_path' is not accepted. Did you mean 'model'"),
     ("trainer: {epoch: 3}", "Group 'trainer' does not accept option 'epoch'. Did you mean 'trainer.epochs'"),
 ])
@@ -308,10 +324,36 @@ def test_a_wrong_key_of_a_file_is_refused(folder, capsys, text, words):
     assert words in rejected(capsys, "fit", "--config", "wrong.yaml", *SMALL)
 
 
-@pytest.mark.parametrize("section", ["model.width", "data.rows"])
-def test_an_argument_before_the_class_that_it_is_of_is_refused(capsys, section):
-    words = f"Give `--config FILE` or `--{section.partition('.')[0]} CLASS` first: options are read in order."
-    assert words in rejected(capsys, "fit", f"--{section}", "3", "--config", "run.yaml", "--run", "refused")
+@pytest.mark.parametrize(("section", "path"), [("model.width", "Network"), ("data.rows", "data")])
+def test_an_argument_before_the_class_that_it_is_of_is_refused(capsys, section, path):
+    name = section.partition(".")[0]
+    words = f"Give `--config FILE`, or `--{name} CLASS` first: options are read in order."
+    assert words in rejected(capsys, "fit", f"--{section}", "3", f"--{name}", f"configured_example.{path}")
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--trainer.epochs", "3", "--model.width=7", "--config", "run.yaml"],
+    ["--trainer.epochs", "3", "--config=run.yaml", "--model.width=7"],
+    ["--config", "run.yaml", "--trainer.epochs", "3", "--model.width=7"]])
+def test_arguments_override_the_file_on_both_sides_of_it(capsys, arguments):
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments, "--print_config"])
+    text = capsys.readouterr().out
+    assert "width: 7" in text and "epochs: 3" in text and "run: first" in text
+
+
+def test_of_two_files_the_later_overrides_the_earlier(folder, capsys):
+    (folder / "later.yaml").write_text("trainer: {epochs: 4}")
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "run.yaml", "--model.width=7", "--config", "later.yaml", "--print_config"])
+    text = capsys.readouterr().out
+    assert "width: 7" in text and "epochs: 4" in text and "batch_size: 8" in text
+
+
+def test_a_function_that_returns_no_dict_is_refused(capsys):
+    words = ('no data sets by name. Received: (array of shape (30, 4) and dtype float32, array of shape (30, 2) and '
+             'dtype float32). Return a dict, such as `{"train": (x, y)')
+    assert words in rejected(capsys, "fit", *SMALL, "--run", "refused", "--data", "configured_example.in_a_tuple")
 
 
 def test_commands_say_which_run_and_which_data_there_are_not(capsys):

@@ -5,5 +5,6 @@ the caller of `prefetch` provides the function that places a group.
 """
 
 from trainer.core.public_names import attach_stub
+from trainer.data.sources import foreign_names
 
-__getattr__, __dir__, __all__ = attach_stub(__name__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, missing=foreign_names.NAMES)

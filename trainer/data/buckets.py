@@ -15,7 +15,9 @@ import jax
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.compile.foreign_names import ForeignNames
 from trainer.core.errors import describe
+from trainer.data.sources import foreign_names
 from trainer.data.sources.arrays import DataError, column_array, leaf_names
 from trainer.data.sources.batches import Batch, as_batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 
@@ -121,7 +123,7 @@ class _Sequences:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class BucketedDataset:
+class BucketedDataset(ForeignNames):
     """Batches of sequences, as made by `bucketed`.
 
     Attributes:
@@ -137,6 +139,8 @@ class BucketedDataset:
     _mask: str | None
     _drop_remainder: bool
     _seed: int | None
+
+    _foreign_names = foreign_names.METHODS
 
     def __len__(self) -> int:
         return sum(len(batches) for batches in self._batches_of_buckets(np.arange(len(self._lengths))))

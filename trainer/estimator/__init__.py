@@ -2,4 +2,9 @@
 
 from trainer.core.public_names import attach_stub
 
-__getattr__, __dir__, __all__ = attach_stub(__name__)
+_MISSING = {
+    "feature_column": "Feature columns are here: `trainer.estimator.numeric_column`.",
+    "inputs": "An `input_fn` returns data: `lambda: trainer.data.Dataset.from_arrays((features, labels)).batch(32)`.",
+}
+
+__getattr__, __dir__, __all__ = attach_stub(__name__, missing=_MISSING)

@@ -14,7 +14,10 @@ import numpy as np
 
 from trainer.core.ambient.threads import in_caller_context
 from trainer.core.arguments import as_count
+from trainer.core.compile.foreign_names import ForeignNames, foreign_arguments
 from trainer.core.types import PyTree
+from trainer.data.sources import foreign_names
+from trainer.data.sources.maps import call_map
 
 if TYPE_CHECKING:
     import grain
@@ -31,7 +34,7 @@ _AHEAD = 4  # ready batches, in addition to the batches in progress
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class RowDataset:
+class RowDataset(ForeignNames):
     """An immutable description of batches whose rows are made on demand, by several threads.
 
     It has the methods of `trainer.data.Dataset`: before `batch` the elements are rows, after it they are batches. After
@@ -70,6 +73,9 @@ class RowDataset:
     _drop_remainder: bool = False
     _batch_maps: tuple[tuple[Callable[..., Any], int | None], ...] = ()
 
+    _foreign_names = foreign_names.METHODS
+
+    @foreign_arguments(foreign_names.SHUFFLE)
     def shuffle(self, seed: int = 0) -> RowDataset:
         """Returns this dataset with its rows in a uniformly random order, a new order in each pass.
 
@@ -81,6 +87,7 @@ class RowDataset:
             raise ValueError("Shuffle rows before `batch`: `dataset.shuffle(seed).batch(batch_size)`.")
         return dataclasses.replace(self, _seed=as_count("seed", seed, 0))
 
+    @foreign_arguments(foreign_names.MAP)
     def map(self, fn: Callable[..., Any]) -> RowDataset:
         """Returns this dataset with `fn` applied to each element, a tuple as separate arguments."""
         return self._mapped((fn, None))
@@ -101,6 +108,7 @@ class RowDataset:
         """
         return self._mapped((fn, as_count("seed", seed, 0)))
 
+    @foreign_arguments(foreign_names.BATCH)
     def batch(self, batch_size: int, drop_remainder: bool = False) -> RowDataset:
         """Returns this dataset with `batch_size` consecutive rows as each element.
 
@@ -212,6 +220,5 @@ class _MapsOfPass:
 
 def _apply(maps: tuple[tuple[Callable[..., Any], int | None], ...], element: PyTree, place: tuple[int, int]) -> Any:
     for order, (fn, seed) in enumerate(maps):
-        arguments = element if isinstance(element, tuple) else (element,)
-        element = fn(*arguments) if seed is None else fn(np.random.default_rng([seed, order, *place]), *arguments)
+        element = call_map(fn, element, *(() if seed is None else (np.random.default_rng([seed, order, *place]),)))
     return element

@@ -114,8 +114,15 @@ def is_text(array: np.ndarray) -> bool:
     """Returns whether all values of an array are strings, or bytes of text; of objects, None and NaN are missing."""
     if array.dtype.kind != "O":
         return array.dtype.kind in _TEXT_KINDS
-    values = [value for value in array.flat if value is not None and value == value]
+    values = [value for value in array.flat if not _is_missing(value)]
     return bool(values) and all(isinstance(value, (str, bytes)) for value in values)
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None:
+        return True
+    differs = value != value  # NaN and NaT; an array, or NA, for values of these types
+    return isinstance(differs, (bool, np.bool_)) and bool(differs)
 
 
 def as_arrays(tree: PyTree, text: bool = False) -> Any:
@@ -141,9 +148,18 @@ def as_arrays(tree: PyTree, text: bool = False) -> Any:
         is_numeric = array.dtype == np.bool_ or (jnp.issubdtype(array.dtype, np.number) and array.dtype.kind != "m")
         is_usable = is_numeric or (text and is_text(array))
         if not is_usable or array.ndim == 0 or np.ma.isMaskedArray(leaf):
-            raise unusable(_name_of(tree, position), array, is_usable)
+            raise unusable(_name_of(tree, position), array, is_usable, _other_columns(leaf))
         arrays.append(array)
     return jax.tree.unflatten(treedef, arrays)
+
+
+def _other_columns(table: Any) -> str:
+    """Returns the columns of a data frame that are not NumPy's numbers, with dtypes; an empty string for none."""
+    columns = list(zip(getattr(table, "columns", ()), getattr(table, "dtypes", ()), strict=False))
+    others = [f"{name!r} ({dtype})" for name, dtype in columns
+              if not isinstance(dtype, np.dtype) or dtype.kind not in "iufc"]
+    more = f", ... ({len(others)} in all)" if len(others) > MAX_ITEMS else ""
+    return f"{', '.join(others[:MAX_ITEMS])}{more}"
 
 
 def _name_of(tree: PyTree, position: int) -> str:
@@ -271,13 +287,14 @@ def _stacked(rows: list[np.ndarray]) -> np.ndarray:
     return np.stack(rows)
 
 
-def unusable(name: str, array: np.ndarray, is_usable: bool = False) -> DataError:
+def unusable(name: str, array: np.ndarray, is_usable: bool = False, columns: str = "") -> DataError:
     """Returns the error for an array that no step can take: of no usable dtype, masked, or a scalar."""
     if not is_usable:
-        return DataError(f"{name} must be of a boolean or numeric dtype. Received: {describe(array)}. Make numbers "
-                         "of text by a layer of `trainer.data.preprocessing`, in `map` of a `Dataset`; of dates by "
-                         "pandas' `dt.month` and the like; of objects by `.astype(\"float32\")`. Make rows equally "
-                         "long and sparse matrices dense.")
+        table = columns and f", of a table with columns of other dtypes: {columns}"
+        return DataError(f"{name} must be of a boolean or numeric dtype. Received: {describe(array)}{table}. Make "
+                         "numbers of text by a layer of `trainer.data.preprocessing`, in `map` of a `Dataset`; of "
+                         "dates by pandas' `dt.month` and the like; of objects by `.astype(\"float32\")`. Make rows "
+                         "equally long and sparse matrices dense.")
     if array.ndim:
         return DataError(f"{name} must not be a masked array, whose mask would be lost. Received: {describe(array)}. "
                          "Pass its `filled(value)`, and a `sample_weight` of 0 for what does not count.")

@@ -15,11 +15,14 @@ import jax
 import numpy as np
 
 from trainer.core.arguments import as_count
+from trainer.core.compile.foreign_names import ForeignNames, ForeignNamesOfClass, foreign_arguments
 from trainer.core.errors import near_hint
 from trainer.core.types import ArrayTree
+from trainer.data.sources import foreign_names
 from trainer.data.sources.arrays import column_array
 from trainer.data.sources.batches import Batch, as_batch, pack_x_y_sample_weight
 from trainer.data.sources.host_arrays import HostArrays
+from trainer.data.sources.maps import call_map
 from trainer.data.sources.order import Count, Order
 
 # Number of rows that an unbatched dataset gathers at a time.
@@ -34,7 +37,7 @@ class Batching(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Dataset:
+class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
     """An immutable description of batches from arrays in memory.
 
     Each method returns a new dataset at no cost. Reading a batch gathers its rows, so a dataset is as fast as the
@@ -65,7 +68,10 @@ class Dataset:
     _batching: Batching | None = None
     _batch_maps: tuple[Callable[..., Any], ...] = ()
 
+    _foreign_names = foreign_names.METHODS
+
     @classmethod
+    @foreign_arguments(foreign_names.FROM_ARRAYS)
     def from_arrays(cls, data: ArrayTree) -> Dataset:
         """Returns a dataset whose elements are the rows of arrays.
 
@@ -120,6 +126,7 @@ class Dataset:
         """Returns a dataset whose elements are the rows of converted and checked arrays."""
         return cls(arrays, Order(arrays.rows))
 
+    @foreign_arguments(foreign_names.SHUFFLE)
     def shuffle(self, seed: int = 0) -> Dataset:
         """Returns this dataset with its elements in a uniformly random order, a new order in each pass.
 
@@ -133,6 +140,7 @@ class Dataset:
         seed = as_count("seed", seed, 0)
         return self._reordered(lambda order: order.shuffle(seed))
 
+    @foreign_arguments(foreign_names.MAP)
     def map(self, fn: Callable[..., Any]) -> Dataset:
         """Returns this dataset with `fn` applied to each element.
 
@@ -145,6 +153,7 @@ class Dataset:
             return dataclasses.replace(self, _row_maps=(*self._row_maps, fn))
         return dataclasses.replace(self, _batch_maps=(*self._batch_maps, fn))
 
+    @foreign_arguments(foreign_names.BATCH)
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
         """Returns this dataset with `batch_size` consecutive rows as each element.
 
@@ -322,7 +331,7 @@ class Dataset:
 
     def _map_row(self, row: Any) -> Any:
         for fn in self._row_maps:
-            row = _call(fn, row)
+            row = call_map(fn, row)
         return row
 
     def _mapped(self, batch: Batch) -> Batch:
@@ -331,7 +340,7 @@ class Dataset:
         if self._row_maps:
             batch = jax.tree.map(lambda *leaves: np.stack(leaves), *(self._map_row(row) for row in _rows(batch)))
         for fn in self._batch_maps:
-            batch = _call(fn, batch)
+            batch = call_map(fn, batch)
         return as_batch(batch, text=True)
 
 
@@ -352,10 +361,6 @@ def _column(data: Any, name: str) -> np.ndarray:
 
 def _names(table: Any) -> list[str]:
     return [str(name) for name in getattr(table, "column_names", None) or table]
-
-
-def _call(fn: Callable[..., Any], element: Any) -> Any:
-    return fn(*element) if isinstance(element, tuple) else fn(element)
 
 
 def _rows(batch: Batch) -> Iterator[Any]:

@@ -64,7 +64,9 @@ def find_devices(devices: Sequence[Any] | None, argument: str = "devices") -> li
     if isinstance(devices, (str, jax.Device)):
         devices = [devices]
     if not isinstance(devices, Sequence):
-        raise errors.wrong_type(argument, devices, "a list of devices")
+        count = devices if isinstance(devices, int) and devices > 0 else 2
+        raise errors.wrong_type(argument, devices, f"a list of devices, such as `jax.local_devices()[:{count}]` for "
+                                f"the first {count}")
     if not devices:
         raise ValueError(f"`{argument}` is empty. Give at least one device, or None for all local devices.")
     found = [find_device(device, argument) for device in devices]

@@ -16,6 +16,7 @@ from jax import lax
 
 from trainer.core import errors
 from trainer.core.arguments import check_count
+from trainer.core.compile.foreign_names import ForeignNames
 from trainer.core.replica_context import ReduceOp, ReplicaContext
 from trainer.core.types import PyTree
 from trainer.data.resident import take_rows
@@ -31,7 +32,7 @@ from trainer.distribute.replica.communication_options import (
     CommunicationOptions,
 )
 from trainer.distribute.replica.reductions import AxisName, CrossDeviceOps, as_summable, sum_or_mean
-from trainer.distribute.replica.tensorflow_names import MissingAttributes
+from trainer.distribute.replica.tensorflow_names import missing
 
 __all__ = [
     "CrossDeviceOps",
@@ -328,7 +329,7 @@ def reduce_to_shards(
     return jax.tree.unflatten(treedef, [sum_or_mean(op, total, all_replicas) for total in reduced])
 
 
-class MeshReplicaContext(ReplicaContext, MissingAttributes):
+class MeshReplicaContext(ReplicaContext, ForeignNames):
     """The context of a replica inside `shard_map` over a mesh axis.
 
     Args:
@@ -339,6 +340,8 @@ class MeshReplicaContext(ReplicaContext, MissingAttributes):
       row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without padding.
       ops: the algorithm of `all_reduce`, also for gradients; `NcclAllReduce()` by default.
     """
+
+    _foreign_names = missing("ReplicaContext")
 
     def __init__(
         self,

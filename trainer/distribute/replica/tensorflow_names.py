@@ -5,8 +5,6 @@ Owns these rows of the table in docs/strategies.md#from-tfdistribute, for the er
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 # : The replacements, by the name below `tf.distribute`.
 MISSING = {
     "Strategy.cluster_resolver": "`TFConfigClusterResolver()`; `strategy.is_chief` is True where files are written",
@@ -55,16 +53,3 @@ def missing(owner: str = "") -> dict[str, str]:
         if of == owner:
             found[name] = f"Instead of `tf.distribute.{full}`: {instead}."
     return found
-
-
-class MissingAttributes:
-    """Base of classes whose errors for TensorFlow's attributes name the replacement."""
-
-    if not TYPE_CHECKING:  # type checkers would take any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            for kind in type(self).__mro__:
-                if name in (hints := missing(kind.__name__)):
-                    raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}. {hints[name]}",
-                                         name=name, obj=self)
-            return object.__getattribute__(self, name)  # raises the error again, perhaps from within a property

@@ -16,6 +16,7 @@ from trainer.distribute.replica.communication_options import (
     CommunicationOptions,
     checked_options,
 )
+from trainer.distribute.replica.tensorflow_names import missing
 from trainer.distribute.strategies.strategy import Strategy
 
 
@@ -142,6 +143,8 @@ class TPUStrategy(Strategy):
       >>> TPUStrategy(devices=["cpu:0"]).num_replicas_in_sync
       1
     """
+
+    _foreign_names = missing("TPUStrategy")
 
     def __init__(self, tpu_cluster_resolver: Any = None, devices: Sequence[Any] | None = None):
         super().__init__(_tpu_devices() if devices is None else find_devices(devices))

@@ -10,7 +10,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.core.ambient import state as ambient
 from trainer.core.compile.entry_points import entry_point
+from trainer.core.compile.foreign_names import ForeignNames
 from trainer.core.replica_context import ReduceOp, in_replica_context
 from trainer.core.types import ArrayTree, Data, PyTree
 from trainer.data import Dataset
@@ -46,13 +47,13 @@ from trainer.distribute.replica.custom_loops import ReplicaRunner
 from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.replica.per_replica import PerReplica, ValueContext, is_per_replica, map_values
 from trainer.distribute.replica.replicated_state import Replicas
-from trainer.distribute.replica.tensorflow_names import MissingAttributes
+from trainer.distribute.replica.tensorflow_names import missing
 
 if TYPE_CHECKING:
     from trainer.tools.plan import Plan, StateReport
 
 
-class Strategy(Replicas, MissingAttributes):
+class Strategy(Replicas, ForeignNames):
     """Runs each step on a group of replicas, one per device, that stay in sync.
 
     A strategy with a single device is a mesh of size 1 and takes the same code path as any other.
@@ -69,8 +70,17 @@ class Strategy(Replicas, MissingAttributes):
       spans_processes: whether there are several such processes, which must all make the same calls.
     """
 
+    _foreign_names = missing("Strategy")
     is_asynchronous = False
     offloads_state = False
+
+    if not TYPE_CHECKING:  # type checkers refuse `with strategy:` themselves
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"`with` takes a scope. Received: {type(self).__name__}. Write `with strategy.scope():`.")
+
+        def __exit__(self, *error: object) -> None:
+            """Is not called: `with` needs both methods to call the first."""
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         super().__init__(mesh, cross_device_ops)

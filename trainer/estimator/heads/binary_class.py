@@ -91,8 +91,16 @@ class BinaryClassHead(Head):
         column = as_column(labels, np.float32, 1, "Labels")
         wrong = column[~((column >= 0) & (column <= 1))]
         if wrong.size:
-            raise ValueError(f"Labels must be in range [0, 1]. Received: {wrong.ravel()[0]:g}.")
+            raise ValueError(f"Labels must be in range [0, 1]. Received: {wrong.ravel()[0]:g}.{_more_classes(column)}")
         return column
 
     def decoded(self, predictions: Mapping[str, np.ndarray]) -> dict[str, Any]:
         return {**predictions, **names_of_classes(predictions["class_ids"], 2, self._vocabulary)}
+
+
+def _more_classes(labels: np.ndarray) -> str:
+    """Returns the fix for labels that number more than two classes from 0; an empty string for other labels."""
+    if not (np.isfinite(labels) & (labels >= 0) & (labels == np.floor(labels))).all():
+        return ""
+    classes = int(labels.max()) + 1
+    return f" For {classes} classes, give `n_classes={classes}`, or the head `MultiClassHead({classes})`."

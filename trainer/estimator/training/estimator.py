@@ -30,6 +30,7 @@ from trainer.estimator.training.functions import (
     InputFn,
     call_input_fn,
     call_model_fn,
+    check_input_fn,
     check_model_fn,
     check_receiver,
     check_steps,
@@ -147,6 +148,7 @@ class Estimator:
             argument is invalid.
           TypeError: if a hook has the wrong type.
         """
+        check_input_fn(input_fn)
         callbacks = as_callbacks("hooks", hooks)
         listeners = check_listeners(saving_listeners)
         if steps is not None and max_steps is not None:
@@ -207,6 +209,7 @@ class Estimator:
         Raises:
           ValueError: if `steps` is less than 1, or the checkpoint is from another module.
         """
+        check_input_fn(input_fn)
         check_steps(steps=steps)
         callbacks = as_callbacks("hooks", hooks)
         if name is not None:
@@ -251,6 +254,7 @@ class Estimator:
         Raises:
           ValueError: if `predict_keys` matches no prediction, or the checkpoint is from another module.
         """
+        check_input_fn(input_fn)
         callbacks = as_callbacks("hooks", hooks)
         if predict_keys is not None:
             predict_keys = arguments.as_names(

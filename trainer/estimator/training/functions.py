@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from flax.errors import FlaxError
+
 from trainer.core import arguments, errors
 from trainer.core.types import PyTree
 from trainer.estimator.training.spec import EstimatorSpec, Mode, ModelFn
@@ -32,7 +34,8 @@ def check_steps(**counts: int | None) -> None:
 def check_input_fn(input_fn: object) -> InputFn:
     """Returns an `input_fn`; raises TypeError if it is not a function."""
     if not callable(input_fn):
-        raise errors.wrong_type("input_fn", input_fn, "a function that returns data, such as `lambda: dataset`")
+        raise errors.wrong_type("input_fn", input_fn, "a function that returns data, such as "
+                                "`lambda: trainer.data.Dataset.from_arrays((features, labels)).batch(32)`")
     return input_fn
 
 
@@ -76,13 +79,19 @@ def call_model_fn(model_fn: ModelFn, features: PyTree, labels: PyTree, mode: Mod
 
     Raises:
       ValueError: if there are labels that `model_fn` does not accept, or the spec has another mode.
-      TypeError: if the result is not an `EstimatorSpec`.
+      TypeError: if the result is not an `EstimatorSpec`, or `model_fn` calls a module without its variables.
     """
     names, takes_all = _names(model_fn)
     if labels is not None and "labels" not in names and not takes_all:
         raise ValueError(f"model_fn ({_text(model_fn)}) does not take labels, but input_fn returns labels. Give it an "
                          "argument `labels`.")
-    spec = _called(model_fn, {"features": features, "labels": labels, "mode": mode, "params": params, "config": config})
+    values = {"features": features, "labels": labels, "mode": mode, "params": params, "config": config}
+    try:
+        spec = _called(model_fn, values)
+    except FlaxError as error:
+        raise TypeError(f"model_fn ({_text(model_fn)}) calls a module, which has no variables yet "
+                        f"({type(error).__name__}). Return the module, uncalled: "
+                        "`EstimatorSpec(mode, module=nn.Dense(3), loss=..., optimizer=...)`.") from error
     if not isinstance(spec, EstimatorSpec):
         raise errors.wrong_type("the result of model_fn", spec, "an `EstimatorSpec`")
     if spec.mode != mode:

@@ -100,7 +100,8 @@ class EstimatorSpec:
         if mode not in _MODES:
             raise errors.unknown_name("mode", str(mode), _MODES)
         if module is None:
-            raise ValueError("Missing module. Give `module=`, a Flax module from the features of a batch to outputs.")
+            raise ValueError("Missing module. Give `module=`, a Flax module from the features of a batch to outputs, "
+                             "and not its outputs: `module=nn.Dense(3)`.")
         if mode != ModeKeys.PREDICT and loss is None:
             raise ValueError(f"Missing loss. Mode {mode!r} needs `loss=`, such as \"mse\".")
         if mode == ModeKeys.TRAIN and optimizer is None:

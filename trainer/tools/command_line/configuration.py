@@ -7,6 +7,7 @@ or of a class, typed by its annotation. Objects are made by class paths, so a co
 from __future__ import annotations
 
 import inspect
+import itertools
 import pkgutil
 import re
 import sys
@@ -28,9 +29,11 @@ _HINTS = {
     MODEL: "`model` is a class of Flax or a `trainer.Model`, or a function with such an annotation of its result, such "
            "as `def model(width: int = 64) -> trainer.Model`.",
     DATA: "`data` is a function whose result is annotated as a plain `dict`, such as `def data(rows: int = 100) -> "
-          "dict`, or a class with a property `train`.",
+          "dict`, which returns `{\"train\": (x, y)}`, or a class with a property `train`.",
 }
+_OTHER_SECTIONS = {"fit": "The arguments of `fit` are in the section 'trainer'."}
 # jsonargparse's error of an argument of a class that no option before it names: it takes the type for the class.
+_OF_OTHER_KIND = re.compile(r"Import path (\S+) does not correspond to a subclass of (?:Network|DataSets)")
 _NO_CLASS_YET = re.compile(rf'Parser key "(\w+)":\s+Import path {re.escape(__name__)}\.\w+ does not correspond')
 # jsonargparse's errors of keys: at the top, in a group, and of a command line.
 _UNKNOWN_KEY = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'(?: is not accepted)?$|"
@@ -166,6 +169,17 @@ def _near_classes(message: str) -> str:
     return ""
 
 
+def _described(path: str) -> str:
+    """Returns the kind of an object that a class path names, and the annotation of a function's result."""
+    found = pkgutil.resolve_name(path)
+    if isinstance(found, type) or not callable(found):
+        return f"the class {found.__name__}" if isinstance(found, type) else f"a value of type {type(found).__name__}"
+    result = inspect.signature(found).return_annotation
+    if result is inspect.Signature.empty:
+        return "a function without an annotation of its result"
+    return f"a function whose result is annotated as {inspect.formatannotation(result)}"
+
+
 class Parser(jsonargparse.ArgumentParser):
     """A parser whose errors suggest keys and list the kinds of models and data.
 
@@ -176,19 +190,21 @@ class Parser(jsonargparse.ArgumentParser):
         if early := _NO_CLASS_YET.match(message):
             section = early[1]
             message = (f'Parser key "{section}":\n  An argument `--{section}.KEY` comes before the class that it is '
-                       f"of. Give `--config FILE` or `--{section} CLASS` first: options are read in order.")
-        for section, hint in _HINTS.items():
-            if f'key "{section}"' in message and "a subclass of" in message:
-                message = f"{message}\n{hint}"
+                       f"of. Give `--config FILE`, or `--{section} CLASS` first: options are read in order.")
+        if other := _OF_OTHER_KIND.search(message):
+            hints = [hint for section, hint in _HINTS.items() if f'key "{section}"' in message]
+            message = "\n".join([message.replace(other[0], f"{other[1]!r} is {_described(other[1])}"), *hints])
         if near := _near_classes(message):
             message = f"{message}\n{near}"
         if unknown := _UNKNOWN_KEY.match(message):
             key = ".".join(filter(None, unknown.groups()))
             known = {action.dest for action in self._actions} - {"help", "print_config"}
             sections = {name.partition(".")[0] for name in known}
-            if key.partition(".")[0] not in sections:
-                key, known = key.partition(".")[0], sections
-            message = f"{message}. {near_hint(key, known)}"
+            section = key.partition(".")[0]
+            if section not in sections:
+                deeper = {name for name in known if name.endswith(f".{section}")}
+                key, known = section, deeper or sections
+            message = f"{message}. {_OTHER_SECTIONS.get(key) or near_hint(key, known)}"
         super().error(message, ex)
         raise AssertionError("jsonargparse ends the process or raises")
 
@@ -221,9 +237,10 @@ def _names(function: Callable[..., None]) -> set[str]:
 def parsed(parser: Parser, arguments: Sequence[str]) -> jsonargparse.Namespace:
     """Returns the options of a command line; ends the process with exit code 2 if an option is wrong.
 
+    An argument overrides the files of `--config`, wherever it stands: jsonargparse reads in order, so files come first.
     jsonargparse takes any value for a parameter without an annotation: these are refused.
     """
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(_files_first(arguments))
     for section in (MODEL, DATA):
         made = options[section]
         parameters = inspect.signature(pkgutil.resolve_name(made.class_path)).parameters
@@ -232,3 +249,15 @@ def parsed(parser: Parser, arguments: Sequence[str]) -> jsonargparse.Namespace:
                 parser.error(f'Parser key "{section}":\n  The parameter {name!r} of {made.class_path!r} has no '
                              f"annotation, so that its values cannot be checked. Write its type: `{name}: int`.")
     return options
+
+
+def _files_first(arguments: Sequence[str]) -> list[str]:
+    files: list[str] = []
+    others: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--config":
+            files += [argument, *itertools.islice(rest, 1)]
+        else:
+            (files if argument.startswith("--config=") else others).append(argument)
+    return [*files, *others]

@@ -25,7 +25,7 @@ import yaml
 
 from trainer import callbacks
 from trainer.callbacks.base.log_values import as_json
-from trainer.core.errors import unknown_name
+from trainer.core.errors import describe, unknown_name
 from trainer.core.files import local_file, open_file, replace_file, storage
 from trainer.engine.model.load import load_model
 from trainer.engine.model.model import Model
@@ -255,13 +255,18 @@ def objects_of(parser: Parser, options: jsonargparse.Namespace) -> Iterator[Made
             model.compile(**made.compile)
         except (TypeError, ValueError) as error:
             parser.error(f'Parser key "compile":\n  {error}', error)
-        yield Made(model, _by_name(made.data), made)
+        yield Made(model, _by_name(parser, made.data), made)
 
 
-def _by_name(data: Any) -> Mapping[str, Any]:
+def _by_name(parser: Parser, data: Any) -> Mapping[str, Any]:
     """Returns data sets by name, from a mapping or from the attributes of an object."""
     if not isinstance(data, Mapping):
-        return {name: getattr(data, name) for name in SETS if name in dir(data)}
+        found = {name: getattr(data, name) for name in SETS if name in dir(data)}
+        if not found:
+            parser.error(f'Parser key "data":\n  The function returned no data sets by name. Received: '
+                         f'{describe(data)}. Return a dict, such as '
+                         '`{"train": (x, y), "validation": (x_val, y_val)}`.')
+        return found
     for name in data:
         if name not in SETS:
             raise unknown_name("data set", name, SETS)
