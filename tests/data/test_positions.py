@@ -252,6 +252,46 @@ def test_a_stream_of_columns_without_names_is_refused():
         adapt(hugging_face().batches)
 
 
+# --- torchdata's loaders, where they are installed -------------------------------------------------------------------
+
+class Numbered:
+    """A dataset of torch: any object with these methods."""
+
+    def __len__(self):
+        return 26
+
+    def __getitem__(self, index):
+        return np.full(3, index, np.float32)
+
+
+def torchdata_loader(num_workers, has_generator, **options):
+    library, torch = pytest.importorskip("torchdata.stateful_dataloader"), pytest.importorskip("torch")
+    torch.manual_seed(9)
+    generator = torch.Generator().manual_seed(5) if has_generator else None
+    return library.StatefulDataLoader(Numbered(), 4, shuffle=True, num_workers=num_workers, generator=generator,
+                                      **options)
+
+
+LOADERS = {
+    "seeded by torch": lambda: torchdata_loader(0, False),
+    "a generator": lambda: torchdata_loader(0, True),
+    "a state at every third batch": lambda: torchdata_loader(0, True, snapshot_every_n_steps=3),
+    "columns": lambda: batches_from_columns(
+        torchdata_loader(0, True, collate_fn=lambda rows: {"a": np.array(rows)}), "a"),
+    "workers": lambda: torchdata_loader(2, False),
+    "workers and a generator": lambda: torchdata_loader(2, True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.filterwarnings("ignore:'set_vital':UserWarning", "ignore:.*os.fork:RuntimeWarning")
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_a_loader_of_torchdata_goes_on_from_its_state(name, group_size):
+    assert not any(check_resumes(LOADERS[name], group_size=group_size)[1:])
+
+
 def test_other_data_report_no_state():
     source = adapt(iter(np.zeros((1, 2, 3))))
     next(source.read(0))
