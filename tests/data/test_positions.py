@@ -1,13 +1,17 @@
 """Streams with a position: a saved run asks for it and a resumed run restores it, or reads all again and says so."""
 
 import itertools
+import re
 import sys
 import types
 
 import numpy as np
 import pytest
+from flax import linen as nn
 
+import trainer
 from tests.support.streams import LikeLoader
+from trainer import callbacks
 from trainer.core import plain
 from trainer.data import batches_from_columns
 from trainer.data.adapt import adapt
@@ -177,6 +181,27 @@ def test_data_that_neither_a_state_nor_reading_restores_are_refused(make):
         reader.peek()
         with pytest.raises(ValueError, match=r"does not restore them.*seed their random numbers"):
             reader.resume(0, 4, saved[3][-1])
+
+
+def test_a_refused_run_blames_the_data_and_not_the_checkpoint(tmp_path):
+    class Other(Forgets):
+        batches = BATCHES
+
+        def batch(self, number):
+            return super().batch(self.offset + number), np.ones((2, 1), np.float32)
+
+    def fit(offset, **limit):
+        model = trainer.Sequential([nn.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=1)
+        data = Other()
+        data.offset = offset
+        model.fit(data, epochs=2, verbose=0, callbacks=[
+            callbacks.BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)], **limit)
+
+    fit(0, max_steps=3)
+    with pytest.warns(UserWarning, match="do not match|does not restore"), pytest.raises(ValueError) as raised:
+        fit(100)
+    assert re.match(r"The state that the data reported.*seed their random.*The checkpoint: '", str(raised.value))
 
 
 def test_tensors_of_torch_in_a_state_come_back_as_tensors(monkeypatch):
