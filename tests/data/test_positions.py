@@ -1,13 +1,17 @@
 """Streams with a position: a saved run asks for it and a resumed run restores it, or reads all again and says so."""
 
 import itertools
+import re
 import sys
 import types
 
 import numpy as np
 import pytest
+from flax import linen as nn
 
+import trainer
 from tests.support.streams import LikeLoader
+from trainer import callbacks
 from trainer.core import plain
 from trainer.data import batches_from_columns
 from trainer.data.adapt import adapt
@@ -179,6 +183,27 @@ def test_data_that_neither_a_state_nor_reading_restores_are_refused(make):
             reader.resume(0, 4, saved[3][-1])
 
 
+def test_a_refused_run_blames_the_data_and_not_the_checkpoint(tmp_path):
+    class Other(Forgets):
+        batches = BATCHES
+
+        def batch(self, number):
+            return super().batch(self.offset + number), np.ones((2, 1), np.float32)
+
+    def fit(offset, **limit):
+        model = trainer.Sequential([nn.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=1)
+        data = Other()
+        data.offset = offset
+        model.fit(data, epochs=2, verbose=0, callbacks=[
+            callbacks.BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)], **limit)
+
+    fit(0, max_steps=3)
+    with pytest.warns(UserWarning, match="do not match|does not restore"), pytest.raises(ValueError) as raised:
+        fit(100)
+    assert re.match(r"The state that the data reported.*seed their random.*The checkpoint: '", str(raised.value))
+
+
 def test_tensors_of_torch_in_a_state_come_back_as_tensors(monkeypatch):
     class Tensor:
         def __init__(self, array):
@@ -250,6 +275,46 @@ def test_the_shuffle_buffer_of_a_stream_is_filled_again_by_reading_its_epoch():
 def test_a_stream_of_columns_without_names_is_refused():
     with pytest.raises(ValueError, match=r"IterableDataset of named columns.*batches_from_columns\(data\.batch"):
         adapt(hugging_face().batches)
+
+
+# --- torchdata's loaders, where they are installed -------------------------------------------------------------------
+
+class Numbered:
+    """A dataset of torch: any object with these methods."""
+
+    def __len__(self):
+        return 26
+
+    def __getitem__(self, index):
+        return np.full(3, index, np.float32)
+
+
+def torchdata_loader(num_workers, has_generator, **options):
+    library, torch = pytest.importorskip("torchdata.stateful_dataloader"), pytest.importorskip("torch")
+    torch.manual_seed(9)
+    generator = torch.Generator().manual_seed(5) if has_generator else None
+    return library.StatefulDataLoader(Numbered(), 4, shuffle=True, num_workers=num_workers, generator=generator,
+                                      **options)
+
+
+LOADERS = {
+    "seeded by torch": lambda: torchdata_loader(0, False),
+    "a generator": lambda: torchdata_loader(0, True),
+    "a state at every third batch": lambda: torchdata_loader(0, True, snapshot_every_n_steps=3),
+    "columns": lambda: batches_from_columns(
+        torchdata_loader(0, True, collate_fn=lambda rows: {"a": np.array(rows)}), "a"),
+    "workers": lambda: torchdata_loader(2, False),
+    "workers and a generator": lambda: torchdata_loader(2, True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.filterwarnings("ignore:'set_vital':UserWarning", "ignore:.*os.fork:RuntimeWarning")
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_a_loader_of_torchdata_goes_on_from_its_state(name, group_size):
+    assert not any(check_resumes(LOADERS[name], group_size=group_size)[1:])
 
 
 def test_other_data_report_no_state():

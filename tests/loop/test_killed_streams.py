@@ -12,13 +12,16 @@ pytestmark = pytest.mark.processes
 
 SCRIPT = str(pathlib.Path(__file__).parents[1] / "support" / "stream_training.py")
 LAUNCH = [sys.executable, "-m", "trainer.launch", "--workers", "2"]
-needs_datasets = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs `datasets`")
+needs_datasets, needs_torchdata = (
+    pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs `{name}`")
+    for name in ("datasets", "torchdata"))
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("command", "kind", "kills"), [
     ([sys.executable], "loader", [Kill(step=6), Kill(step=13)]),
     (LAUNCH, "joined", [Kill(step=11, process=1)]),
+    pytest.param([sys.executable], "torchdata", [Kill(step=6), Kill(step=13)], marks=needs_torchdata),
     pytest.param([sys.executable], "hugging face", [Kill(step=6)], marks=needs_datasets),
     pytest.param([sys.executable], "shuffled", [Kill(step=13)], marks=needs_datasets),
 ])

@@ -102,12 +102,14 @@ def write(kind, folder, tree):
 @pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["manager", "standard", "pytree", "zarr", "zarr3"])
-@pytest.mark.parametrize("tree", ["params", "variables", "state"])
+@pytest.mark.parametrize("tree", ["params", "variables", "state", "kauldron"])
 def test_weights_of_a_script_of_orbax_are_read_into_shards(tmp_path, kind, tree):
     variables = Net().init(jax.random.key(7), X)
     params, stats = variables["params"], jax.tree.map(lambda leaf: leaf + 2, variables["batch_stats"])
     content = {"params": params, "variables": {"params": params, "batch_stats": stats},
-               "state": flax_state(params, stats)}[tree]
+               "state": flax_state(params, stats),
+               "kauldron": {"step": 3, "params": params, "collections": {"batch_stats": stats},
+                            "opt_state": optax.adam(1e-3).init(params)}}[tree]
     path = write(kind, tmp_path, content)
     model = compiled(trainer.distribute.FullyShardedStrategy(jax.devices()[:4]))
     model.build(X)

@@ -1,6 +1,7 @@
 """A training on a stream with a position, for tests that kill it: `python stream_training.py KIND`.
 
-Kinds: "loader", like torchdata's; "joined", such a loader in each process; "hugging face"; "shuffled", with a buffer.
+Kinds: "loader", like torchdata's; "joined", such a loader in each process; "torchdata"; "hugging face"; "shuffled",
+with a buffer.
 """
 
 import os
@@ -36,6 +37,13 @@ if KIND in ("loader", "joined"):
     data = Loader(BATCHES, seed=jax.process_index() if KIND == "joined" else 0)
     if KIND == "joined":
         data = trainer.data.with_options(data, trainer.data.AutoShardPolicy.OFF)
+elif KIND == "torchdata":
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    data = StatefulDataLoader(
+        torch.utils.data.TensorDataset(*map(torch.from_numpy, (x, x.sum(1, keepdims=True)))), 4, shuffle=True,
+        generator=torch.Generator().manual_seed(5))
 else:
     import datasets
 

@@ -299,9 +299,9 @@ class Reader:
             count = self._read_up_to(place)
             self._stream = self._seek_place(*place)
         if self._source.is_one_shot or not self._continues(token):
-            raise ValueError(f"{message}{'' if self._source.is_one_shot else ', also after all batches before it'}. "
-                             "Give the data a state that says all, seed their random numbers, or start in another "
-                             "folder.")
+            raise DataError(f"{message}{'' if self._source.is_one_shot else ', also after all batches before it'}. "
+                            "Give the data a state that says all, seed their random numbers, or start in another "
+                            "folder.")
         return count
 
     def _read_up_to(self, place: tuple[int, int]) -> int:

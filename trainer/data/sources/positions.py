@@ -106,8 +106,40 @@ class HuggingFacePositions(Positions):
         return (None,)
 
 
+class GeneratorPositions(Positions):
+    """The positions of torchdata's `StatefulDataLoader` with a `generator`, without workers.
+
+    Each pass draws its order from the generator, then a seed. A restored pass draws the seed first and then resets the
+    generator, so that the next pass would have another order. A state thus holds the generator too.
+    """
+
+    _KEY = "generator after this"  # no key of torchdata's
+
+    def begin(self, state: Any = None) -> Iterator[Any]:
+        if state is None or self._KEY not in state:
+            return super().begin(state)
+        generator, is_over = state[self._KEY]
+        iterator = super().begin({key: value for key, value in state.items() if key != self._KEY})
+        self._iterable.generator.set_state(generator)
+        return iter(self._iterable) if is_over else iterator  # the pass after a finished pass was drawn too early
+
+    def state(self) -> Any:
+        return self._with_generator(is_over=False)
+
+    def next_pass(self) -> tuple[Any] | None:
+        state = self._with_generator(is_over=True)
+        return None if state is None else (state,)
+
+    def _with_generator(self, is_over: bool) -> Any:
+        state = super().state()
+        return None if state is None else {**state, self._KEY: [self._iterable.generator.get_state(), is_over]}
+
+
 def positions_of(iterable: Any) -> Positions:
     """Returns the positions of an iterable."""
+    if (any(base.__module__.startswith("torchdata.stateful_dataloader") for base in type(iterable).__mro__)
+            and iterable.num_workers == 0 and iterable.generator is not None):
+        return GeneratorPositions(iterable)
     is_hugging_face = type(iterable).__module__.startswith("datasets.") and hasattr(iterable, "set_epoch")
     return (HuggingFacePositions if is_hugging_face else Positions)(iterable)
 

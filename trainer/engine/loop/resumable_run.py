@@ -22,6 +22,7 @@ from trainer.core.timing import Timing
 from trainer.core.tracebacks import user_stacklevel
 from trainer.core.train_state import TrainState
 from trainer.data.reader import Reader
+from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import ResumeToken
 from trainer.distribute.cluster import package_versions, reached_preemption_sync_point
 from trainer.engine.loop import begun_run
@@ -460,11 +461,14 @@ class TrainingRun:
     def _continue_data(self, path: str, document: dict[str, Any]) -> str:
         begin = time.perf_counter()
         with naming_file(path):
-            skipped = self._reader.resume(self.epoch, self.batch, document["data"])
-            for name, reader in self._validation.items():
-                position = document["validation_sets"][name] if name else document["validation"]
-                if consumed := position["consumed"]:
-                    skipped += reader.resume(0, consumed, position)
+            try:
+                skipped = self._reader.resume(self.epoch, self.batch, document["data"])
+                for name, reader in self._validation.items():
+                    position = document["validation_sets"][name] if name else document["validation"]
+                    if consumed := position["consumed"]:
+                        skipped += reader.resume(0, consumed, position)
+            except DataError as error:  # of the data, while the checkpoint is sound
+                raise DataError(f"{error} The checkpoint: {path!r}.") from error.__cause__
         if not skipped:
             return ""
         return f" {skipped} batches were read and dropped to get there, in {time.perf_counter() - begin:.1f} s."

@@ -178,7 +178,7 @@ def _names_in_tree(specs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict
     """Returns the weights in a tree of Orbax: the path of each there, by the model's name or, of others, its own.
 
     A tree with a branch "params" is a training state, such as Flax's: of it the parameters count, and the collections
-    that the model has, also in a branch "model_state". NNX ends each path with "value".
+    that the model has, also in a branch "model_state", or "collections" of kauldron. NNX ends each path with "value".
     """
     names = {name: name for name in specs}
     if names and all(name.endswith("/value") for name in names):
@@ -189,7 +189,7 @@ def _names_in_tree(specs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict
     found = {}
     for name, there in names.items():
         branch, _, rest = name.partition("/")
-        if branch in ("params", "model_state"):
+        if branch in ("params", "model_state", "collections"):
             found[rest] = there
         elif branch in collections:
             found[name] = there
