@@ -90,6 +90,40 @@ def test_values_and_gradients_are_one_devices(name, count):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+SCATTERS = {
+    "sum of segments": lambda x: jax.ops.segment_sum(x, kinds(x), 3),
+    "product of segments": lambda x: jax.ops.segment_prod(x, kinds(x), 3),
+    "maximum of segments": lambda x: jax.ops.segment_max(x, kinds(x), 3),
+    "additions to rows": lambda x: x.at[kinds(x)].add(1.0),
+    "an element of each row": lambda x: x.at[jnp.arange(len(x)), kinds(x)].add(1.0),
+    "gradient of chosen rows": jax.grad(lambda x: jnp.square(x[kinds(x)]).sum()),
+    "counts": lambda x: jnp.bincount(kinds(x), x[:, 1], length=3),
+    "rows of a kind": lambda x: x[jnp.nonzero(x[:, 0] > 0, size=3)[0]],
+}
+
+
+def kinds(x):
+    return jnp.abs(37 * x[:, 0]).astype(jnp.int32) % 3
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.every_case
+@pytest.mark.parametrize("spec", [("a", "b"), ("a",), ("b", "a"), (("a", "b"),)], ids=str)
+@pytest.mark.parametrize("name", SCATTERS)
+def test_scatters_of_uneven_rows_over_several_axes_are_one_devices(name, spec):
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+
+    def uneven(x):
+        return SCATTERS[name](lax.with_sharding_constraint(x[:7], sharding))
+
+    expected = SCATTERS[name](jnp.asarray(x[:7]))
+    actual = jax.jit(with_undivided_axes(jax.jit(uneven), mesh))(jax.device_put(x, NamedSharding(
+        mesh, PartitionSpec(("a", "b")))))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_what_replicas_compute_stays_as_it_is():
     mesh, rows = divided(2)
     on_replicas = jax.jit(jax.shard_map(

@@ -2,8 +2,9 @@
 
 Owns the rewrite of a traced program that XLA divides. Seen with jax 0.10 and 0.12, also without this library: XLA
 computes wrong results for a strided convolution over a divided axis, for the gradient of overlapping windows, and for
-per-row gradients of a convolution (a convolution with a group for each row). A Fourier transform along a divided axis
-ends the process. A maximum or minimum over a divided axis loses NaN, as collectives do.
+per-row gradients of a convolution (a convolution with a group for each row). On meshes of several axes it loses some
+of the rows of a scatter, such as a segment sum or an embedding's gradient, if they do not divide evenly. A Fourier
+transform along a divided axis ends the process. A maximum or minimum over a divided axis loses NaN, as collectives do.
 """
 
 from __future__ import annotations
@@ -43,21 +44,29 @@ def with_undivided_axes(function: Callable[..., Any], mesh: Mesh) -> Callable[..
 
     def replace(equation: Any, program: Sequence[Any]) -> Any:
         name = equation.primitive.name
-        if name in _EXTREMA:
-            loses_nan = jnp.issubdtype(equation.invars[0].aval.dtype, jnp.floating) and not _is_of_softmax(
-                equation, program)
-            return called(lambda *operands: _with_nan(equation, operands), equation) if loses_nan else equation
-        axes = _whole_axes(name, equation)
-        return called(lambda *operands: _undivided(equation, operands, axes, mesh), equation) if any(axes) else equation
+        axes = _whole_axes(name, equation, mesh)
+        loses_nan = name in _EXTREMA and jnp.issubdtype(
+            equation.invars[0].aval.dtype, jnp.floating) and not _is_of_softmax(equation, program)
+        if not loses_nan and not any(axes):
+            return equation
+        evaluate = _with_nan if loses_nan else run
+
+        def undivided(*operands: jax.Array) -> Any:
+            return _undivided(equation, operands, axes, mesh, evaluate)
+
+        return called(undivided, equation)
 
     # Computations of single replicas are not divided.
     return rewritten(function, replace, skipped=("shard_map",))
 
 
-def _undivided(equation: JaxprEqn, operands: Sequence[jax.Array], axes: Any, mesh: Mesh) -> Any:
+def _undivided(equation: JaxprEqn, operands: Sequence[jax.Array], axes: Any, mesh: Mesh,
+               evaluate: Callable[[JaxprEqn, Sequence[jax.Array]], Any]) -> Any:
     arrays = [_whole_along(array, found, mesh) for array, found in zip(operands, axes, strict=False)]
-    outputs = run(equation, [*arrays, *operands[len(arrays):]])
-    return outputs if equation.primitive.multiple_results else _whole_along(outputs[0], axes[-1], mesh)
+    outputs = evaluate(equation, [*arrays, *operands[len(arrays):]])
+    if equation.primitive.multiple_results:
+        return outputs
+    return _whole_along(outputs[0], axes[-1] if axes else [], mesh)
 
 
 def _whole_along(array: jax.Array, axes: Collection[int], mesh: Mesh) -> jax.Array:
@@ -65,9 +74,12 @@ def _whole_along(array: jax.Array, axes: Collection[int], mesh: Mesh) -> jax.Arr
     return constrained(array, NamedSharding(mesh, PartitionSpec(*spec))) if axes else array
 
 
-def _whole_axes(name: str, equation: Any) -> list[list[int]]:
+def _whole_axes(name: str, equation: Any, mesh: Mesh) -> list[list[int]]:
     """Returns the axes that must stay whole: a list for each affected operand, and for the output last."""
     params = equation.params
+    if name.startswith("scatter"):
+        is_plain = sum(size > 1 for size in mesh.shape.values()) <= 1
+        return [] if is_plain else _axes_of_scatter(params, equation.invars[2].aval.shape, mesh.size)
     if name == "conv_general_dilated":
         return _axes_of_convolution(params, [operand.aval.shape for operand in equation.invars])
     if name == "fft":
@@ -79,6 +91,13 @@ def _whole_axes(name: str, equation: Any) -> list[list[int]]:
         windows = [axis for axis, size in enumerate(params["window_dimensions"]) if size > 1]
         return [windows] * 3 if name.startswith("select") else [windows] * 2
     return []
+
+
+def _axes_of_scatter(params: Any, shape: tuple[int, ...], devices: int) -> list[list[int]]:
+    """Returns the axes of the indices and of the updates that number the updates and may not divide evenly."""
+    of_updates = [axis for axis in range(len(shape)) if axis not in params["dimension_numbers"].update_window_dims]
+    uneven = [place for place, axis in enumerate(of_updates) if shape[axis] % devices]
+    return [[], uneven, [of_updates[place] for place in uneven], []]
 
 
 def _axes_of_convolution(params: Any, shapes: list[Any]) -> list[list[int]]:
@@ -96,8 +115,8 @@ def _axes_of_convolution(params: Any, shapes: list[Any]) -> list[list[int]]:
     return axes
 
 
-def _with_nan(equation: JaxprEqn, operands: Sequence[jax.Array]) -> jax.Array:
-    """Returns a maximum or minimum that is NaN if any operand is NaN."""
+def _with_nan(equation: JaxprEqn, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns a maximum or minimum, as its only output, that is NaN if any operand is NaN."""
     found, = run(equation, operands)
     params = equation.params
     if equation.primitive.name.startswith("reduce"):
@@ -108,7 +127,7 @@ def _with_nan(equation: JaxprEqn, operands: Sequence[jax.Array]) -> jax.Array:
             jnp.isnan(array).astype(jnp.int32), indices, jnp.isnan(updates).astype(jnp.int32),
             params["dimension_numbers"], indices_are_sorted=params["indices_are_sorted"],
             unique_indices=params["unique_indices"], mode=params["mode"]) > 0
-    return jnp.where(has_nan, jnp.nan, found)
+    return [jnp.where(has_nan, jnp.nan, found)]
 
 
 def _is_of_softmax(equation: JaxprEqn, program: Sequence[Any]) -> bool:
