@@ -18,6 +18,7 @@ from trainer.core import arguments, errors
 from trainer.core.ambient.interactive_logging import is_interactive_logging_enabled, print_message
 from trainer.core.ambient.notebook import print_table
 from trainer.core.compile.entry_points import with_entry_points
+from trainer.core.compile.foreign_names import ForeignNames
 from trainer.core.files import check_suffix
 from trainer.core.modules import CallKwargs, as_functional, print_summary, render_summary
 from trainer.core.rng import default_seed
@@ -27,12 +28,11 @@ from trainer.core.updates.spikes import SpikeRule
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch, as_batch
 from trainer.distribute import Strategy, get_strategy
-from trainer.engine.model import forward, weights_io
+from trainer.engine.model import foreign_names, forward, weights_io
 from trainer.engine.model.core import saved_model
 from trainer.engine.model.core.current_run import CurrentRun
 from trainer.engine.model.core.model_core import ModelCore, copied
 from trainer.engine.model.core.state_holder import first_rows
-from trainer.engine.model.foreign_names import ForeignNames
 from trainer.engine.model.overridable_steps import OverridableSteps
 from trainer.engine.model.types import ModuleLike
 from trainer.engine.model.views.layers import ModelLayer, find
@@ -61,6 +61,12 @@ def _some_rows(sample: ArrayTree) -> Batch:
 @with_entry_points
 class StatefulModel(OverridableSteps, ForeignNames):
     """A Flax module and its training state. `Model` compiles and runs it."""
+
+    _foreign_names = foreign_names.NAMES
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        foreign_names.warn_of_uncalled_methods(cls)
 
     def __init__(self, module: ModuleLike, *, seed: int | None = None, name: str | None = None,
                  train_kwargs: Mapping[str, Any] | None = None, eval_kwargs: Mapping[str, Any] | None = None,
