@@ -58,7 +58,9 @@ def save(format_name: str, path: str, predict_step: Callable[[TrainState, Any], 
       ImportError: if a package of the converter is not installed.
     """
     if format_name not in FORMATS:
-        raise errors.unknown_name("format", str(format_name), FORMATS)
+        raise ValueError(f"{errors.unknown_name('format', str(format_name), FORMATS)} \"jax\" is read by "
+                         "`trainer.load_exported`, \"onnx\" by onnxruntime and others, also on phones, \"saved_model\" by "
+                         f"TensorFlow, \"stablehlo\" by IREE. See {errors.page_url('export')}")
     if format_name == "jax":
         export.save(path, predict_step, state, inputs, batch_size, platforms)
         return
