@@ -59,8 +59,9 @@ def save(format_name: str, path: str, predict_step: Callable[[TrainState, Any], 
     """
     if format_name not in FORMATS:
         raise ValueError(f"{errors.unknown_name('format', str(format_name), FORMATS)} \"jax\" is read by "
-                         "`trainer.load_exported`, \"onnx\" by onnxruntime and others, also on phones, \"saved_model\" by "
-                         f"TensorFlow, \"stablehlo\" by IREE. See {errors.page_url('export')}")
+                         "`trainer.load_exported`, \"onnx\" by onnxruntime and others, also on phones, "
+                         "\"saved_model\" by TensorFlow, \"stablehlo\" by IREE. "
+                         f"See {errors.page_url('export')}")
     if format_name == "jax":
         export.save(path, predict_step, state, inputs, batch_size, platforms)
         return
