@@ -56,7 +56,8 @@ def test_a_state_is_the_same_after_it_was_split_and_joined(optimizer, servers):
 
 
 @pytest.mark.parametrize("optimizer", [
-    optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)), optax.chain(optax.normalize_by_update_norm()),
+    optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
+    optax.chain(optax.normalize_by_update_norm(), optax.scale(-0.1)),
     optax.flatten(optax.adam(0.1))], ids=["clip", "normalize", "flatten"])
 def test_an_optimizer_that_looks_at_several_arrays_is_refused_on_several_servers(optimizer):
     state = state_of(optimizer)

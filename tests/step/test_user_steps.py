@@ -235,6 +235,18 @@ def kept_array():
     refused(TypeError, "keeps a traced array in `self.last`", stepping(by_default, log))
 
 
+def numbers_of_python():
+    class Noise(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            nn.Dense(1)(x)
+            return jnp.full((len(x), 1), np.random.default_rng().normal())
+
+    model = trainer.Model(Noise())
+    first = model.predict(X, verbose=0)
+    np.testing.assert_array_equal(first, model.predict(X, verbose=0))
+
+
 class Keeps(nn.Module):
     """Keeps statistics of one kind."""
 
@@ -308,6 +320,7 @@ PROGRAMS = {
         "Random numbers": random_numbers,
         "Several optimizers": several_optimizers,
         "An argument that an optimizer needs": asked_for,
+        "Numbers of Python, in modules too": numbers_of_python,
         "An array kept in an object": kept_array,
     },
 }

@@ -280,7 +280,11 @@ def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
 
 
 def _counts(before: Any, after: Any) -> bool:
-    if after is before or isinstance(after, Variable):  # a variable may be created once shapes are known
+    # Variables may be created once shapes are known.
+    if isinstance(after, (list, dict)):
+        after = [item for item in (after.values() if isinstance(after, dict) else after)
+                 if not isinstance(item, Variable)]
+    if after is before or isinstance(after, Variable):
         return False
     if trace_purity.has_tracers(after) and not trace_purity.has_tracers(before):
         return True
