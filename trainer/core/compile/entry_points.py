@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -66,6 +66,51 @@ def entry_point(function: Function) -> Function:
                 raise
 
     return call  # type: ignore[return-value]
+
+
+def foreign_arguments(hints: Mapping[str, str]) -> Callable[[Function], Function]:
+    """Returns a decorator of a function whose error for arguments that it does not take says what to do.
+
+    Args:
+      hints: names of arguments that the function lacks, and the sentences that end the errors. The sentence of "*" is
+        for too many arguments by position.
+
+    Raises:
+      TypeError: from the decorated function.
+
+    >>> @foreign_arguments({"buffer_size": "Leave it out."})
+    ... def shuffle(seed=0): ...
+    >>> shuffle(buffer_size=10)
+    Traceback (most recent call last):
+    TypeError: `shuffle` has no argument 'buffer_size'. Leave it out.
+    """
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise _refusal(function, signature, kwargs, hints, error) from None
+            return function(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _refusal(
+    function: Callable[..., Any], signature: inspect.Signature, received: Mapping[str, Any], hints: Mapping[str, str],
+    error: TypeError,
+) -> TypeError:
+    known = [name for name in signature.parameters if name not in ("self", "cls")]
+    for name in received:
+        if name not in known:
+            return TypeError(f"`{function.__qualname__}` has no argument {name!r}. "
+                             f"{hints.get(name) or near_hint(name, known)}")
+    hint = "" if "missing" in str(error) else f" {hints.get('*', '')}"
+    return TypeError(f"`{function.__qualname__}({', '.join(known)})`: {error}.{hint}".rstrip())
 
 
 def with_entry_points(decorated: Class) -> Class:

@@ -1,4 +1,4 @@
-"""Errors for names and arguments of other libraries that classes and functions here lack, which say what to use.
+"""Errors for names of other libraries that classes here lack, which say what to use.
 
 Owns the wording; each room owns its table, from a name to the sentence that ends the error. `attach_stub` takes such a
 table for the names of a module.
@@ -6,14 +6,8 @@ table for the names of a module.
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-
-from trainer.core.errors import near_hint
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 
 class ForeignNames:
@@ -56,51 +50,6 @@ class ForeignNamesOfClass(type):
             hint = _hint(cls, name)
             end = "" if hint is None else f". {hint}"
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}{end}", name=name, obj=cls)
-
-
-def foreign_arguments(hints: Mapping[str, str]) -> Callable[[Function], Function]:
-    """Returns a decorator of a function whose error for arguments that it does not take says what to do.
-
-    Args:
-      hints: names of arguments that the function lacks, and the sentences that end the errors. The sentence of "*" is
-        for too many arguments by position.
-
-    Raises:
-      TypeError: from the decorated function.
-
-    >>> @foreign_arguments({"buffer_size": "Leave it out."})
-    ... def shuffle(seed=0): ...
-    >>> shuffle(buffer_size=10)
-    Traceback (most recent call last):
-    TypeError: `shuffle` has no argument 'buffer_size'. Leave it out.
-    """
-    def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise _refusal(function, signature, kwargs, hints, error) from None
-            return function(*args, **kwargs)
-
-        return call  # type: ignore[return-value]
-
-    return decorate
-
-
-def _refusal(
-    function: Callable[..., Any], signature: inspect.Signature, received: Mapping[str, Any], hints: Mapping[str, str],
-    error: TypeError,
-) -> TypeError:
-    known = [name for name in signature.parameters if name not in ("self", "cls")]
-    for name in received:
-        if name not in known:
-            return TypeError(f"`{function.__qualname__}` has no argument {name!r}. "
-                             f"{hints.get(name) or near_hint(name, known)}")
-    hint = "" if "missing" in str(error) else f" {hints.get('*', '')}"
-    return TypeError(f"`{function.__qualname__}({', '.join(known)})`: {error}.{hint}".rstrip())
 
 
 def _hint(kind: type, name: str) -> str | None:

@@ -15,13 +15,14 @@ class RunLimits:
     """The `max_steps` and `max_time` of a `fit`.
 
     Args:
-      max_steps: maximum number of batches to train on, including batches before an interruption; None for no limit.
+      max_steps: maximum number of batches to train on, above 0, including batches before an interruption; None for no
+        limit.
       max_time: seconds, or a `datetime.timedelta`, from now until the execution after which the run ends; None for no
         limit.
 
     Raises:
-      TypeError: for arguments of a wrong type.
-      ValueError: for arguments that are not above 0.
+      TypeError: if `max_time` is of a wrong type.
+      ValueError: if `max_time` is not above 0.
 
     Example:
 
@@ -31,7 +32,6 @@ class RunLimits:
     """
 
     def __init__(self, max_steps: int | None = None, max_time: float | datetime.timedelta | None = None):
-        arguments.check_counts(1, optional=True, max_steps=max_steps)
         if isinstance(max_time, datetime.timedelta):
             max_time = max_time.total_seconds()
         if max_time is not None:

@@ -39,8 +39,6 @@ def training_readers(
     validation_steps: int | None, validation_batch_size: int | None, limit_batches: int | None, may_be_endless: bool,
 ) -> Iterator[tuple[Reader, dict[str, Reader]]]:
     """Yields the reader of the training data, and the readers of the validation sets by name, "" if unnamed."""
-    arguments.check_counts(1, optional=True, steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
-                           validation_batch_size=validation_batch_size, limit_batches=limit_batches)
     if validation_split is not None and (not isinstance(validation_split, (int, float)) or validation_split):
         if validation_data is not None:
             raise ValueError("`validation_split` and `validation_data` cannot be used together.")

@@ -282,8 +282,13 @@ class Model(StatefulModel):
           TypeError: for arguments of a wrong type.
         """
         given = {name: value for name, value in locals().items() if name != "self"}
-        core, timing, limits = self._core.checked("fit"), Timing(), RunLimits(max_steps, max_time)
-        arguments.check_counts(0, epochs=epochs, initial_epoch=initial_epoch)
+        core, timing = self._core.checked("fit"), Timing()
+        arguments.as_count("epochs", epochs, 0)
+        arguments.as_count("initial_epoch", initial_epoch, 0)
+        arguments.check_counts(1, optional=True, max_steps=max_steps, limit_batches=limit_batches,
+                               steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
+                               validation_batch_size=validation_batch_size)
+        limits = RunLimits(max_steps, max_time)
         arguments.check_validation_freq(validation_freq)
         with inputs.training_readers(
             core, x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, class_weight=class_weight,
