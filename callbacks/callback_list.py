@@ -389,7 +389,7 @@ def _hint(value: object) -> str:
 
 def _check_hooks(callback: Callback) -> None:
     """Raises TypeError for a user's hook that cannot be called with its arguments; warns of names that are no hooks."""
-    if type(callback).__module__.startswith("trainer."):
+    if type(callback).__module__.startswith("trainer.") and not isinstance(callback, LambdaCallback):
         return
     hooks = [name for name in dir(Callback) if name.startswith("on_")]
     for name in dir(type(callback)):
@@ -409,9 +409,10 @@ def _check_hooks(callback: Callback) -> None:
             else:
                 signature.bind(*names)
         except TypeError:
-            wanted = ", ".join(("self", *names))
+            is_method = hook not in vars(callback)
+            wanted = ", ".join(("self", *names) if is_method else names)
             raise TypeError(f"`{type(callback).__name__}.{hook}` must be `{hook}({wanted}=None)`. Received: "
-                            f"{hook}{signature}, without `self`.") from None
+                            f"{hook}{signature}{', without `self`' if is_method else ''}.") from None
 
 
 def _check_place(callback: Callback) -> None:
