@@ -6,4 +6,13 @@ they are given. Imports nothing from the trainer: `Run` is the interface between
 
 from trainer.core.public_names import attach_stub
 
-__getattr__, __dir__, __all__ = attach_stub(__name__)
+_WANDB = "Instead: `LogTo(loggers.WandB(project=...))`."
+_FOREIGN_NAMES = {
+    "WandbLogger": _WANDB, "WandbCallback": _WANDB, "WandbMetricsLogger": _WANDB,
+    "MLFlowLogger": "Instead: `LogTo(loggers.MLflow())`.",
+    "TensorBoardLogger": "Instead: `TensorBoard(log_dir)`.",
+    "LearningRateMonitor": "Instead: `LearningRateScheduler`, which logs the rate, or `TensorBoard`.",
+    "Timer": "Instead: `fit(max_time=seconds)`.",
+}
+
+__getattr__, __dir__, __all__ = attach_stub(__name__, missing=_FOREIGN_NAMES)

@@ -382,6 +382,8 @@ def _hint(value: object) -> str:
         return f" Give an instance, not the class: `{value.__name__}(...)`."
     if isinstance(value, str):
         return f" Give an instance, such as `trainer.callbacks.{value if value.isidentifier() else 'EarlyStopping'}()`."
+    if type(value).__module__.endswith("schedules"):
+        return " A schedule belongs to the optimizer: `Adam(learning_rate=schedule)`."
     if callable(value):
         return " Say when a function is called: `trainer.callbacks.LambdaCallback(on_epoch_end=function)`."
     return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.lazy_logs import begin_fetch
@@ -64,6 +64,9 @@ class History(Callback):
         self._history = history
         self._epochs: dict[str, list[int]] = {}  # of the values
         self._unread: tuple[int, Mapping[str, Any]] | None = None
+
+    def __getitem__(self, log: str) -> NoReturn:
+        raise TypeError(f"A History has its logs in an attribute. Write `history.history[{log!r}]`.")
 
     def __getstate__(self) -> Any:
         self._read_unread()  # the logs are on devices
