@@ -292,7 +292,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, format_name, missin
 @pytest.mark.parametrize(("path", "options", "error", "words"), [
     ("model", {"format": "saved_mdel"}, ValueError, "Unknown format 'saved_mdel'. Did you mean 'saved_model'"),
     ("model.export", {"format": "onnx"}, ValueError, "`filepath` must end in '.onnx'"),
-    ("model.onnx", {"format": "jax"}, ValueError, "has the suffix '.onnx'"),
+    ("model.onnx", {"format": "jax"}, ValueError, 'For ONNX, give `format="onnx"`'),
     ("none/model", {"format": "stablehlo"}, FileNotFoundError, "there is no folder"),
     ("model", {"format": "stablehlo", "platforms": ["cpu", "cuda"]}, ValueError, "is for one platform"),
     ("model", {"format": "stablehlo", "platforms": ["cdua"]}, ValueError, "Unknown platform 'cdua'"),

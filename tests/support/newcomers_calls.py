@@ -111,6 +111,20 @@ class _Softmax(nn.Module):
         return nn.softmax(nn.Dense(1)(x))
 
 
+class _HasInit(nn.Module):
+    def __init__(self):
+        self.dense = nn.Dense(1)
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+class _HasForward(nn.Module):
+    @nn.compact
+    def forward(self, x):
+        return nn.Dense(1)(x)
+
+
 class _ReadsNames(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -225,6 +239,11 @@ CALLS = {
     "layers without a list": Wrong(lambda: trainer.Sequential(nn.Dense(1), nn.Dense(2)),  # type: ignore[misc]
                                    "2 arguments", r"`Sequential\(\[first, second\]\)`"),
     "a layer by name": Wrong(lambda: trainer.Sequential([nn.Dense(3), "relu"]), "'relu'", r"`nn\.relu`"),
+    "a Linen module with __init__": Wrong(lambda: _fit(_model(module=_HasInit())), "'parent'", "as fields"),
+    "forward": Wrong(lambda: _fit(_model(module=_HasForward())), "not a callable object", "`__call__`"),
+    "PyTorch's load": Wrong(lambda: _built().load("a"), "'load'", r"`trainer\.load\(path, model\)`"),
+    "ONNX by its suffix": Wrong(lambda: _built().export("a.onnx"), r"'a\.onnx'", '`format="onnx"`'),
+    "logs of a history": Wrong(lambda: _fit()["loss"], "'loss'", r"`history\.history\['loss'\]`"),
     "a module without return": Wrong(lambda: _fit(_model(module=_ReturnsNothing())), "NoneType", "with `return`"),
     "a module that reads names": Wrong(lambda: _fit(_model(module=_ReadsNames())), r"array of shape \(8, 4\)",
                                        "give a dict of arrays"),
@@ -243,6 +262,9 @@ CALLS = {
     "the rate's old name": Wrong(lambda: _built().optimizer.lr, "'lr'", "'learning_rate'"),
     # callbacks
     "a callback's class": Wrong(lambda: _fit(callbacks=[callbacks.EarlyStopping]), "of type type", "Give an instance"),
+    "a schedule for a callback": Wrong(
+        lambda: _fit(callbacks=[optimizers.schedules.CosineDecay(0.1, 10)]), "CosineDecay", "learning_rate=schedule"),
+    "a tracker's own callback": Wrong(lambda: callbacks.WandbLogger, "'WandbLogger'", r"loggers\.WandB"),
     "a callback's name": Wrong(lambda: _fit(callbacks=["EarlyStopping"]), "of type str",
                                r"`trainer\.callbacks\.EarlyStopping\(\)`"),
     "a function for a callback": Wrong(lambda: _fit(callbacks=[lambda epoch, logs: None]), "of type function",

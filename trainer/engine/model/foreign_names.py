@@ -17,6 +17,8 @@ NAMES = {
     "predict_proba": "Instead: `predict(x)`.",
     "train": _MODE, "eval": _MODE,
     "to": _PLACE, "cuda": _PLACE, "cpu": _PLACE,
+    "load": "Instead: `trainer.load(path, model)`, or `load_weights(path)` for weights alone.",
+    "from_pretrained": "Instead: `trainer.Model(trainer.models.from_hf(folder))`, and `models.load_hf_weights`.",
     "parameters": "Instead: `trainable_weights`, or `state.params` for the tree.",
     "state_dict": "Instead: `save_weights(path)`, or `get_weights()`.",
     "load_state_dict": "Instead: `load_weights(path)`, or `set_weights(weights)`.",

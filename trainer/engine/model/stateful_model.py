@@ -550,6 +550,8 @@ class StatefulModel(OverridableSteps, ForeignNames):
         state = self._core.state.current
         path = checked_path("filepath", filepath)
         if format != "onnx":
+            if path.endswith(".onnx"):
+                raise ValueError(f"`filepath` is {path!r}, and format={format!r}. For ONNX, give `format=\"onnx\"`.")
             check_suffix("filepath", path, ".export")
         arguments.check_count("batch_size", batch_size, 1, optional=True)
         if sample is None and self._core.overrides("sample_inputs"):

@@ -81,9 +81,20 @@ def explain_inputs(inputs: PyTree, error: Exception) -> ValueError:
             "The call of the module asks for the value of an array, which has none while it is traced. Choose with "
             "`jnp.where` or `jax.lax.cond` in place of `if`, and compute with `jnp` in place of `np` and `float`. "
             f"{errors.see('traced-value')} It raised {type(error).__name__}: {error}")
-    hint = _hint_of_names(inputs, error) or _hint_of_parts(inputs).strip()
+    hint = _hint_of_module(error) or _hint_of_names(inputs, error) or _hint_of_parts(inputs).strip()
     return ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}.{hint and ' ' + hint} "
                       f"It raised {type(error).__name__}: {error}")
+
+
+def _hint_of_module(error: Exception) -> str:
+    """Returns a sentence for an error about a module that is written as in another library, or an empty string."""
+    text = str(error) if isinstance(error, TypeError) else ""
+    if "is not a callable object" in text:
+        return "A module needs a `__call__`, which returns its outputs, in place of a `forward` or `call`."
+    if "unexpected keyword argument 'parent'" in text:
+        return ("A Linen module has no `__init__`: write its arguments as fields, `units: int`, and its layers in "
+                "`setup(self)`, or in a `__call__` with `@nn.compact`.")
+    return ""
 
 
 def _hint_of_names(inputs: PyTree, error: Exception) -> str:
