@@ -108,9 +108,11 @@ def adapt(
     source = _adapt_batches(x, bool(shuffle), seed, policy, processes or Processes())
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
+            rows = (" If its elements are rows, give a `torch.utils.data.DataLoader` of it, or arrays."
+                    if name == "batch_size" and hasattr(x, "__getitem__") else "")
             raise ValueError(f"When providing `x` as a {_kind(x)}, `{name}` should not be passed: "
                              f"batches are taken as the {_kind(x)} yields them. Received: "
-                             f"{name}={value if isinstance(value, int) else describe(value)}.")
+                             f"{name}={value if isinstance(value, int) else describe(value)}.{rows}")
     if class_weights is None:
         return source
     if isinstance(source, SampleSource):

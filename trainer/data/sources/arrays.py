@@ -298,4 +298,5 @@ def unusable(name: str, array: np.ndarray, is_usable: bool = False, columns: str
     if array.ndim:
         return DataError(f"{name} must not be a masked array, whose mask would be lost. Received: {describe(array)}. "
                          "Pass its `filled(value)`, and a `sample_weight` of 0 for what does not count.")
-    return DataError(f"{name} must have at least one dimension, the rows. Received: a scalar, {describe(array)}.")
+    return DataError(f"{name} must have at least one dimension, the rows. Received: a scalar, {describe(array)}. "
+                     "If the data yield rows, make batches of them, as `torch.utils.data.DataLoader` does.")
