@@ -102,7 +102,7 @@ def test_another_optimizer_with_the_same_state_is_refused(tmp_path, trained):
 @pytest.mark.parametrize(("call", "name", "instead"), [
     ("save", "model.keras", "Write '.*model.safetensors', or '.*model' for a folder"),
     ("save_weights", "model.weights.h5", "Write '.*model.weights.safetensors'"),
-    ("export", "model.onnx", "Write '.*model.export'"),
+    ("export", "model.onnx", 'give `format="onnx"`'),
 ])
 def test_a_file_is_not_given_the_suffix_of_another_format(tmp_path, trained, call, name, instead):
     with pytest.raises(ValueError, match=rf"`filepath` has the suffix.*{instead}"):

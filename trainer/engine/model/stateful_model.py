@@ -551,7 +551,8 @@ class StatefulModel(OverridableSteps, ForeignNames):
         path = checked_path("filepath", filepath)
         if format != "onnx":
             if path.endswith(".onnx"):
-                raise ValueError(f"`filepath` is {path!r}, and format={format!r}. For ONNX, give `format=\"onnx\"`.")
+                raise ValueError(f"`filepath` has the suffix '.onnx'. Received: {path!r}, and format={format!r}. "
+                                 "For ONNX, give `format=\"onnx\"`.")
             check_suffix("filepath", path, ".export")
         arguments.check_count("batch_size", batch_size, 1, optional=True)
         if sample is None and self._core.overrides("sample_inputs"):
