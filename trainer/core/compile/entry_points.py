@@ -61,7 +61,7 @@ def entry_point(function: Function) -> Function:
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # raised by the call itself
+                if _is_of_call(error):
                     raise _wrong_arguments(function, args, error) from None
                 raise
 
@@ -90,10 +90,15 @@ def foreign_arguments(hints: Mapping[str, str]) -> Callable[[Function], Function
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                signature.bind(*args, **kwargs)
+                return function(*args, **kwargs)
             except TypeError as error:
-                raise _refusal(function, signature, kwargs, hints, error) from None
-            return function(*args, **kwargs)
+                if not _is_of_call(error):
+                    raise
+                try:
+                    signature.bind(*args, **kwargs)
+                except TypeError as misfit:
+                    raise _refusal(function, signature, kwargs, hints, misfit) from None
+                raise
 
         return call  # type: ignore[return-value]
 
@@ -175,6 +180,11 @@ def _unknown_keyword(
     if name in _OF_DATA and "x" in names:
         hint = f"Give it to the data: `super().__init__({name}=...)` in a `trainer.utils.PyDataset`."
     return TypeError(f"`{_called(function, args)}` has no argument {name!r}. {hint}")
+
+
+def _is_of_call(error: TypeError) -> bool:
+    """Returns whether the call itself raised an error, in the frame that catches it, as its arguments do not fit."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None
 
 
 def _wrong_arguments(function: Callable[..., Any], args: tuple[Any, ...], error: TypeError) -> TypeError:
