@@ -253,7 +253,7 @@ def check_outputs(
         with contextlib.nullcontext() if takes_probabilities else contextlib.suppress(Exception):
             program = trace()
             proven = are_probabilities(program)
-            if any(are_ones(program)):
+            if any(proven) and any(are_ones(program)):
                 warnings.warn("The model ends with a softmax over a single output, which is 1 for every row. End it "
                               "with `nn.Dense(1)` and `nn.sigmoid` for yes or no, or with an output for each class.",
                               stacklevel=user_stacklevel())
