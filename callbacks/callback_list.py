@@ -22,8 +22,8 @@ from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler
 from trainer.callbacks.progress.progress_bar import ProgbarLogger
 from trainer.callbacks.terminate_on_nan import TerminateOnNaN, warn_of_non_finite_logs
 from trainer.core.arguments import as_count, require_bool
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import near_hint, see
-from trainer.core.tracebacks import user_stacklevel
 from trainer.core.types import Phase
 
 _THREADS: dict[int, list[threading.Thread]] = {}  # that hold a callback, by its id

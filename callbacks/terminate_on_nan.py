@@ -16,8 +16,8 @@ from trainer.callbacks.base.log_values import named_weights
 from trainer.callbacks.base.run_protocol import run_detail
 from trainer.core.ambient.interactive_logging import print_message
 from trainer.core.arguments import require_bool
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import see
-from trainer.core.tracebacks import user_stacklevel
 
 _SHOWN_WEIGHTS = 5
 

@@ -11,7 +11,7 @@ from flax import linen as nn
 
 import trainer
 from tests.support.networks import mirrored
-from trainer.core import tracebacks
+from trainer.core.calls import tracebacks
 from trainer.core.errors import missing_package
 from trainer.engine.step.compiled_phase import CompiledPhase
 

@@ -63,15 +63,15 @@ def test_the_guide_says_the_same():
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: data.Dataset.from_arrays(X, Y), r"`Dataset.from_arrays\(data\)`: too many .*one tuple.*\(\(x, y\)\)"),
+    (lambda: data.Dataset.from_arrays(X, Y), r"`Dataset.from_arrays` takes .*one tuple.*\(\(x, y\)\)"),
     (lambda: data.Dataset.from_arrays(x=X, y=Y), r"has no argument 'x'\. Give the arrays as one tuple"),
     (lambda: ROWS.shuffle(buffer_size=100), r"`Dataset.shuffle` has no argument 'buffer_size'\. Leave it out"),
-    (lambda: ROWS.shuffle(100, seed=0), r"`Dataset.shuffle\(seed\)`: multiple values.* There is no buffer"),
-    (lambda: ROWS.shuffle(100, 0), "too many positional arguments. There is no buffer"),
+    (lambda: ROWS.shuffle(100, seed=0), "`Dataset.shuffle` got multiple values.* There is no buffer"),
+    (lambda: ROWS.shuffle(100, 0), "`Dataset.shuffle` takes .* were given. There is no buffer"),
     (lambda: ROWS.shuffle(seeds=0), "'seeds'. Did you mean 'seed'"),
     (lambda: ROWS.map(print, num_parallel_calls=4), r"`Dataset.map` has no argument 'num_parallel_calls'\. Leave it"),
-    (lambda: ROWS.map(print, 4), "too many positional arguments. Leave it out"),
-    (lambda: ROWS.map(), r"`Dataset.map\(fn\)`: missing a required argument: 'fn'\.$"),
+    (lambda: ROWS.map(print, 4), "takes .* were given. Leave it out"),
+    (lambda: ROWS.map(), "`Dataset.map` missing 1 required positional argument: 'fn'$"),
     (lambda: ROWS.batch(2, drop_last=True), r"'drop_last'\. Instead: `drop_remainder=True`"),
     (lambda: MADE.shuffle(buffer_size=100), "`RowDataset.shuffle` has no argument 'buffer_size'. Leave it out"),
     (lambda: MADE.map(print, num_parallel_calls=4), "`RowDataset.map` has no argument 'num_parallel_calls'. Leave it"),

@@ -9,7 +9,7 @@ from jax.sharding import AxisType
 
 import trainer
 from trainer import distribute
-from trainer.core.compile.entry_points import with_entry_points
+from trainer.core.calls.entry_points import with_entry_points
 
 X = np.random.default_rng(0).normal(size=(14, 6)).astype(np.float32)
 MESHES = {

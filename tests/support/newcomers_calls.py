@@ -232,7 +232,7 @@ CALLS = {
     "a model without a module": Wrong(_WithoutModule, "'module'", r"`super\(\).__init__\(module\)`"),
     "a model without super": Wrong(lambda: _WithoutSuper().compile("sgd", "mse"), "'_core'",
                                    r"`super\(\).__init__\(module\)`"),
-    "params of a model": Wrong(lambda: _built().params, "'params'", r"`state\.params`"),
+    "params of a model": Wrong(lambda: _built().params, "'params'", r"`model\.state\.params`"),
     "a module's class": Wrong(lambda: trainer.Model(nn.Dense), "the class Dense", r"Call it: Dense\("),
     "the functional API": Wrong(lambda: trainer.Model(inputs=1, outputs=2), "'inputs'",  # type: ignore[call-arg]
                                 r"`trainer\.Model\(MyModule\(\)\)`"),

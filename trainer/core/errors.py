@@ -26,7 +26,7 @@ _NEAR = 0.6
 # Arguments of other libraries, or of earlier versions of Keras.
 _ELSEWHERE = {
     "decay": "A learning rate that decays is a schedule: `trainer.optimizers.schedules.InverseTimeDecay(rate, "
-             "decay_steps=1, decay_rate=decay)`.",
+             "decay_steps=1, decay_rate=decay)`; weights decay by `weight_decay`.",
     "period": 'Give `save_freq`: "epoch", or a number of batches.',
     "label_smoothing": "Labels that are class indices cannot be smoothed: give `CategoricalCrossentropy("
                        "label_smoothing=...)` one-hot labels, as `trainer.utils.to_categorical(y)` makes them.",
@@ -86,15 +86,20 @@ def unknown_name(argument: str, received: str, known: Iterable[str]) -> ValueErr
     return ValueError(f"Unknown {argument} {received!r}. {near_hint(received, known)}")
 
 
-def unknown_argument(owner: str, received: str, known: Iterable[str]) -> TypeError:
-    """Returns the error for an unknown keyword of a class, with similar names, which Python's own error lacks.
+def unknown_argument(owner: str, received: str, known: Iterable[str], hint: str | None = None) -> TypeError:
+    """Returns the error for an unknown keyword, with a hint, or similar names, which Python's own error lacks.
+
+    Args:
+      owner: the class or the function.
+      received: the keyword.
+      known: all accepted keywords.
+      hint: a sentence about that keyword.
 
     >>> unknown_argument("Adam", "lr", ["self", "learning_rate", "beta_1"])
     TypeError("Adam has no argument 'lr'. Did you mean 'learning_rate'?")
     """
-    hint = near_hint(received, [name for name in known if name != "self"])
-    elsewhere = _ELSEWHERE.get(received)
-    return TypeError(f"{owner} has no argument {received!r}. {hint}{' ' + elsewhere if elsewhere else ''}")
+    hint = hint or _ELSEWHERE.get(received) or near_hint(received, [name for name in known if name != "self"])
+    return TypeError(f"{owner} has no argument {received!r}. {hint}")
 
 
 def near_hint(received: str, known: Iterable[str]) -> str:

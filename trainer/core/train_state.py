@@ -6,13 +6,14 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from trainer.core import errors, overwritten
+from trainer.core.foreign_names import ForeignNames, ForeignNamesOfClass
 from trainer.core.replica_context import MEAN_BY_DEFAULT, ReduceOp, ReplicaContext, get_replica_context
 from trainer.core.tree_paths import named_leaves, restricted, updated
 from trainer.core.types import Layout, PyTree
@@ -21,7 +22,7 @@ from trainer.core.updates import norms
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TrainState:
+class TrainState(ForeignNames, metaclass=ForeignNamesOfClass):
     """The state of training after `step` steps.
 
     Attributes:
@@ -35,6 +36,13 @@ class TrainState:
       optimizer: the `UpdateRule` that applies gradients, or a mapping of module names to rules. Not part of the
         pytree's leaves.
     """
+
+    _foreign_names = {
+        "create": "A model makes its state: `model.build(x)`, then `model.state`.",
+        "tx": "The optimizer is given to `compile`.",
+        "apply_fn": "Instead: `model.apply(state.params, state, x)`.",
+        "batch_stats": "Instead: `state.model_state[\"batch_stats\"]`.",
+    }
 
     step: jax.Array
     params: PyTree
@@ -327,6 +335,15 @@ def check_is_overwritten(function: str, before: TrainState, after: TrainState) -
                              "as it was, such as the scales of FP8 layers, which a step overwrites with its gradient. "
                              "Differentiate by `state.differentiable`, and return what `state.apply_gradients(grads)` "
                              "returns.")
+
+
+def _refuse_to_set(state: TrainState, name: str, value: object) -> NoReturn:
+    raise dataclasses.FrozenInstanceError(
+        f"`{name}` of a state is not set. Make another state, and set that: `model.state = model.state.replace("
+        f"{name}=...)`; in a `train_step`, return it.")
+
+
+TrainState.__setattr__ = _refuse_to_set  # type: ignore[method-assign, assignment]
 
 
 def _are_same(tree: PyTree, other: PyTree) -> bool:

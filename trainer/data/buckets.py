@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from trainer.core import arguments
-from trainer.core.compile.foreign_names import ForeignNames
 from trainer.core.errors import describe
+from trainer.core.foreign_names import ForeignNames
 from trainer.data.sources import foreign_names
 from trainer.data.sources.arrays import DataError, column_array, leaf_names
 from trainer.data.sources.batches import Batch, as_batch, pack_x_y_sample_weight, unpack_x_y_sample_weight

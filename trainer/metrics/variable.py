@@ -262,7 +262,8 @@ def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
         if not asks_for_value(error):
             raise
         error.add_note(f"It was raised in `update_state` of the metric {metric.name!r}, which is compiled: it asks for "
-                       "the value of an array. Use `jnp` in place of `np`, `float` and `if`. "
+                       "the value of an array. Use `jnp` in place of `np`, `float` and `if`. A function of NumPy, such "
+                       "as scikit-learn's, takes the outputs of `model.predict(x)`, after training or in a callback. "
                        f"{see('traced-value')}")
         raise
     changed = [name for name, value in vars(metric).items() if _counts(before.get(name), value)]

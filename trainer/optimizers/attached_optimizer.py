@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.core.errors import near_hint
+from trainer.core.foreign_names import foreign_hint
 from trainer.optimizers import LearningRate, Optimizer, OptimizerState
 
 
@@ -42,7 +43,7 @@ class AttachedOptimizer:
             if not name.startswith("_") and name in self.optimizer.constructor_arguments():
                 return getattr(self.optimizer, name)
             known = [each for each in [*dir(type(self)), *self.optimizer.constructor_arguments()] if each[0] != "_"]
-            hint = "" if name.startswith("_") else f" {near_hint(name, known)}"
+            hint = "" if name.startswith("_") else f" {foreign_hint(Optimizer, name) or near_hint(name, known)}"
             raise AttributeError(f"{self!r} has no attribute {name!r}.{hint}", name=name, obj=self)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 import optax
 
 from trainer.core import configs
-from trainer.core.errors import unknown_argument
+from trainer.core.errors import page_url, unknown_argument
+from trainer.core.foreign_names import ForeignNames
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
 from trainer.optimizers.extra_arguments import update_with
@@ -52,7 +53,7 @@ class OptimizerState(NamedTuple):
     spikes: Any = None
 
 
-class Optimizer(ComparesByConfiguration):
+class Optimizer(ComparesByConfiguration, ForeignNames):
     """Turns gradients into updates of parameters, at a learning rate that can be read and set.
 
     An optimizer holds no arrays: `init` creates its state, and `update` returns the next state. Optimizers compare by
@@ -84,6 +85,16 @@ class Optimizer(ComparesByConfiguration):
       >>> float(optimizer.read_learning_rate(state))
       0.25
     """
+
+    _foreign_names = {
+        "step": "`fit` applies the gradients; in a `train_step`, `state.apply_gradients(grads)` does.",
+        "minimize": "`fit` computes and applies the gradients; in a `train_step`, `jax.grad` and "
+                    "`state.apply_gradients(grads)` do.",
+        "zero_grad": "Leave it out: `jax.grad` returns new gradients each time.",
+        "apply_gradients": "In a `train_step`, `state.apply_gradients(grads)` returns the next state.",
+        "param_groups": f"Its rate is `learning_rate`. Rates by layer: {page_url('optimizers', 'rates-by-layer')}",
+        "state_dict": "Its state is `model.state.opt_state`, which `model.save(path)` saves.",
+    }
 
     # The arguments of the constructor.
     _given: tuple[tuple[Any, ...], dict[str, Any]]
@@ -117,7 +128,7 @@ class Optimizer(ComparesByConfiguration):
         def __getattr__(self, name: str) -> Any:
             if not name.startswith("_") and name in (arguments := self.constructor_arguments()):
                 return arguments[name]
-            return object.__getattribute__(self, name)  # raises the error again
+            return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A class of the user's may keep an argument, and read it in its updates.

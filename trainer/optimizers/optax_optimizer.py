@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import MAX_ITEMS
-from trainer.core.tracebacks import user_stacklevel
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState

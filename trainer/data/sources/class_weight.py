@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import describe, wrong_type
-from trainer.core.tracebacks import user_stacklevel
 from trainer.core.types import PyTree
 from trainer.data.sources.arrays import DataError
 

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from trainer.core.arguments import as_count
-from trainer.core.compile.entry_points import foreign_arguments
-from trainer.core.compile.foreign_names import ForeignNames, ForeignNamesOfClass
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.errors import near_hint
+from trainer.core.foreign_names import ForeignNames, ForeignNamesOfClass
 from trainer.core.types import ArrayTree
 from trainer.data.sources import foreign_names
 from trainer.data.sources.arrays import column_array

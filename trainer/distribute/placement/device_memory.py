@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import jax
 
+from trainer.core.calls.tracebacks import is_out_of_memory
 from trainer.core.errors import see
-from trainer.core.tracebacks import is_out_of_memory
 from trainer.distribute.placement.devices import memory_bytes
 
 T = TypeVar("T")

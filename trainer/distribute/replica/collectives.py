@@ -16,7 +16,7 @@ from jax import lax
 
 from trainer.core import errors
 from trainer.core.arguments import check_count
-from trainer.core.compile.foreign_names import ForeignNames
+from trainer.core.foreign_names import ForeignNames
 from trainer.core.replica_context import ReduceOp, ReplicaContext
 from trainer.core.types import PyTree
 from trainer.data.resident import take_rows

@@ -18,8 +18,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.core.ambient import state as ambient
-from trainer.core.compile.entry_points import entry_point
-from trainer.core.compile.foreign_names import ForeignNames
+from trainer.core.calls.entry_points import entry_point
+from trainer.core.foreign_names import ForeignNames
 from trainer.core.replica_context import ReduceOp, in_replica_context
 from trainer.core.types import ArrayTree, Data, PyTree
 from trainer.data import Dataset

@@ -16,10 +16,10 @@ import jax
 
 from trainer.callbacks import CallbackList
 from trainer.core import tree_paths
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import brief, naming_file, see
 from trainer.core.received_text import printable
 from trainer.core.timing import Timing
-from trainer.core.tracebacks import user_stacklevel
 from trainer.core.train_state import TrainState
 from trainer.data.reader import Reader
 from trainer.data.sources.arrays import DataError

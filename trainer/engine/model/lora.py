@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import arguments, errors, tree_paths
-from trainer.core.compile.entry_points import entry_point, with_entry_points
+from trainer.core.calls.entry_points import entry_point, with_entry_points
 from trainer.core.compile.jit import init_placed
 from trainer.core.modules import Adapters, BaseValues, adapted, with_adapters, without_adapters
 from trainer.core.train_state import TrainState, initial_state

@@ -9,12 +9,14 @@ from __future__ import annotations
 import datetime
 import functools
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from trainer.callbacks import History
 from trainer.core import arguments, errors
-from trainer.core.compile.entry_points import with_entry_points
+from trainer.core.calls.entry_points import with_entry_points
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.modules import EmptyStack, as_functional
 from trainer.core.modules.remat_policies import RematPolicy
 from trainer.core.timing import Timing
@@ -285,6 +287,9 @@ class Model(StatefulModel):
         core, timing = self._core.checked("fit"), Timing()
         arguments.as_count("epochs", epochs, 0)
         arguments.as_count("initial_epoch", initial_epoch, 0)
+        if 0 < epochs <= initial_epoch:
+            warnings.warn(f"`fit` trains no epoch: initial_epoch={initial_epoch} is not below epochs={epochs}, the "
+                          "total number of epochs, earlier ones included.", stacklevel=user_stacklevel())
         arguments.check_counts(1, optional=True, max_steps=max_steps, limit_batches=limit_batches,
                                steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
                                validation_batch_size=validation_batch_size)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import errors, overwritten, replica_context
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.precision import apply_with_policy, with_matmul_precision
 from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
@@ -156,6 +157,8 @@ class OverridableSteps:
         x, _, _ = unpack_x_y_sample_weight(batch)
         return computed(self.apply(state.params, state, x, training=False)[0])
 
+    @foreign_arguments({"x": "It takes the parameters, the state and the inputs: `model.apply(state.params, state, "
+                             "x)`. Outside of a step, `model.predict(x)` returns outputs."})
     def apply(
         self, params: PyTree, state: TrainState, x: PyTree, *, module: str | None = None, training: bool = False
     ) -> tuple[Any, Any]:

@@ -17,9 +17,9 @@ import numpy as np
 from trainer.core import arguments, errors
 from trainer.core.ambient.interactive_logging import is_interactive_logging_enabled, print_message
 from trainer.core.ambient.notebook import print_table
-from trainer.core.compile.entry_points import with_entry_points
-from trainer.core.compile.foreign_names import ForeignNames
+from trainer.core.calls.entry_points import with_entry_points
 from trainer.core.files import check_suffix
+from trainer.core.foreign_names import ForeignNames
 from trainer.core.modules import CallKwargs, as_functional, print_summary, render_summary
 from trainer.core.rng import default_seed
 from trainer.core.train_state import TrainState
@@ -84,6 +84,21 @@ class StatefulModel(OverridableSteps, ForeignNames):
     def strategy(self) -> Strategy:
         """The strategy in whose scope the model was made."""
         return self._core.strategy
+
+    @property
+    def params(self) -> NoReturn:
+        """Refused, because other libraries set it: `state.params` are the parameters, and `set_weights` sets them.
+
+        :meta private:
+        """
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute 'params'. Instead: `model.state.params`.",
+                             name="params", obj=self)
+
+    @params.setter
+    def params(self, params: object) -> NoReturn:
+        raise AttributeError("`params` of a model is not set, as its state has the parameters: "
+                             "`model.state = model.state.replace(params=...)`, or `model.set_weights(weights)`. A "
+                             "value of your own needs another name.", name="params", obj=self)
 
     @property
     def current_run(self) -> CurrentRun:

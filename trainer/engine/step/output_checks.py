@@ -14,9 +14,9 @@ import numpy as np
 
 from trainer import losses, metrics
 from trainer.core import errors, replica_context
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.modules.base import FunctionalModule
 from trainer.core.modules.named import UnnamedModuleError
-from trainer.core.tracebacks import user_stacklevel
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch
@@ -77,9 +77,13 @@ def check_inputs_of_rank_one(
 def explain_inputs(inputs: PyTree, error: Exception) -> ValueError:
     """Returns an error about inputs for which a module raised `error` during initialization."""
     if asks_for_value(error):
+        several = ""
+        if isinstance(inputs, (dict, list, tuple)):  # which operations on one array convert
+            several = f"`x` is no array: {errors.describe(inputs)}.{_hint_of_parts(inputs)} Otherwise: "
         return ValueError(
-            "The call of the module asks for the value of an array, which has none while it is traced. Choose with "
-            "`jnp.where` or `jax.lax.cond` in place of `if`, and compute with `jnp` in place of `np` and `float`. "
+            f"{several}The call of the module asks for the value of an array, which has none while it is traced. "
+            "Choose with `jnp.where` or `jax.lax.cond` in place of `if`, and compute with `jnp` in place of `np` and "
+            "`float`. "
             f"{errors.see('traced-value')} It raised {type(error).__name__}: {error}")
     hint = _hint_of_module(error) or _hint_of_names(inputs, error) or _hint_of_parts(inputs).strip()
     return ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}.{hint and ' ' + hint} "

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from trainer.core import arguments, errors
-from trainer.core.tracebacks import user_stacklevel
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.types import ArrayLike, PyTree
 from trainer.distribute import Strategy
 from trainer.engine.saving.checkpoint import Checkpoint

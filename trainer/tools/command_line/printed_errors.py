@@ -16,7 +16,7 @@ def print_errors_with(
     """
     def print_error(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
         # Not at the top: it imports JAX, and `launch` starts without it.
-        from trainer.core.tracebacks import says_all
+        from trainer.core.calls.tracebacks import says_all
 
         if not isinstance(error, Exception) or not says_all(error):
             show(kind, error, traceback)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from trainer.core.ambient.notebook import print_table
-from trainer.core.compile.entry_points import entry_point
+from trainer.core.calls.entry_points import entry_point
 from trainer.core.compile.hlo_text import Program
 from trainer.core.types import PyTree
 from trainer.data.sources.batches import Batch

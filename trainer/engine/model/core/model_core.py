@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import replica_context, trace_purity
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.compile.jit import is_jit_disabled, run_once
 from trainer.core.compile.program_digest import program_digest
 from trainer.core.compile.traces.first_uses import first_uses
@@ -24,7 +25,6 @@ from trainer.core.errors import see
 from trainer.core.modules import FunctionalModule
 from trainer.core.precision import with_matmul_precision
 from trainer.core.timing import Timing
-from trainer.core.tracebacks import user_stacklevel
 from trainer.core.train_state import TrainState, initial_opt_state, shapes_of
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree

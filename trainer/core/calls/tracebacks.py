@@ -118,7 +118,7 @@ def _file(entry: types.TracebackType) -> str:
 
 
 def _ours() -> str:
-    return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+    return os.path.join(os.path.abspath(__file__).removesuffix(os.path.join("core", "calls", "tracebacks.py")), "")
 
 
 @functools.cache

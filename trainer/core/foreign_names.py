@@ -27,7 +27,7 @@ class ForeignNames:
     if not TYPE_CHECKING:  # type checkers would take any attribute
 
         def __getattr__(self, name: str) -> Any:
-            hint = _hint(type(self), name)
+            hint = foreign_hint(type(self), name)
             if hint is None or hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # raises the error again, perhaps from within a property
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}. {hint}",
@@ -47,12 +47,12 @@ class ForeignNamesOfClass(type):
     if not TYPE_CHECKING:
 
         def __getattr__(cls, name: str) -> Any:
-            hint = _hint(cls, name)
+            hint = foreign_hint(cls, name)
             end = "" if hint is None else f". {hint}"
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}{end}", name=name, obj=cls)
 
 
-def _hint(kind: type, name: str) -> str | None:
+def foreign_hint(kind: type, name: str) -> str | None:
     """Returns the sentence about a name that a class or a base of it lacks; None if there is none."""
     return next((each.__dict__["_foreign_names"][name] for each in kind.__mro__
                  if name in each.__dict__.get("_foreign_names", ())), None)

@@ -5,7 +5,7 @@ All entry points have these properties:
 - A mesh that the script has set for its own code (`jax.set_mesh`) is hidden, because JAX puts each new array on that
   mesh and refuses other meshes, and the trainer's arrays and programs use the mesh of their strategy. The script's mesh
   is back after the call.
-- Errors show the script's lines (`core/tracebacks.py`), and errors about unknown and missing arguments have a hint.
+- Errors show the script's lines (`tracebacks.py`), and errors about unknown and missing arguments have a hint.
 """
 
 from __future__ import annotations
@@ -20,49 +20,56 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from trainer.core.errors import near_hint
-from trainer.core.tracebacks import shortened
+from trainer.core.calls.tracebacks import shortened
+from trainer.core.errors import unknown_argument
 
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NO_MESH = Mesh(np.empty((), object), ())
-_RATES = ("lr", "learning_rate")
-# Arguments of Keras and of other trainers, by method.
-_ELSEWHERE = {
-    ("compile", "strategy"): "Make, compile and fit the model in `with strategy.scope():`.",
-    ("build", "input_shape"): "Give some rows, of which shape and dtype are taken: `build(np.zeros((1, 28, 28)))`.",
-    ("__init__", "inputs"): "There is no functional API: write the graph in the call of a Flax module, and give that: "
-                            "`trainer.Model(MyModule())`.",
-    ("fit", "ckpt_path"): "The callback `trainer.callbacks.BackupAndRestore(folder)` saves a run, and resumes it.",
-    ("fit", "max_epochs"): "Give `epochs`.",
-    ("fit", "train_dataloaders"): "Give the loader as `x`: `fit(loader, epochs=3)`.",
-    ("fit", "val_dataloaders"): "Give the loader as `validation_data`.",
+_RATE = "Give it to the optimizer: `optimizer=trainer.optimizers.Adam(learning_rate=...)`."
+_LOADER = "Give the loader as `x`: `fit(loader, epochs=3)`."
+# Arguments of Keras and of other trainers, and arguments that are easily left out, by function.
+_HINTS: dict[str, dict[str, str]] = {
+    "compile": {
+        "lr": _RATE, "learning_rate": _RATE,
+        "strategy": "Make, compile and fit the model in `with strategy.scope():`.",
+    },
+    "build": {
+        "input_shape": "Give some rows, of which shape and dtype are taken: `build(np.zeros((1, 28, 28)))`.",
+    },
+    "__init__": {
+        "inputs": "There is no functional API: write the graph in the call of a Flax module, and give that: "
+                  "`trainer.Model(MyModule())`.",
+        "module": "A model holds a Flax module, which has the layers: `super().__init__(module)`, or "
+                  "`trainer.Model(MyModule())` for a module alone.",
+    },
+    "fit": {
+        "ckpt_path": "The callback `trainer.callbacks.BackupAndRestore(folder)` saves a run, and resumes it.",
+        "max_epochs": "Give `epochs`.",
+        "train_dataloaders": _LOADER, "train_dataloader": _LOADER, "dataloader": _LOADER,
+        "val_dataloaders": "Give the loader as `validation_data`.",
+    },
 }
-# Arguments that are easily left out, by method.
-_LEFT_OUT = {
-    ("__init__", "module"): "A model holds a Flax module, which has the layers: `super().__init__(module)`, or "
-                            "`trainer.Model(MyModule())` for a module alone.",
-}
-_OF_DATA = ("workers", "use_multiprocessing", "max_queue_size")  # arguments of `fit` in earlier Keras versions
+# Arguments of `fit`, `evaluate` and `predict` in earlier Keras versions.
+_OF_DATA = {name: f"Give it to the data: `super().__init__({name}=...)` in a `trainer.utils.PyDataset`."
+            for name in ("workers", "use_multiprocessing", "max_queue_size")}
 
 
 def entry_point(function: Function) -> Function:
     """Returns a function that a script may call."""
     if inspect.isgeneratorfunction(function):
         return _generating(function)  # type: ignore[return-value]
-    names = _keywords(function)
+    hints = {**_OF_DATA, **_HINTS.get(function.__name__, {})}
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         with shortened(), _script_mesh_hidden():
-            if names is not None and not names.issuperset(kwargs):
-                raise _unknown_keyword(function, names, args, kwargs)
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
                 if _is_of_call(error):
-                    raise _wrong_arguments(function, args, error) from None
+                    raise _misfit(function, args, kwargs, hints, error) from None
                 raise
 
     return call  # type: ignore[return-value]
@@ -72,8 +79,8 @@ def foreign_arguments(hints: Mapping[str, str]) -> Callable[[Function], Function
     """Returns a decorator of a function whose error for arguments that it does not take says what to do.
 
     Args:
-      hints: names of arguments that the function lacks, and the sentences that end the errors. The sentence of "*" is
-        for too many arguments by position.
+      hints: names of arguments that the function lacks or needs, and the sentences that end the errors. The sentence of
+        "*" is for too many arguments by position.
 
     Raises:
       TypeError: from the decorated function.
@@ -85,37 +92,18 @@ def foreign_arguments(hints: Mapping[str, str]) -> Callable[[Function], Function
     TypeError: `shuffle` has no argument 'buffer_size'. Leave it out.
     """
     def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                if not _is_of_call(error):
-                    raise
-                try:
-                    signature.bind(*args, **kwargs)
-                except TypeError as misfit:
-                    raise _refusal(function, signature, kwargs, hints, misfit) from None
+                if _is_of_call(error):
+                    raise _misfit(function, args, kwargs, hints, error) from None
                 raise
 
         return call  # type: ignore[return-value]
 
     return decorate
-
-
-def _refusal(
-    function: Callable[..., Any], signature: inspect.Signature, received: Mapping[str, Any], hints: Mapping[str, str],
-    error: TypeError,
-) -> TypeError:
-    known = [name for name in signature.parameters if name not in ("self", "cls")]
-    for name in received:
-        if name not in known:
-            return TypeError(f"`{function.__qualname__}` has no argument {name!r}. "
-                             f"{hints.get(name) or near_hint(name, known)}")
-    hint = "" if "missing" in str(error) else f" {hints.get('*', '')}"
-    return TypeError(f"`{function.__qualname__}({', '.join(known)})`: {error}.{hint}".rstrip())
 
 
 def with_entry_points(decorated: Class) -> Class:
@@ -160,38 +148,27 @@ def _script_mesh_hidden() -> Iterator[None]:
         yield
 
 
-def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Returns the names of a function's parameters; None if it takes any keyword."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return frozenset(parameter.name for parameter in parameters)
-
-
-def _unknown_keyword(
-    function: Callable[..., Any], names: frozenset[str], args: tuple[Any, ...], received: dict[str, Any]
-) -> TypeError:
-    name = min(received.keys() - names)
-    hint = near_hint(name, names - {"self"})
-    if name in _RATES and "optimizer" in names:
-        hint = "Give it to the optimizer: `optimizer=trainer.optimizers.Adam(learning_rate=...)`."
-    if (function.__name__, name) in _ELSEWHERE:
-        hint = _ELSEWHERE[function.__name__, name]
-    if name in _OF_DATA and "x" in names:
-        hint = f"Give it to the data: `super().__init__({name}=...)` in a `trainer.utils.PyDataset`."
-    return TypeError(f"`{_called(function, args)}` has no argument {name!r}. {hint}")
-
-
 def _is_of_call(error: TypeError) -> bool:
     """Returns whether the call itself raised an error, in the frame that catches it, as its arguments do not fit."""
     return error.__traceback__ is not None and error.__traceback__.tb_next is None
 
 
-def _wrong_arguments(function: Callable[..., Any], args: tuple[Any, ...], error: TypeError) -> TypeError:
-    """Returns Python's error about the number of arguments, with the name that the script knows, and a hint."""
-    text = str(error).replace(f"{function.__qualname__}()", f"`{_called(function, args)}`", 1)
-    hints = [hint for (method, name), hint in _LEFT_OUT.items() if method == function.__name__ and f"'{name}'" in text]
-    return TypeError(". ".join([text, *hints]))
+def _misfit(
+    function: Callable[..., Any], args: tuple[Any, ...], received: Mapping[str, Any], hints: Mapping[str, str],
+    error: TypeError,
+) -> TypeError:
+    """Returns the error for arguments that do not fit, with the name that the script knows, and a hint."""
+    called = f"`{_called(function, args)}`"
+    known = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+    text = str(error).replace(f"{function.__qualname__}()", called, 1)
+    if "unexpected keyword" in text:
+        name = next(name for name in received if name not in known)
+        return unknown_argument(called, name, known, hints.get(name))
+    if "were given" in text or "multiple values" in text:  # too many by position
+        hint = hints.get("*")
+    else:
+        hint = next((hints[name] for name in known if name in hints and f"'{name}'" in text), None)
+    return TypeError(text if hint is None else f"{text}. {hint}")
 
 
 def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
