@@ -47,6 +47,10 @@ def _fit(model: trainer.Model | None = None, **arguments: Any) -> Any:
     return (model or _model()).fit(**{"x": X, "y": Y, "verbose": 0, **arguments})
 
 
+def _of_numpy(y_true: Any, y_pred: Any) -> Any:
+    return np.asarray(y_true == y_pred).mean()
+
+
 def _built() -> trainer.Model:
     model = _model()
     model.build(X)
@@ -233,6 +237,17 @@ CALLS = {
     "a model without super": Wrong(lambda: _WithoutSuper().compile("sgd", "mse"), "'_core'",
                                    r"`super\(\).__init__\(module\)`"),
     "params of a model": Wrong(lambda: _built().params, "'params'", r"`model\.state\.params`"),
+    "params to a model": Wrong(lambda: setattr(_built(), "params", {}), "`params`",
+                               r"`model\.state = model\.state\.replace"),
+    "params to a state": Wrong(lambda: setattr(_built().state, "params", {}), "`params`", r"state\.replace\(params="),
+    "Flax's apply": Wrong(lambda: _built().apply({"params": {}}, X), r"`Model\.apply`.*'x'", r"`model\.predict\(x\)`"),
+    "Flax's TrainState.create": Wrong(lambda: trainer.TrainState.create(tx=1), "'create'", r"`model\.build\(x\)`"),
+    "PyTorch's zero_grad": Wrong(lambda: _built().optimizer.zero_grad(), "'zero_grad'", "Leave it out"),
+    "PyTorch's param_groups": Wrong(lambda: optimizers.Adam().param_groups, "'param_groups'", "learning_rate"),
+    "two inputs to layers": Wrong(lambda: _fit(_model(module=[nn.Dense(1)], kind=trainer.Sequential), x=[X, X]),
+                                  r"no array: \[array of shape \(8, 4\)", r"`np\.stack\(x\)`.*`fit\(x, y\)`"),
+    "a metric of NumPy": Wrong(lambda: _fit(_model(metrics=[_of_numpy])), "metric '_of_numpy'",
+                               r"`model\.predict\(x\)`"),
     "a module's class": Wrong(lambda: trainer.Model(nn.Dense), "the class Dense", r"Call it: Dense\("),
     "the functional API": Wrong(lambda: trainer.Model(inputs=1, outputs=2), "'inputs'",  # type: ignore[call-arg]
                                 r"`trainer\.Model\(MyModule\(\)\)`"),
@@ -308,6 +323,7 @@ CALLS = {
 
 # Calls that train, and the words of their warnings.
 WARNED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no epoch": (lambda: _fit(epochs=3, initial_epoch=3), "trains no epoch: initial_epoch=3"),
     "an optax chain without a rate": (
         lambda: _model(optimizer=optax.chain(optax.clip(1.0), optax.scale_by_adam())),
         "clip, scale_by_adam has no learning rate.*scale_by_learning_rate"),

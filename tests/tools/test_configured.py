@@ -268,7 +268,7 @@ def test_the_printed_configuration_has_all_defaults_and_is_one(folder, capsys):
 
 
 WRONG = {
-    "nothing": ([], "arguments are required: model, data"),
+    "nothing": ([], "arguments are required: model, data\n`model` is a class of Flax"),
     "value": (["--model.width=abc"], "'configured_example.Network':\n    Parser key \"width\":\n      Expected a "
                                      "<class 'int'>. Got value: abc"),
     "argument": (["--model.widht=3"], "Option 'widht' is not accepted. Did you mean 'width'?"),
@@ -286,6 +286,11 @@ WRONG = {
                                 "Network\n`data` is a function"),
     "another section": (["--fit.epochs=3"], "--fit.epochs=3. The arguments of `fit` are in the section 'trainer'."),
     "no section": (["--epochs=3"], "--epochs=3. Did you mean 'trainer.epochs'?"),
+    "rate": (["--learning_rate=0.1"], "It is an argument of the optimizer: `--compile.optimizer Adam --compile"),
+    "rate to compile": (["--compile.lr=0.1"], "It is an argument of the optimizer: `--compile.optimizer Adam --c"),
+    "no key": (["other.yaml"], "An argument is `--KEY VALUE`; a file is `--config other.yaml`."),
+    "no path": (["--model=Network"], "that of its Python file: `my_file.Network`\n`model` is a class of Flax"),
+    "no path, as no class has the name": (["--data=mine"], "'mine' is a name without that of its Python file"),
     "optimizer": (["--compile.optimizer=adm"], "Unknown optimizer 'adm'. Did you mean 'adam'"),
     "optimizer's key": (["--compile.optimizer.lr=1"], "Option 'lr' is not accepted. Did you mean 'learning_rate'?"),
     "optimizer's value": (["--compile.optimizer.learning_rate=x"], 'key "learning_rate"'),
@@ -477,3 +482,11 @@ def test_the_launcher_trains_a_configuration_over_processes(folder):
     assert ended.returncode == 0, ended.stderr
     for ours, theirs in zip(weights_of("two"), weights_of("first"), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_model_of_a_function_keeps_its_loss(folder):
+    (folder / "compiling.py").write_text("from configured_example import *\n\ndef compiled() -> trainer.Model:\n"
+                                         "    made = model()\n    made.compile('sgd', 'mse')\n    return made\n")
+    arguments = ["--model", "compiling.compiled", "--data", "configured_example.data", "--trainer.verbose", "0"]
+    assert main(["fit", *arguments]) == 0
+    assert json.loads((folder / "run" / "run.json").read_text())["compile"]["loss"] == "mse"

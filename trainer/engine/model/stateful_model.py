@@ -91,8 +91,9 @@ class StatefulModel(OverridableSteps, ForeignNames):
 
         :meta private:
         """
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute 'params'. Instead: `model.state.params`.",
-                             name="params", obj=self)
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute 'params'. Instead: `model.state.params`.", name="params",
+            obj=self)
 
     @params.setter
     def params(self, params: object) -> NoReturn:

@@ -31,13 +31,16 @@ _HINTS = {
     DATA: "`data` is a function whose result is annotated as a plain `dict`, such as `def data(rows: int = 100) -> "
           "dict`, which returns `{\"train\": (x, y)}`, or a class with a property `train`.",
 }
-_OTHER_SECTIONS = {"fit": "The arguments of `fit` are in the section 'trainer'."}
+_RATE = "It is an argument of the optimizer: `--compile.optimizer Adam --compile.optimizer.learning_rate 0.01`."
+_OTHER_PLACES = {"fit": "The arguments of `fit` are in the section 'trainer'.", "learning_rate": _RATE, "lr": _RATE}
 # jsonargparse's error of an argument of a class that no option before it names: it takes the type for the class.
 _OF_OTHER_KIND = re.compile(r"Import path (\S+) does not correspond to a subclass of (?:Network|DataSets)")
 _NO_CLASS_YET = re.compile(rf'Parser key "(\w+)":\s+Import path {re.escape(__name__)}\.\w+ does not correspond')
 # jsonargparse's errors of keys: at the top, in a group, and of a command line.
 _UNKNOWN_KEY = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'(?: is not accepted)?$|"
                           r"unrecognized arguments: --([^ =]+)")
+_NO_KEY = re.compile(r"unrecognized arguments: ([^-\s]\S*)")
+_REQUIRED = re.compile(r"arguments are required: (.*)")
 
 
 class _KindType(type):
@@ -163,6 +166,8 @@ _UNKNOWN_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
 def _near_classes(message: str) -> str:
     """Returns a line with similar names for an error about the name of a class or a function, or an empty string."""
     if short := _UNKNOWN_CLASS.search(message):
+        if section := next((name for name in _HINTS if f'key "{name}"' in message), None):
+            return f"{short[1]!r} is {_described(short[1])}\n{_HINTS[section]}"
         return near_hint(short[1], [name for room in _ROOMS for name in room.__all__ if name[0].isupper()])
     if (path := _UNKNOWN_ATTRIBUTE.search(message)) and path[1] in sys.modules:
         return near_hint(path[2], [name for name in dir(sys.modules[path[1]]) if not name.startswith("_")])
@@ -170,7 +175,9 @@ def _near_classes(message: str) -> str:
 
 
 def _described(path: str) -> str:
-    """Returns the kind of an object that a class path names, and the annotation of a function's result."""
+    """Returns the kind of the object at a class path, and the annotation of a function's result."""
+    if "." not in path:
+        return f"a name without that of its Python file: `my_file.{path}`"
     found = pkgutil.resolve_name(path)
     if isinstance(found, type) or not callable(found):
         return f"the class {found.__name__}" if isinstance(found, type) else f"a value of type {type(found).__name__}"
@@ -194,6 +201,10 @@ class Parser(jsonargparse.ArgumentParser):
         if other := _OF_OTHER_KIND.search(message):
             hints = [hint for section, hint in _HINTS.items() if f'key "{section}"' in message]
             message = "\n".join([message.replace(other[0], f"{other[1]!r} is {_described(other[1])}"), *hints])
+        if missing := _REQUIRED.search(message):
+            message = "\n".join([message, *(_HINTS[name] for name in missing[1].split(", ") if name in _HINTS)])
+        if stray := _NO_KEY.match(message):
+            message = f"{message}. An argument is `--KEY VALUE`; a file is `--config {stray[1]}`."
         if near := _near_classes(message):
             message = f"{message}\n{near}"
         if unknown := _UNKNOWN_KEY.match(message):
@@ -204,7 +215,8 @@ class Parser(jsonargparse.ArgumentParser):
             if section not in sections:
                 deeper = {name for name in known if name.endswith(f".{section}")}
                 key, known = section, deeper or sections
-            message = f"{message}. {_OTHER_SECTIONS.get(key) or near_hint(key, known)}"
+            place = _OTHER_PLACES.get(key.rpartition(".")[2]) if "compile" in sections else None  # not of a class
+            message = f"{message}. {place or near_hint(key, known)}"
         super().error(message, ex)
         raise AssertionError("jsonargparse ends the process or raises")
 

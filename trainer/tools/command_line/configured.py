@@ -27,6 +27,7 @@ from trainer import callbacks
 from trainer.callbacks.base.log_values import as_json
 from trainer.core.errors import describe, unknown_name
 from trainer.core.files import local_file, open_file, replace_file, storage
+from trainer.engine.model.core.model_core import core_of
 from trainer.engine.model.load import load_model
 from trainer.engine.model.model import Model
 from trainer.engine.saving.prediction import named
@@ -251,10 +252,11 @@ def objects_of(parser: Parser, options: jsonargparse.Namespace) -> Iterator[Made
         set_random_seed(options.seed)
         made = parser.instantiate(options)
         model = made.model if isinstance(made.model, Model) else Model(made.model)
-        try:
-            model.compile(**made.compile)
-        except (TypeError, ValueError) as error:
-            parser.error(f'Parser key "compile":\n  {error}', error)
+        if not (core_of(model).configuration.is_compiled and options.compile == parser.get_defaults().compile):
+            try:
+                model.compile(**made.compile)
+            except (TypeError, ValueError) as error:
+                parser.error(f'Parser key "compile":\n  {error}', error)
         yield Made(model, _by_name(parser, made.data), made)
 
 
