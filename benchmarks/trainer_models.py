@@ -44,5 +44,5 @@ def lowered_train_step(
     phase = CompiledPhase("train", model.train_step, strategy, steps_per_execution, False,
                           why_partitioned=functools.partial(core_of(model).why_partitioned, "train"))
     shapes = model.state_shapes(x)
-    phase.prepare(shapes, (x, y))
+    phase.trace(shapes, (x, y))
     return phase.lowered((x, y))

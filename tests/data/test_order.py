@@ -53,15 +53,15 @@ def test_a_prepared_order_is_drawn_once_by_a_thread(drawn):
     shuffle, expected = Shuffle(100, 1), numbers_of(Shuffle(100, 1), 4, 100)
     drawn.clear()
     for _ in range(2):
-        shuffle.prepare(4, 0)
+        shuffle.draw_ahead(4, 0)
     np.testing.assert_array_equal(numbers_of(shuffle, 4, 100), expected)
-    shuffle.prepare(4, 0)
+    shuffle.draw_ahead(4, 0)
     assert drawn == [(4, False)]
 
 
 def test_few_rows_need_no_thread(monkeypatch):
     monkeypatch.setattr(threading, "Thread", lambda **options: pytest.fail("it takes no time"))
-    Shuffle(1000, 1).prepare(4, 0)
+    Shuffle(1000, 1).draw_ahead(4, 0)
 
 
 def test_what_a_thread_could_not_draw_is_an_error_where_it_is_needed(monkeypatch, drawn):
@@ -70,7 +70,7 @@ def test_what_a_thread_could_not_draw_is_an_error_where_it_is_needed(monkeypatch
 
     monkeypatch.setattr(Shuffle, "_permutation", fails)
     shuffle = Shuffle(100, 1)
-    shuffle.prepare(4, 0)
+    shuffle.draw_ahead(4, 0)
     with pytest.raises(MemoryError, match="no room"):
         shuffle.locate(4, np.arange(3))
 
@@ -80,7 +80,7 @@ def test_what_a_thread_could_not_draw_is_an_error_where_it_is_needed(monkeypatch
     (lambda rows: rows.repeat(2).shuffle(1), 2, 150, 2), (lambda rows: rows.shuffle(1).repeat(None), 0, 750, 7)])
 def test_the_pass_that_a_position_comes_from_is_prepared(change, pass_index, position, expected, drawn):
     steps = change(Order(100))
-    steps.prepare(pass_index, position)
+    steps.draw_ahead(pass_index, position)
     steps.locate(pass_index, np.arange(position, position + 1))
     assert drawn == [(expected, False)]
 
@@ -104,6 +104,6 @@ def test_an_epoch_that_begins_in_the_middle_of_a_pass_prepares_the_pass_of_its_s
     dataset = Dataset.from_arrays(np.arange(40)).shuffle(2).repeat().batch(10)
     reader = Reader(DatasetSource(dataset), steps_per_epoch=3)
     for epoch in range(4):
-        reader.prepare(epoch + 1)
+        reader.draw_ahead(epoch + 1)
         list(reader.read(epoch))
     assert drawn == [(number, False) for number in range(4)]

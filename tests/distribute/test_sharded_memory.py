@@ -57,7 +57,7 @@ def step_memory(name, width=2896, rows=64):
     x = np.zeros((rows, width), np.float32)
     shapes = model.state_shapes(x)
     phase = CompiledPhase("train", model.train_step, model.strategy, steps_per_execution=1, eager=False)
-    phase.prepare(shapes, (x, x))
+    phase.trace(shapes, (x, x))
     return phase.lowered((x, x)).compile().memory_analysis(), bytes_of(shapes)
 
 

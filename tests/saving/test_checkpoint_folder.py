@@ -285,7 +285,7 @@ def test_leftovers_of_killed_saves_are_removed_and_nothing_else(folder):
     others = [".step_2.tmp", ".notes.0123456789ab.tmp", "corrupt_step_4", ".notes.0123456789ab.old", "notes"]
     for name in [*names, *others]:
         os.makedirs(os.path.join(folder.path, name, "state"))
-    folder.prepare()
+    folder.acquire()
     folder.release()
     assert sorted(os.listdir(folder.path)) == sorted([*others, "step_1"])
 
@@ -309,7 +309,7 @@ def test_links_to_checkpoints_are_read_and_removed_as_links(folder, tmp_path):
         os.symlink(tmp_path / "elsewhere" / f"step_{step}", os.path.join(folder.path, name))
     assert folder.steps() == [1, 2, 4]
     CheckpointFolder(folder.path, keep=2).prune()
-    folder.prepare()
+    folder.acquire()
     assert folder.steps() == [2, 4] and folder.newest_whole() == folder.path_of(4)
     folder.delete()
     assert not os.path.exists(folder.path)
@@ -318,23 +318,23 @@ def test_links_to_checkpoints_are_read_and_removed_as_links(folder, tmp_path):
 
 def test_a_folder_is_one_runs_alone_until_it_is_released(folder, monkeypatch):
     monkeypatch.setattr(run_lock, "_WAIT_SECS", 0.0)
-    folder.prepare()
-    folder.prepare()
+    folder.acquire()
+    folder.acquire()
     other = CheckpointFolder(folder.path)
     with pytest.raises(CheckpointError, match=rf"Another run saves to '.*': process {os.getpid()} on '.+', since '20.*"
                                               "Wait until it has ended, or give each run a folder of its own"):
-        other.prepare()
+        other.acquire()
     folder.release()
-    other.prepare()
+    other.acquire()
     other.delete()
     assert not os.path.exists(folder.path)
-    other.prepare()
+    other.acquire()
     other.release()
     assert os.listdir(folder.path) == []
 
 
 def test_a_forked_process_leaves_the_folder_to_the_run(folder, monkeypatch):
-    folder.prepare()
+    folder.acquire()
     child = copy.deepcopy(folder)
     with monkeypatch.context() as patch:
         patch.setattr(file_locks, "_open", set())  # the child's, which holds no locks
@@ -353,7 +353,7 @@ def test_runs_that_start_while_another_ends_and_removes_its_folder_wait_for_it(f
         try:
             for _ in range(60):
                 mine = CheckpointFolder(folder.path)
-                mine.prepare()
+                mine.acquire()
                 holders.append(mine)
                 assert holders == [mine]
                 holders.remove(mine)
@@ -374,17 +374,17 @@ def test_runs_that_start_while_another_ends_and_removes_its_folder_wait_for_it(f
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])
 def test_a_lock_that_does_not_say_whose_it_is_counts_too(folder, monkeypatch, content):
     monkeypatch.setattr(run_lock, "_WAIT_SECS", 0.0)
-    folder.prepare()
+    folder.acquire()
     pathlib.Path(folder.path, run_lock.FILE_NAME).write_bytes(content)
     with pytest.raises(CheckpointError, match="a process that has not said which"):
-        CheckpointFolder(folder.path).prepare()
+        CheckpointFolder(folder.path).acquire()
     folder.release()
 
 
 def test_a_checkpoint_that_was_being_replaced_gets_its_name_back(folder):
     fill(folder, 1, 2)
     os.rename(folder.path_of(2), os.path.join(folder.path, ".step_2.0123456789ab.old"))
-    folder.prepare()
+    folder.acquire()
     assert folder.newest_whole() == folder.path_of(2)
 
 
@@ -392,7 +392,7 @@ def test_a_folder_that_cannot_be_made_or_written_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "folder"):
         with pytest.raises(OSError, match=r"cannot be written to the folder.*Give a folder that can be"):
-            CheckpointFolder(path).prepare()
+            CheckpointFolder(path).acquire()
 
 
 def test_the_working_folder_is_not_deleted(tmp_path, monkeypatch):

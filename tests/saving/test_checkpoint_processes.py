@@ -147,7 +147,7 @@ def test_a_process_killed_while_it_saves_leaves_whole_checkpoints_and_hidden_fol
             checkpoint = open_checkpoint(folder.path_of(step))
             assert checkpoint.document == {"step": step} and len(checkpoint.specs) == 4
         assert folder.newest_whole() == folder.path_of(folder.steps()[-1])
-        folder.prepare()
+        folder.acquire()
         folder.release()
         assert sorted(os.listdir(folder.path)) == sorted(visible)
 
@@ -166,7 +166,7 @@ writer.write_manifest = lambda *_: os.kill(os.getpid(), 9)
     assert folder.newest_whole() is None
     with CheckpointWriter() as checkpoints:
         checkpoints.save(folder.path_of(0), {}, None)
-    folder.prepare()
+    folder.acquire()
     folder.release()
     assert os.listdir(tmp_path) == ["step_0"]
 
@@ -220,7 +220,7 @@ import os, sys, time
 from trainer.engine.saving.checkpoint import CheckpointFolder
 
 folder = CheckpointFolder(sys.argv[1])
-folder.prepare()
+folder.acquire()
 if os.fork() == 0:  # as a loader of data that outlives its parent
     os.close(1)
     time.sleep(60)
@@ -237,11 +237,11 @@ def test_a_folder_is_held_until_its_process_is_killed(tmp_path, monkeypatch):
         try:
             holder = int(process.stdout.readline())
             with pytest.raises(CheckpointError, match=f"Another run saves to .*: process {holder} on "):
-                folder.prepare()
+                folder.acquire()
             process.kill()
             process.wait()
             assert os.path.exists(os.path.join(folder.path, run_lock.FILE_NAME))
-            folder.prepare()
+            folder.acquire()
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     folder.release()
@@ -255,7 +255,7 @@ from trainer.engine.saving.checkpoint import CheckpointFolder, run_lock
 run_lock._WAIT_SECS, run_lock._POLL_SECS = 60.0, 0.0
 for _ in range(200):
     folder = CheckpointFolder(sys.argv[1])
-    folder.prepare()
+    folder.acquire()
     folder.delete()
 """
 

@@ -95,7 +95,7 @@ def test_what_a_cut_save_left_is_removed_and_a_damaged_checkpoint_is_kept(place)
     assert folder.steps() == [1, 2, 3]
     with pytest.warns(UserWarning, match=r"step_3' is damaged.*left there without its manifest. Taking 'memory://buck"):
         assert folder.newest_whole() == folder.path_of(2)
-    folder.prepare()
+    folder.acquire()
     assert folder.steps() == [1, 2] and not storage.exists(folder.path_of(4))
     assert storage.exists(f"{folder.path_of(3)}/damaged_manifest.json")
     folder.check_is_held()
@@ -119,9 +119,9 @@ def test_a_folder_of_damaged_checkpoints_alone_is_an_error_and_of_cut_saves_is_n
 
 def test_the_newest_run_has_a_folder_and_the_former_finds_out(place):
     first, second = CheckpointFolder(place), CheckpointFolder(place)
-    first.prepare()
+    first.acquire()
     first.check_is_held()
-    second.prepare()
+    second.acquire()
     with pytest.raises(CheckpointError, match=r"was taken by another run: process \d+ on .*#folder-in-use"):
         first.check_is_held()
     first.release()

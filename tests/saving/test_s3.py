@@ -31,7 +31,7 @@ def on(spec):
 arrays = {"a/rows": on(P("d")), "a/all": on(P()), "none": jax.make_array_from_callback(
     (0, 4), NamedSharding(mesh, P()), lambda part: np.zeros((0, 4)))}
 folder = CheckpointFolder(path, keep=2)
-folder.prepare()
+folder.acquire()
 with CheckpointWriter() as writer:
     for step in (1, 2, 3, 3):
         writer.save(folder.path_of(step), arrays, {"step": step}, replace=True, on_saved=folder.prune,

@@ -22,7 +22,7 @@ from trainer.engine.saving.checkpoint import CheckpointFolder, CheckpointWriter
 
 place = sys.argv[1]
 folder = CheckpointFolder(place + "/run", keep=2)
-folder.prepare()
+folder.acquire()
 first = max(folder.steps(), default=0) + 1
 with CheckpointWriter() as writer:
     for step in range(first, first + 1000):
@@ -90,7 +90,7 @@ def main(kills):
             torn += len(leftovers(place))
             found = check(place, saved)
             print(f"kill {number}: saved {saved}, found {found}", flush=True)
-        CheckpointFolder(f"{place}/run").prepare()
+        CheckpointFolder(f"{place}/run").acquire()
         print(f"{kills} kills: no checkpoint torn or lost; {torn} saves were cut, of which "
               f"{len(leftovers(f'{place}/run'))} are left after the next start.")
 

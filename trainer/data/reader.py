@@ -173,10 +173,10 @@ class Reader:
             return self._read_arrays(self._source, epoch, start, numbers_of)
         return self._read_stream(epoch, start, is_urgent)
 
-    def prepare(self, epoch: int) -> None:
+    def draw_ahead(self, epoch: int) -> None:
         """Starts a slow computation of the row order of an epoch; the epoch before may still be read."""
         if isinstance(self._source, DatasetSource) and (start := self._start_of(epoch)) is not None:
-            self._source.dataset.prepare(*start)
+            self._source.dataset.draw_ahead(*start)
 
     def peek(self) -> Batch:
         """Returns a copy of the first batch of epoch 0, or of a one-shot source's next batch, without consuming it."""

@@ -277,11 +277,11 @@ class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
                 parts.append(index)
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
-    def prepare(self, pass_index: int, batch: int) -> None:
+    def draw_ahead(self, pass_index: int, batch: int) -> None:
         """Starts a slow computation of the row order from a batch of a pass on, in a thread."""
         batching = self.require_batched()
-        row_pass, first = batching.order.prepare(pass_index, batch)
-        self._row_order.prepare(row_pass, first * batching.size)
+        row_pass, first = batching.order.draw_ahead(pass_index, batch)
+        self._row_order.draw_ahead(row_pass, first * batching.size)
 
     def gather(self, index: np.ndarray) -> Batch:
         """Returns the rows at `index` of every array, before any `map`: leaves of shape `(*index.shape, ...)`."""

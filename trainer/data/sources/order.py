@@ -29,7 +29,7 @@ class Step(Protocol):
     def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
         """Returns the origins of the elements at `positions`, before this step reorders them."""
 
-    def prepare(self, pass_index: int, position: int) -> tuple[int, int]:
+    def draw_ahead(self, pass_index: int, position: int) -> tuple[int, int]:
         """Starts slow computations for `locate` from a position on, and returns the origin of that position.
 
         An unknown position is 0.
@@ -39,8 +39,8 @@ class Step(Protocol):
 class Shuffle:
     """A new permutation in each pass, which depends on (seed, pass) only.
 
-    A permutation of many rows takes seconds: 15 for 1e8. After `prepare`, a thread draws it while the previous pass is
-    read.
+    A permutation of many rows takes seconds: 15 for 1e8. After `draw_ahead`, a thread draws it while the previous pass
+    is read.
     """
 
     def __init__(self, length: int, seed: int):
@@ -56,7 +56,7 @@ class Shuffle:
             last = self._last = pass_index, self._permutation(pass_index) if ahead is None else ahead.result()
         return [(pass_index, last[1][positions].astype(np.int64))]
 
-    def prepare(self, pass_index: int, position: int) -> tuple[int, int]:
+    def draw_ahead(self, pass_index: int, position: int) -> tuple[int, int]:
         is_there = pass_index in self._ahead or (self._last is not None and self._last[0] == pass_index)
         if self._length >= _MANY and not is_there:
             for other in list(self._ahead)[:-1]:
@@ -98,7 +98,7 @@ class Repeat:
             for start, part in zip(starts, np.split(positions, cuts), strict=True)
         ]
 
-    def prepare(self, pass_index: int, position: int) -> tuple[int, int]:
+    def draw_ahead(self, pass_index: int, position: int) -> tuple[int, int]:
         repetition, position = divmod(position, self._repeated)
         return pass_index * self._times + repetition, position
 
@@ -139,8 +139,8 @@ class Order:
             runs = [found for run in runs for found in step.locate(*run)]
         return runs
 
-    def prepare(self, pass_index: int, position: int) -> tuple[int, int]:
-        """Starts slow computations for `locate` from a position of a pass on; see `Step.prepare`."""
+    def draw_ahead(self, pass_index: int, position: int) -> tuple[int, int]:
+        """Starts slow computations for `locate` from a position of a pass on; see `Step.draw_ahead`."""
         for step in reversed(self.steps):
-            pass_index, position = step.prepare(pass_index, position)
+            pass_index, position = step.draw_ahead(pass_index, position)
         return pass_index, position

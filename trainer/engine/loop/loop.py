@@ -109,7 +109,7 @@ def fit(
                         callbacks.on_epoch_begin(epoch)
                 if not run.is_epoch_over:
                     if epoch + 1 < epochs:
-                        reader.prepare(epoch + 1)
+                        reader.draw_ahead(epoch + 1)
                     _run_epoch(train, callbacks, epoch, run.batch, run.running_logs, run.trained, run.last_batch,
                                next(iter(tests), None))
                     if epoch + 1 < epochs and not core.stops("train"):

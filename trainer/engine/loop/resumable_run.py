@@ -230,7 +230,7 @@ class TrainingRun:
                 self.wait()
             return False
         with self._timing.checkpoint:
-            held = self._prepared(folder)
+            held = self._acquired(folder)
             checkpoints = CheckpointFolder(folder, keep)
             if self._writer is None:
                 self._writer = CheckpointWriter()
@@ -252,7 +252,7 @@ class TrainingRun:
 
     def restore(self, folder: str) -> str | None:
         with self._timing.checkpoint:
-            path = self._prepared(folder).newest_whole()
+            path = self._acquired(folder).newest_whole()
             if path is None:
                 if jax.process_index() == 0:
                     begun_run.begin(folder, self._callbacks)
@@ -296,7 +296,7 @@ class TrainingRun:
 
     def start_from(self, folder: str) -> None:
         with self._timing.checkpoint:
-            path = self._prepared(folder).newest_whole()
+            path = self._acquired(folder).newest_whole()
             if path is None:
                 raise ValueError(f"{folder!r} has no checkpoint to start from.")
             checkpoint = open_checkpoint(path, verify=False)
@@ -307,7 +307,7 @@ class TrainingRun:
     def roll_back(self, folder: str) -> str | None:
         self.wait()
         with self._timing.checkpoint:
-            path = self._prepared(folder).newest_whole()
+            path = self._acquired(folder).newest_whole()
             if path is None:
                 return None
             checkpoint = open_checkpoint(path, verify=False)
@@ -324,7 +324,7 @@ class TrainingRun:
 
     def delete(self, folder: str) -> None:
         self.wait()
-        checkpoints = self._prepared(folder)
+        checkpoints = self._acquired(folder)
         if jax.process_index() == 0:
             begun_run.forget(folder)
         checkpoints.delete()
@@ -333,10 +333,10 @@ class TrainingRun:
     def is_preempted(self, boundary: int) -> bool:
         return reached_preemption_sync_point(boundary)
 
-    def _prepared(self, folder: str) -> CheckpointFolder:
+    def _acquired(self, folder: str) -> CheckpointFolder:
         if folder not in self._folders:
             checkpoints = CheckpointFolder(folder)
-            checkpoints.prepare()
+            checkpoints.acquire()
             self._folders[folder] = checkpoints
         return self._folders[folder]
 

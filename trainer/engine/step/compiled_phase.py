@@ -49,7 +49,7 @@ class CompiledPhase:
       deterministic: whether its programs give the same bits in each run; see `compiler_options`.
 
     Attributes:
-      steps_per_execution: see above; for "auto", the last decision of `prepare`.
+      steps_per_execution: see above; for "auto", the last decision of `trace`.
       empty_logs: the running logs of an epoch without steps.
       constants: the values that the step has read from other models.
       programs: the compiled programs.
@@ -73,14 +73,14 @@ class CompiledPhase:
         self._affordable: dict[Any, int] = {}  # number of steps to fuse, by the shapes of a batch
         self._cost: Callable[[], Cost] | None = None  # of a step
         self._text: Callable[[], str] | None = None  # of a step, before XLA compiles it
-        self._results: Any = None  # a compiled function, after `prepare`
+        self._results: Any = None  # a compiled function, after `trace`
         self.steps_per_execution = 1
         self.empty_logs: Any = None
         self.log_names: tuple[str, ...] = ()
 
     # --- a step, before it is compiled -----------------------------------------------------------------------------
 
-    def prepare(self, state: TrainState, batch: PyTree) -> None:
+    def trace(self, state: TrainState, batch: PyTree) -> None:
         """Traces a step on the shapes of a host batch, so that invalid data are rejected before it compiles.
 
         It sets `steps_per_execution`, and the first time `empty_logs` and `log_names`. The number of steps that "auto"
@@ -93,7 +93,7 @@ class CompiledPhase:
         """
         spec = shapes_key(batch)
         if spec not in self._affordable:
-            self._execution.prepare(state)
+            self._execution.set_state_shapes(state)
             rows = steps.rows_of(batch)
             stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
             placed = self.place_group(Group(stack, count=1, rows=rows, first=0)).data
@@ -222,7 +222,7 @@ class CompiledPhase:
         """Returns an execution, lowered for compilation: a `jax.stages.Lowered`.
 
         Args:
-          batch: a host batch that was passed to `prepare`.
+          batch: a host batch that was passed to `trace`.
           steps: number of steps. By default a single step, with capacity for a second if steps are fused.
         """
         capacity = min(self.steps_per_execution, 2) if steps is None else steps

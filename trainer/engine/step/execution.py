@@ -51,7 +51,7 @@ class Execution:
 
     Attributes:
       constants: the values that the step has read from other models.
-      state_shapes: the shapes of the state, with its shardings, after `prepare`.
+      state_shapes: the shapes of the state, with its shardings, after `set_state_shapes`.
     """
 
     def __init__(self, kind: str, user_step: steps.Step, strategy: Strategy, eager: bool,
@@ -74,7 +74,7 @@ class Execution:
         self._unchanged_leaves: list[bool] | None = None  # leaves of an offloaded state that need not be sent back
         self._functions: RecentlyUsed[tuple[int, bool, int | None], Any] = RecentlyUsed(MAX_PROGRAMS)
 
-    def prepare(self, state: TrainState) -> None:
+    def set_state_shapes(self, state: TrainState) -> None:
         """Records the shapes of the state, from the state or its shapes."""
         def placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
             weak_type = getattr(leaf, "weak_type", False)  # random keys have no weak type

@@ -94,7 +94,7 @@ def planned_phase(model: Model, strategy: Strategy, kind: str, batch: Batch, **c
     gpu = kind_of(strategy.mesh.devices.flat[0]) if strategy.is_described else None
     with contextlib.nullcontext() if gpu is None else traced_for(GPU_KINDS[gpu]):
         state = core.state.shapes(planned.sample_inputs(first_rows(batch)))
-        phase.prepare(state, batch)
+        phase.trace(state, batch)
         lowered = phase.lowered(batch, phase.steps_per_execution)
     without_gpus = COMPILER_OPTIONS if strategy.is_described else {}
     compiled = _compiled(lowered, {**strategy.compiler_options(options.deterministic), **without_gpus})

@@ -334,7 +334,7 @@ class ModelCore:
                               "a layer that it excludes. To freeze all but a layer 'head', begin at the start of the "
                               "path: `freeze=['^(?!head/).*']`.", stacklevel=user_stacklevel())
         try:
-            phases[kind].prepare(state, batch)
+            phases[kind].trace(state, batch)
         except MissingTargetsError as error:
             is_validation = kind == "test" and self.run.describe is not None  # or `evaluate` in a callback
             raise ValueError(f"{error} Pass {'`validation_data=(x, y)`, ' * is_validation}`{_METHODS[kind]}(x, y)`, or "

@@ -26,7 +26,7 @@ _ASIDE = re.compile(r"corrupt_step_[0-9]+(_[0-9]+)?")
 class CheckpointFolder:
     """The checkpoints `step_<number>` in a folder, which need not exist yet.
 
-    With several processes, all processes call `prepare` and `newest_whole`. Only process 0 deletes, and holds the lock.
+    With several processes, all processes call `acquire` and `newest_whole`. Only process 0 deletes, and holds the lock.
 
     Args:
       path: path of the folder, or its URL in an object store. Other content is left alone.
@@ -91,25 +91,25 @@ class CheckpointFolder:
         if isinstance(self._lock, RunLease) and jax.process_index() == 0:
             self._lock.check()
 
-    def prepare(self) -> None:
-        """Prepares the folder for saves: creates it if missing, and removes leftovers of killed saves.
+    def acquire(self) -> None:
+        """Takes the folder for the saves of this run: creates it if missing, and removes leftovers of killed saves.
 
-        The folder belongs to this run until `release`, in an object store until another run prepares it. A checkpoint
+        The folder belongs to this run until `release`, in an object store until another run acquires it. A checkpoint
         whose replacement was killed gets its name back.
 
         Raises:
           OSError: if the folder cannot be created or written, on process 0; CheckpointError on the others.
           CheckpointError: if another run holds the folder.
         """
-        processes.from_first(self._prepare)
+        processes.from_first(self._acquire)
 
     def release(self) -> None:
-        """Lets other runs use a prepared folder. A second call does nothing."""
+        """Lets other runs acquire the folder. A second call does nothing."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
-    def _prepare(self) -> str:
+    def _acquire(self) -> str:
         if storage.is_remote(self.path):
             self._lock = self._lock or RunLease(self.path)
             self._remove_leftovers()

@@ -74,11 +74,11 @@ class RemotePhase(CompiledPhase):
         self._add: Any = None
         self._has_warned = False
 
-    def prepare(self, state: TrainState, batch: PyTree) -> None:
+    def trace(self, state: TrainState, batch: PyTree) -> None:
         if self._logs is None:
             self._spec = BatchSpec.of(batch)
             self._logs = self._remote_step(self._user_step, shapes_of(state)).shapes_of_logs(batch)
-        super().prepare(state, batch)
+        super().trace(state, batch)
 
     def _remote_step(self, step: Any, shapes: TrainState) -> RemoteStep:
         tables = self._served.partition_of(shapes.params).tables
