@@ -14,7 +14,7 @@ import pytest
 import trainer
 from tests.support.networks import LinenMLP, classification, logits_loss, mirrored
 from trainer import callbacks as cb
-from trainer.engine.loop import loop, phase_input
+from trainer.engine.loop import loop, running_phase
 
 
 @pytest.fixture(autouse=True, params=["auto", pytest.param(1, marks=pytest.mark.slow), 3],
@@ -89,9 +89,9 @@ def test_a_schedule_by_epoch_and_a_plateau_change_the_rate_and_log_it():
 @pytest.fixture
 def events(monkeypatch):
     """What a fit does, in its order: "run" for an execution, "fetch" for the logs of an epoch."""
-    found, execute, on_host = [], loop._execute, phase_input.on_host
+    found, execute, on_host = [], loop._execute, running_phase.on_host
     monkeypatch.setattr(loop, "_execute", lambda *args: (found.append("run"), execute(*args))[1])
-    monkeypatch.setattr(phase_input, "on_host", lambda values: (found.append("fetch"), on_host(values))[1])
+    monkeypatch.setattr(running_phase, "on_host", lambda values: (found.append("fetch"), on_host(values))[1])
     return found
 
 
@@ -132,7 +132,7 @@ def test_an_interrupted_fetch_loses_no_epoch(monkeypatch):
 
     x, y, _ = classification(8)
     model = make_model()
-    monkeypatch.setattr(phase_input, "on_host", interrupted)
+    monkeypatch.setattr(running_phase, "on_host", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, y, batch_size=8, epochs=3, verbose=0)
     assert model.history.epoch == [0]

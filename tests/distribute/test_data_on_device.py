@@ -21,7 +21,7 @@ from trainer.data.sources.batches import Group
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.placement import device_cache, placement
 from trainer.distribute.strategies import strategy
-from trainer.engine.loop import phase_input
+from trainer.engine.loop import running_phase
 from trainer.engine.model.core.model_core import core_of
 
 ROWS, BATCH = 53, 8  # an uneven last batch of five rows
@@ -80,7 +80,7 @@ def test_row_numbers_of_many_batches_are_placed_at_once_and_change_no_bit(monkey
     # An epoch and its validation, each with an uneven last batch, and in between the first numbers of the next epoch.
     assert placed == [6, 1, 6, 2, 1, 1, 6, 2, 1, 1, 2, 1]
     placed.clear()
-    monkeypatch.setattr(phase_input, "_NUMBERS_AT_ONCE", 4 * BATCH)
+    monkeypatch.setattr(running_phase, "_NUMBERS_AT_ONCE", 4 * BATCH)
     in_parts = train(2, steps_per_execution=2)
     assert placed == [4, 2, 1, 4, 2, 1, 2, 1, 4, 2, 1, 2, 1, 2, 1]
     for mine, theirs in zip(jax.tree.leaves(whole), jax.tree.leaves(in_parts), strict=True):
@@ -346,7 +346,7 @@ def test_arrays_of_a_single_group_need_no_thread(monkeypatch):
     model, (x, y, _) = compiled_mlp(), classification(16)
     model.build(x)
     monkeypatch.setattr(
-        phase_input, "prefetch", lambda *arguments, **options: pytest.fail("nothing can be placed ahead"))
+        running_phase, "prefetch", lambda *arguments, **options: pytest.fail("nothing can be placed ahead"))
     assert model.predict_on_batch(x).shape == (16, 3)
     model.fit(x, y, batch_size=BATCH, verbose=0)
     assert model.evaluate(x, y, batch_size=BATCH, verbose=0)["loss"] > 0
@@ -356,9 +356,9 @@ def test_arrays_of_a_single_group_need_no_thread(monkeypatch):
 def test_on_cpu_devices_no_thread_gathers_rows_and_elsewhere_one_does(monkeypatch):
     x, y, _ = classification(ROWS)
     threads, results = [], []
-    real = phase_input.prefetch
+    real = running_phase.prefetch
     monkeypatch.setattr(
-        phase_input, "prefetch", lambda *arguments, **options: threads.append(1) or real(*arguments, **options))
+        running_phase, "prefetch", lambda *arguments, **options: threads.append(1) or real(*arguments, **options))
     for is_on_cpu in (True, False):
         model = compiled_mlp(data_on_device=False, steps_per_execution=2)
         monkeypatch.setattr(model.strategy, "is_on_cpu", is_on_cpu)
@@ -371,8 +371,8 @@ def test_on_cpu_devices_no_thread_gathers_rows_and_elsewhere_one_does(monkeypatc
 
 
 def test_the_devices_keep_few_numbers_of_batches():
-    assert phase_input._batches_at_once(256, 1) == phase_input._BATCHES_AT_ONCE
-    assert phase_input._batches_at_once(256, 2**14) == 256
+    assert running_phase._batches_at_once(256, 1) == running_phase._BATCHES_AT_ONCE
+    assert running_phase._batches_at_once(256, 2**14) == 256
 
 
 def test_gathering_from_whole_copies_needs_no_collective():

@@ -22,9 +22,9 @@ from trainer.core.types import Phase, PyTree
 from trainer.data.reader import Reader
 from trainer.data.sources.batches import GroupBuffer, ResumeToken
 from trainer.distribute.placement.placement import PlacedGroup
-from trainer.engine.loop.phase_input import PhaseInput, start_phase
 from trainer.engine.loop.resumable_run import TrainingRun
 from trainer.engine.loop.run_limits import RunLimits
+from trainer.engine.loop.running_phase import RunningPhase, start_phase
 from trainer.engine.model.core.model_core import ModelCore
 from trainer.engine.model.core.run_fingerprint import describe_data, describe_sets, describe_training
 from trainer.engine.step.running_logs import RunningLogs
@@ -145,12 +145,12 @@ def evaluate(core: ModelCore, readers: Mapping[str, Reader], callbacks: Callback
 
 
 def _evaluate(
-    tests: Sequence[PhaseInput], callbacks: CallbackList, reached: Reached | None = None
+    tests: Sequence[RunningPhase], callbacks: CallbackList, reached: Reached | None = None
 ) -> dict[str, Any]:
     return {name: value for inputs in tests for name, value in _evaluate_set(inputs, callbacks, reached).items()}
 
 
-def _evaluate_set(inputs: PhaseInput, callbacks: CallbackList, reached: Reached | None) -> dict[str, Any]:
+def _evaluate_set(inputs: RunningPhase, callbacks: CallbackList, reached: Reached | None) -> dict[str, Any]:
     inputs.core.set_stops("test", False)
     with inputs.timing.callbacks:
         callbacks.on_test_begin()
@@ -164,7 +164,7 @@ def _evaluate_set(inputs: PhaseInput, callbacks: CallbackList, reached: Reached 
         return dict(logs)
 
 
-def _store_metrics(inputs: PhaseInput, running: RunningLogs, logs: Mapping[str, Any]) -> None:
+def _store_metrics(inputs: RunningPhase, running: RunningLogs, logs: Mapping[str, Any]) -> None:
     """Gives metric objects their results over an epoch, which Keras's metrics have after a run."""
     inputs.phase.store_metrics(running)
     if (loss := f"{inputs.prefix}loss") in logs:
@@ -276,7 +276,7 @@ def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_
             inputs.phase.fetch_results(inputs.phase.empty_logs)
 
 
-def _programs_of_arrays(inputs: PhaseInput, steps: int) -> Iterator[tuple[PlacedGroup, int]]:
+def _programs_of_arrays(inputs: RunningPhase, steps: int) -> Iterator[tuple[PlacedGroup, int]]:
     """Yields groups and step counts: whole executions, a shorter last execution, and a last batch of fewer rows."""
     reader = inputs.reader
     batches = reader.num_batches
@@ -291,7 +291,7 @@ def _programs_of_arrays(inputs: PhaseInput, steps: int) -> Iterator[tuple[Placed
         yield next(inputs.stacks([inputs.phase.place_group(last, inputs.arrays)])), 1
 
 
-def _precompile(inputs: PhaseInput, steps: int) -> None:
+def _precompile(inputs: RunningPhase, steps: int) -> None:
     """Starts to compile the programs of an epoch over arrays while accelerators compute, so that no epoch waits."""
     phase, reader = inputs.phase, inputs.reader
     if phase.precompiles_in_background and reader.arrays is not None and reader.num_batches is not None:
@@ -301,8 +301,8 @@ def _precompile(inputs: PhaseInput, steps: int) -> None:
 
 
 def _run_epoch(
-    inputs: PhaseInput, callbacks: CallbackList, epoch: int, batch: int = 0, running: RunningLogs | None = None,
-    reached: Reached | None = None, last_of_run: int | None = None, next_phase: PhaseInput | None = None,
+    inputs: RunningPhase, callbacks: CallbackList, epoch: int, batch: int = 0, running: RunningLogs | None = None,
+    reached: Reached | None = None, last_of_run: int | None = None, next_phase: RunningPhase | None = None,
 ) -> RunningLogs:
     """Runs an epoch from a batch and its running logs on; no execution crosses `last_of_run`; returns the logs."""
     core, kind, timing = inputs.core, inputs.kind, inputs.timing
@@ -340,7 +340,7 @@ def _run_epoch(
     return running
 
 
-def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> None:
+def _agree_on_batches(inputs: RunningPhase, description: Mapping[str, str]) -> None:
     """Raises ClusterError in all processes, before they could deadlock, if the positions of their pipelines differ."""
     core, timing = inputs.core, inputs.timing
     if core.strategy.spans_processes and inputs.reader.arrays is None:
@@ -348,7 +348,7 @@ def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> Non
             core.strategy.process_group.assert_consistent("data", lambda: description)
 
 
-def _agreed_on(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
+def _agreed_on(inputs: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
     """Checks that every process has the next group, because `predict` gathers a group's outputs from all of them."""
     for group in groups:
         last = group.first + group.count - 1
@@ -358,7 +358,7 @@ def _agreed_on(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[Pl
 
 
 def _executions(
-    inputs: PhaseInput, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool, last: int | None
+    inputs: RunningPhase, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool, last: int | None
 ) -> Iterator[tuple[PlacedGroup, int, int]]:
     """Yields the batches of each execution, which ends at callbacks' sync points and at the run's `last` batch."""
     has_sync_points = callbacks.wants("next_sync_step")
@@ -376,7 +376,7 @@ def _executions(
             start = stop
 
 
-def _awaited(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
+def _awaited(inputs: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
     while True:
         with inputs.timing.data:
             group = next(groups, None)
@@ -385,7 +385,7 @@ def _awaited(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[Plac
         yield group
 
 
-def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, running: RunningLogs) -> RunningLogs:
+def _execute(inputs: RunningPhase, group: PlacedGroup, start: int, stop: int, running: RunningLogs) -> RunningLogs:
     held, timing = inputs.core.state, inputs.timing
     executable = inputs.phase.executable(
         running, group=group, guard=inputs.guard, timing=timing, start=start, stop=stop)
@@ -403,7 +403,7 @@ def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, runn
     return running
 
 
-def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: RunningLogs) -> None:
+def _queue(inputs: RunningPhase, group: PlacedGroup, steps: int, running: RunningLogs) -> None:
     """Records the start of an execution of some batches of `group`, and waits until few enough are queued."""
     most, strategy = MAX_IN_FLIGHT, inputs.core.strategy
     if 1 < steps == group.count:

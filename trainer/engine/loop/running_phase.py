@@ -1,4 +1,4 @@
-"""The inputs of a phase of a run: its compiled step, its batches on the devices, its clock.
+"""A running phase: its compiled step, its batches on the devices, its clock.
 
 Owns the start of a phase and the transfer of its batches to the devices. The loop decides when batches run.
 """
@@ -34,8 +34,8 @@ _BATCHES_AT_ONCE = 2**13  # limit for callbacks that run batches one by one, bec
 
 
 @dataclasses.dataclass(eq=False)
-class PhaseInput:
-    """The inputs of a phase.
+class RunningPhase:
+    """Training, validation, evaluation or prediction, while it runs.
 
     Attributes:
       core: the model.
@@ -175,7 +175,7 @@ class _Results:
 
     __slots__ = ("_begun", "_inputs", "_running")
 
-    def __init__(self, inputs: PhaseInput, running: RunningLogs):
+    def __init__(self, inputs: RunningPhase, running: RunningLogs):
         self._inputs = inputs
         self._running = running
         self._begun: dict[str, jax.Array] | None = None
@@ -193,11 +193,11 @@ class _Results:
 
 def start_phase(
     core: ModelCore, kind: Phase, reader: Reader, passes: int, data_on_device: bool = False, name: str = ""
-) -> PhaseInput:
-    """Returns the inputs of a phase, after checking the first batch and tracing the step on it.
+) -> RunningPhase:
+    """Returns a phase, ready to run, after checking the first batch and tracing the step on it.
 
     Args:
-      passes, data_on_device: as in `PhaseInput`.
+      passes, data_on_device: as in `RunningPhase`.
 
     Raises:
       ClusterError: if a process has no first batch, in all others.
@@ -217,7 +217,7 @@ def start_phase(
     with timing.compile:
         phase = core.prepared_phase(kind, batch)
     reader.group_size = phase.steps_per_execution
-    inputs = PhaseInput(core, kind, phase, reader, passes, data_on_device, phase.new_guard(reader.num_shapes), timing,
+    inputs = RunningPhase(core, kind, phase, reader, passes, data_on_device, phase.new_guard(reader.num_shapes), timing,
                         f"{name}_" if name else "")
     inputs.place_arrays()
     return inputs
