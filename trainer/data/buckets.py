@@ -20,6 +20,7 @@ from trainer.core.foreign_names import ForeignNames
 from trainer.data.sources import foreign_names
 from trainer.data.sources.arrays import DataError, column_array, leaf_names
 from trainer.data.sources.batches import Batch, as_batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data.sources.order import generator_of_pass
 
 _SAMPLE_WEIGHT = "sample_weight"
 
@@ -173,7 +174,7 @@ class BucketedDataset(ForeignNames):
             batches = list(itertools.chain(*self._batches_of_buckets(order)))
             full = self._sizes_of_rows()
             return sorted(batches, key=lambda numbers: (len(numbers) < full[numbers[0]], numbers[-1]))
-        generator = np.random.default_rng([self._seed, pass_index])
+        generator = generator_of_pass(self._seed, pass_index)
         generator.shuffle(order)
         batches = list(itertools.chain(*self._batches_of_buckets(order)))
         return [batches[number] for number in generator.permutation(len(batches))]

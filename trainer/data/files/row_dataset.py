@@ -19,6 +19,7 @@ from trainer.core.foreign_names import ForeignNames
 from trainer.core.types import PyTree
 from trainer.data.sources import foreign_names
 from trainer.data.sources.maps import call_map
+from trainer.data.sources.order import generator_of_pass
 
 if TYPE_CHECKING:
     import grain
@@ -158,7 +159,7 @@ class RowDataset(ForeignNames):
         grain = _grain()
         numbers = np.arange(len(self.rows))
         if self._seed is not None:
-            numbers = np.random.default_rng([self._seed, pass_index]).permutation(numbers)
+            numbers = generator_of_pass(self._seed, pass_index).permutation(numbers)
         first = start * (self._batch_size or 1)
         elements = grain.MapDataset.source(_RowsOfPass(self.rows, numbers[first:], pass_index, self._row_maps))
         if self._batch_size is not None:

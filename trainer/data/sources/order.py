@@ -23,6 +23,11 @@ Run = tuple[int, np.ndarray]
 """A pass number, and positions within that pass."""
 
 
+def generator_of_pass(seed: int, pass_index: int) -> np.random.Generator:
+    """Returns the generator that shuffles a pass: a resumed run draws the order again, without the passes before."""
+    return np.random.default_rng([seed, pass_index])
+
+
 class Step(Protocol):
     """A change of the order."""
 
@@ -75,7 +80,7 @@ class Shuffle:
     def _permutation(self, pass_index: int) -> np.ndarray:
         # The result of `permutation(length)`, in half the memory if int32 suffices.
         numbers = np.arange(self._length, dtype=np.int32 if self._length <= np.iinfo(np.int32).max else np.int64)
-        np.random.default_rng([self._seed, pass_index]).shuffle(numbers)
+        generator_of_pass(self._seed, pass_index).shuffle(numbers)
         return numbers
 
 

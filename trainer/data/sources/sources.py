@@ -14,15 +14,13 @@ import weakref
 from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
-import numpy as np
-
 from trainer.core.errors import see
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import Batch, BatchConverter, map_batch, unpack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.order import Count
+from trainer.data.sources.order import Count, generator_of_pass
 from trainer.data.sources.positions import positions_of
 
 _ONE_SHOT: weakref.WeakSet[IterableSource] = weakref.WeakSet()  # that are being read
@@ -282,7 +280,7 @@ class IndexedSource:
             return itertools.count(start)
         count = int(self.num_batches)
         if self._shuffle:
-            return iter(np.random.default_rng([self._seed, pass_index]).permutation(count)[start:].tolist())
+            return iter(generator_of_pass(self._seed, pass_index).permutation(count)[start:].tolist())
         return iter(range(start, count))
 
 
