@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TESTS ?= tests
 REQUIREMENTS ?=
-HALF ?=
+PART ?=
 
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check -qq
@@ -30,9 +30,9 @@ docs: $(VENV)/.docs
 test: $(VENV)/.dev
 	@$(pytest) -m "not exhaustive and not ($(rest))" $(TESTS)
 
-# HALF=0 or HALF=1: a half of them.
+# PART=0/4 to PART=3/4: a quarter of the tests, with all of their cases.
 test-rest: $(VENV)/.dev
-	@$(pytest) -m "$(rest)" $(if $(HALF),--half $(HALF)) $(TESTS)
+	@$(pytest) -m "$(rest)" $(if $(PART),--part $(PART)) $(TESTS)
 
 test-all: $(VENV)/.docs
 	@$(pytest) $(TESTS)

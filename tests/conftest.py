@@ -43,12 +43,12 @@ CASES_FOR_ONE = 5  # no usual length of an axis of cases
 
 
 def pytest_addoption(parser):
-    parser.addoption("--half", type=int, choices=(0, 1), help="run one half of the tests, as CI does in turn")
+    parser.addoption("--part", metavar="K/N", help="run the part K of N parts of the tests, from 0, as CI does in turn")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config, items):
-    """Selects cases (`sampled`, `slow`, `every_case` in pyproject.toml) and tests (`--half`)."""
+    """Selects cases (`sampled`, `slow`, `every_case` in pyproject.toml) and tests (`--part`)."""
     counts: collections.Counter[tuple[str, bool]] = collections.Counter()
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
@@ -61,9 +61,9 @@ def pytest_collection_modifyitems(config, items):
         if counts[test, is_slow] % (sampled.args[0] if sampled and sampled.args else CASES_FOR_ONE):
             item.add_marker(pytest.mark.slow if "every_case" in marks else pytest.mark.exhaustive)
         counts[test, is_slow] += 1
-    half = config.getoption("half")
-    if half is not None:
-        items[:] = [item for item in items if zlib.crc32(item.nodeid.partition("[")[0].encode()) % 2 == half]
+    if part := config.getoption("part"):
+        number, parts = map(int, part.split("/"))
+        items[:] = [item for item in items if zlib.crc32(item.nodeid.partition("[")[0].encode()) % parts == number]
 
 
 def pytest_collection_finish():

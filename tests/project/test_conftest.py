@@ -47,13 +47,13 @@ def test_a_test_that_cleans_up_passes(report):
 
 
 @pytest.mark.slow
-def test_each_test_is_in_one_half_with_all_its_cases(tmp_path):
+def test_each_test_is_in_one_part_with_all_its_cases(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     parametrized = "@pytest.mark.parametrize('case', [0, 1])\ndef test_{}(case):\n    pass\n"
     (tmp_path / "test_sample.py").write_text("\n".join(["import pytest", *map(parametrized.format, "abcdef")]))
     found = []
-    for half in (["--half=0"], ["--half=1"], []):
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *half,
+    for part in (["--part=0/2"], ["--part=1/2"], []):
+        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *part,
                                "--rootdir", str(tmp_path), str(tmp_path)], cwd=tmp_path, capture_output=True,
                               text=True, timeout=120, check=True)
         found.append({line for line in done.stdout.splitlines() if "::" in line})

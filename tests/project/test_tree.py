@@ -37,5 +37,5 @@ def test_the_commands_divide_the_cases_by_one_expression(command):
     makefile = (project_files.ROOT / "Makefile").read_text()
     assert re.search(r"^rest := \(slow or processes\) and not smoke and not exhaustive$", makefile, re.MULTILINE)
     arguments = {"test": '-m "not exhaustive and not ($(rest))"',
-                 "test-rest": '-m "$(rest)" $(if $(HALF),--half $(HALF))'}[command]
+                 "test-rest": '-m "$(rest)" $(if $(PART),--part $(PART))'}[command]
     assert f'{command}: $(VENV)/.dev\n\t@$(pytest) {arguments} $(TESTS)' in makefile
