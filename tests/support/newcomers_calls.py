@@ -245,7 +245,7 @@ CALLS = {
     "PyTorch's zero_grad": Wrong(lambda: _built().optimizer.zero_grad(), "'zero_grad'", "Leave it out"),
     "PyTorch's param_groups": Wrong(lambda: optimizers.Adam().param_groups, "'param_groups'", "learning_rate"),
     "two inputs to layers": Wrong(lambda: _fit(_model(module=[nn.Dense(1)], kind=trainer.Sequential), x=[X, X]),
-                                  r"no array: \[array of shape \(8, 4\)", r"`np\.stack\(x\)`.*`fit\(x, y\)`"),
+                                  r"(such|no).*: \[array of shape \(8, 4\)", r"`np\.stack\(x\)`.*`fit\(x, y\)`"),
     "a metric of NumPy": Wrong(lambda: _fit(_model(metrics=[_of_numpy])), "metric '_of_numpy'",
                                r"`model\.predict\(x\)`"),
     "a module's class": Wrong(lambda: trainer.Model(nn.Dense), "the class Dense", r"Call it: Dense\("),
