@@ -23,7 +23,8 @@ _MISSING = {
     "ops": "Use `jax.numpy`",
     "backend": "Use `jax.numpy`",
     "applications": "Models with pretrained weights are in `trainer.models`",
-    "Input": "The first batch gives the shapes of inputs, or `model.build(sample)`",
+    "Input": "There is no functional API: the call of a Flax module is the graph, and `trainer.Model(MyModule())` "
+             "takes the shapes of its inputs from the first batch",
     "mixed_precision": "Use `compile(precision=\"mixed_bfloat16\")`",
     "saving": "Use `trainer.load_model` and `Model.save`",
     "preprocessing": "Use `trainer.data.preprocessing`",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from flax import nnx
 
 import trainer
 from trainer import callbacks, data, losses, metrics, optimizers
@@ -45,6 +46,16 @@ def _model(units: int = 1, module: Any = None, kind: type = trainer.Model, **com
 
 def _fit(model: trainer.Model | None = None, **arguments: Any) -> Any:
     return (model or _model()).fit(**{"x": X, "y": Y, "verbose": 0, **arguments})
+
+
+def _batches() -> data.Dataset:
+    return data.Dataset.from_arrays((X, Y)).batch(4)
+
+
+class _InTrainMode(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, is_train_mode: bool = False) -> jax.Array:
+        return nn.Dense(1)(nn.Dropout(0.5, deterministic=not is_train_mode)(x))
 
 
 def _of_numpy(y_true: Any, y_pred: Any) -> Any:
@@ -248,6 +259,18 @@ CALLS = {
                                   r"(such|no).*: \[array of shape \(8, 4\)", r"`np\.stack\(x\)`.*`fit\(x, y\)`"),
     "a metric of NumPy": Wrong(lambda: _fit(_model(metrics=[_of_numpy])), "metric '_of_numpy'",
                                r"`model\.predict\(x\)`"),
+    "variables to a model": Wrong(lambda: trainer.Model(nn.Dense(1), {}), "`Model.__init__`",  # type: ignore[misc]
+                                  "`model.state = model.state.replace"),
+    "an NNX layer of other features": Wrong(lambda: _fit(_model(module=nnx.Linear(5, 1, rngs=nnx.Rngs(0)))),
+                                            "made for 5 features, and gets 4", r"`nnx\.Linear\(4,"),
+    "validation data by position": Wrong(lambda: _model().fit(X, Y, X, Y), "arrays, as the third",  # type: ignore[arg-type]
+                                         r"validation_data=\(x_val, y_val\)"),
+    "two data sets": Wrong(lambda: _model().fit(_batches(), _batches()), "y=Dataset", r"`validation_data=\.\.\.`"),
+    "the pair of apply": Wrong(lambda: _model().compute_loss(X, Y, (Y, {"batch_stats": {"mean": Y, "var": Y}})),
+                               "the model's outputs are", r"`y_pred, model_state = self\.apply"),
+    "arrays for a strategy": Wrong(
+        lambda: trainer.distribute.OneDeviceStrategy("cpu:0").experimental_distribute_dataset((X, Y)),
+        r"array of shape \(8, 4\)", r"`trainer\.data\.Dataset\.from_arrays\(\(x, y\)\)\.batch"),
     "a module's class": Wrong(lambda: trainer.Model(nn.Dense), "the class Dense", r"Call it: Dense\("),
     "the functional API": Wrong(lambda: trainer.Model(inputs=1, outputs=2), "'inputs'",  # type: ignore[call-arg]
                                 r"`trainer\.Model\(MyModule\(\)\)`"),
@@ -323,6 +346,13 @@ CALLS = {
 
 # Calls that train, and the words of their warnings.
 WARNED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a warm-up without its end": (lambda: optimizers.schedules.CosineDecay(0.1, 10, warmup_steps=2),
+                                  "no effect without `warmup_target`"),
+    "a flag of another name": (lambda: _fit(_model(module=_InTrainMode())),
+                               "stays False.*train_kwargs={'is_train_mode"),
+    "precision of logits": (
+        lambda: _fit(_model(loss=losses.BinaryCrossentropy(from_logits=True), metrics=[metrics.Precision()]), y=Y),
+        r"above 0.5 for yes.*`trainer\.metrics\.Precision\(thresholds=0\.0"),
     "no epoch": (lambda: _fit(epochs=3, initial_epoch=3), "trains no epoch: initial_epoch=3"),
     "an optax chain without a rate": (
         lambda: _model(optimizer=optax.chain(optax.clip(1.0), optax.scale_by_adam())),

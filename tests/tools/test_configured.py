@@ -286,6 +286,8 @@ WRONG = {
                                 "Network\n`data` is a function"),
     "another section": (["--fit.epochs=3"], "--fit.epochs=3. The arguments of `fit` are in the section 'trainer'."),
     "no section": (["--epochs=3"], "--epochs=3. Did you mean 'trainer.epochs'?"),
+    "a metric without a list": (["--compile.metrics=accuracy"], "Write a list: `[accuracy]`."),
+    "an object without a class": (["--compile.optimizer={name: adam, lr: 0.01}"], "An object is `{class_path: Adam"),
     "rate": (["--learning_rate=0.1"], "It is an argument of the optimizer: `--compile.optimizer Adam --compile"),
     "rate to compile": (["--compile.lr=0.1"], "It is an argument of the optimizer: `--compile.optimizer Adam --c"),
     "no key": (["other.yaml"], "An argument is `--KEY VALUE`; a file is `--config other.yaml`."),

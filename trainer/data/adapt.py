@@ -110,9 +110,10 @@ def adapt(
         if value is not None:
             rows = (" If its elements are rows, give a `torch.utils.data.DataLoader` of it, or arrays."
                     if name == "batch_size" and hasattr(x, "__getitem__") else "")
+            validation = " Data for validation are `validation_data=...`." if name == "y" else ""
             raise ValueError(f"When providing `x` as a {_kind(x)}, `{name}` should not be passed: "
                              f"batches are taken as the {_kind(x)} yields them. Received: "
-                             f"{name}={value if isinstance(value, int) else describe(value)}.{rows}")
+                             f"{name}={value if isinstance(value, int) else describe(value)}.{rows}{validation}")
     if class_weights is None:
         return source
     if isinstance(source, SampleSource):

@@ -274,13 +274,17 @@ def resolve(
 
 
 def _warn_of_logits(metric: Metric, loss: object) -> None:
-    if (isinstance(metric, accuracies.BinaryAccuracy) and metric.threshold == 0.5
-            and getattr(loss, "from_logits", False)
-            and isinstance(loss, (losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy))):
+    if isinstance(metric, accuracies.BinaryAccuracy):
+        argument, is_of_probabilities = "threshold", metric.threshold == 0.5
+    else:
+        argument = "thresholds"
+        is_of_probabilities = isinstance(metric, confusion.ConfusionMetric) and metric.thresholds == [0.5]
+    if is_of_probabilities and getattr(loss, "from_logits", False) and isinstance(
+            loss, (losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy)):
         warnings.warn(f"The metric {metric.name!r} takes predictions above 0.5 for yes, but the loss {loss.name!r} has "
                       "from_logits=True, and logits above 0 mean yes. Use "
-                      f'`trainer.metrics.BinaryAccuracy("{metric.name}", threshold=0.0)`. {see("logits")}',
-                      UserWarning, stacklevel=2)
+                      f'`trainer.metrics.{type(metric).__name__}({argument}=0.0, name="{metric.name}")`. '
+                      f"{see('logits')}", UserWarning, stacklevel=2)
 
 
 def takes_class_indices(metric: Metric) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.core import arguments
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import wrong_type
 from trainer.core.public_names import own_names
 from trainer.core.registry import Registry
@@ -231,6 +233,10 @@ class CosineDecay(LearningRateSchedule):
             warmup_steps=self.warmup_steps, initial_learning_rate=self.initial_learning_rate, alpha=self.alpha)
         if self.warmup_target is not None:
             arguments.require_non_negative(warmup_target=self.warmup_target)
+        elif self.warmup_steps:
+            warnings.warn(f"`warmup_steps={self.warmup_steps}` has no effect without `warmup_target`, the rate after "
+                          "the warm-up: `CosineDecay(0.0, decay_steps, warmup_target=rate, warmup_steps=...)`.",
+                          stacklevel=user_stacklevel())
 
     def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)

@@ -44,6 +44,10 @@ _HINTS: dict[str, dict[str, str]] = {
         "module": "A model holds a Flax module, which has the layers: `super().__init__(module)`, or "
                   "`trainer.Model(MyModule())` for a module alone.",
     },
+    "StatefulModel.__init__": {
+        "*": "A model takes one module, and makes its variables itself, at the first batch or in `build(x)`; then "
+             "`model.state = model.state.replace(params=params)` sets yours. All other arguments are given by name.",
+    },
     "fit": {
         "ckpt_path": "The callback `trainer.callbacks.BackupAndRestore(folder)` saves a run, and resumes it.",
         "max_epochs": "Give `epochs`.",
@@ -60,7 +64,7 @@ def entry_point(function: Function) -> Function:
     """Returns a function that a script may call."""
     if inspect.isgeneratorfunction(function):
         return _generating(function)  # type: ignore[return-value]
-    hints = {**_OF_DATA, **_HINTS.get(function.__name__, {})}
+    hints = {**_OF_DATA, **_HINTS.get(function.__name__, {}), **_HINTS.get(function.__qualname__, {})}
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from trainer.core.errors import describe
 from trainer.core.types import Data, PyTree
 from trainer.data import DataError
 from trainer.data.adapt import adapt
@@ -72,6 +73,9 @@ class DistributedDataset:
 
     def __init__(self, data: Data, num_replicas: int, sharding: Sharding, processes: Processes,
                  group: ProcessGroup, deals_batches: bool = False):
+        if isinstance(data, tuple) and not hasattr(data, "_fields") and all(hasattr(leaf, "shape") for leaf in data):
+            raise TypeError(f"The data are batches, and not arrays. Received: {describe(data)}. Make batches of them: "
+                            "`trainer.data.Dataset.from_arrays((x, y)).batch(32)`.")
         if processes.count > 1 and not deals_batches:
             with waiting("device"):
                 group.assert_consistent("data for `experimental_distribute_dataset`",

@@ -85,7 +85,8 @@ def restored_state(checkpoint: Checkpoint, state: TrainState) -> TrainState:
     try:
         leaves = checkpoint.restore(targets)
     except CheckpointError as error:
-        raise ValueError("The model and its optimizer do not match the run. Make and compile the model as there. "
+        raise ValueError("The model and its optimizer do not match the run. Make and compile the model as there, "
+                         "or begin a run in another folder. "
                          f"{error}") from None
     return tree_paths.with_leaves({"state": state}, leaves)["state"]
 

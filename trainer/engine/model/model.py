@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
+
 from trainer.callbacks import History
 from trainer.core import arguments, errors
 from trainer.core.calls.entry_points import with_entry_points
@@ -285,6 +287,9 @@ class Model(StatefulModel):
         """
         given = {name: value for name, value in locals().items() if name != "self"}
         core, timing = self._core.checked("fit"), Timing()
+        if np.ndim(batch_size) or np.ndim(epochs):  # type: ignore[arg-type]
+            raise TypeError("`batch_size` and `epochs` are numbers. Received: arrays, as the third or fourth argument. "
+                            "Data for validation have a name: `fit(x, y, validation_data=(x_val, y_val))`.")
         arguments.as_count("epochs", epochs, 0)
         arguments.as_count("initial_epoch", initial_epoch, 0)
         if 0 < epochs <= initial_epoch:

@@ -33,6 +33,7 @@ _ROUNDING = 1e-3  # of labels that are floats
 _OTHER_YES_OR_NO = "Give `y > 0` for labels of -1 and 1, or `y - 1` for labels of 1 and 2"
 
 # Messages of Python, NumPy and JAX for `x["name"]`.
+_OF_FEATURES = re.compile(r"contracting dimensions to have the same shape, got \((\d+),\) and \((\d+),\)")
 _INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers, slices.* valid ind|string indexing")
 
 
@@ -98,6 +99,9 @@ def _hint_of_module(error: Exception) -> str:
     if "unexpected keyword argument 'parent'" in text:
         return ("A Linen module has no `__init__`: write its arguments as fields, `units: int`, and its layers in "
                 "`setup(self)`, or in a `__call__` with `@nn.compact`.")
+    if sizes := _OF_FEATURES.search(text):
+        return (f"A layer of the module was made for {sizes[2]} features, and gets {sizes[1]}: write "
+                f"`nnx.Linear({sizes[1]}, ...)`, or give other features.")
     return ""
 
 

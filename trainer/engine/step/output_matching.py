@@ -82,6 +82,8 @@ def match_arrays(
         both = "y_true and y_pred have different structures.\n" if argument == "y" else ""
         names = output_names(outputs)
         called = f", and are called {names}" if isinstance(values, Mapping) and len(names) > 1 else ""
+        if isinstance(outputs, tuple) and len(outputs) == 2 and isinstance(outputs[1], Mapping):
+            called += ". `self.apply` returns a pair: `y_pred, model_state = self.apply(params, state, x)`"
         raise ValueError(f"{both}`{argument}` must have one array per output of the model. Received: "
                          f"{errors.describe(values)}; the model's outputs are {errors.describe(outputs)}{called}.")
     return matched

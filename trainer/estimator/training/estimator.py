@@ -157,7 +157,9 @@ class Estimator:
         last = checkpoints.newest(self.model_dir)
         begin = 0 if last is None else checkpoints.step_of(last)
         if max_steps is not None and begin >= max_steps:
-            LOGGER.info("Skipping training since max_steps has already saved.")
+            LOGGER.info("Skipping training since max_steps has already saved: %r is at step %s, and max_steps is %s. "
+                        "Give a larger `max_steps`, or `steps`, the number of further steps.", self.model_dir, begin,
+                        max_steps)
             return self
         batches = self._input(input_fn, ModeKeys.TRAIN)
         spec, model = self._model(ModeKeys.TRAIN, batches, is_new=last is None)

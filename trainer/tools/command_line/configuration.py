@@ -39,6 +39,8 @@ _NO_CLASS_YET = re.compile(rf'Parser key "(\w+)":\s+Import path {re.escape(__nam
 # jsonargparse's errors of keys: at the top, in a group, and of a command line.
 _UNKNOWN_KEY = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'(?: is not accepted)?$|"
                           r"unrecognized arguments: --([^ =]+)")
+_OF_A_LIST = re.compile(r"- Expected a <class 'list'>(?:.*\n)*  Given value type: <class 'str'>\n  Given value: (.*)")
+_OF_A_DICT = re.compile(r"\n  Given value type: <class 'dict'>\n  Given value: \{(?!.*'class_path')")
 _NO_KEY = re.compile(r"unrecognized arguments: ([^-\s]\S*)")
 _REQUIRED = re.compile(r"arguments are required: (.*)")
 
@@ -205,6 +207,11 @@ class Parser(jsonargparse.ArgumentParser):
             message = "\n".join([message, *(_HINTS[name] for name in missing[1].split(", ") if name in _HINTS)])
         if stray := _NO_KEY.match(message):
             message = f"{message}. An argument is `--KEY VALUE`; a file is `--config {stray[1]}`."
+        if name := _OF_A_LIST.search(message):
+            message = f"{message}\nWrite a list: `[{name[1]}]`."
+        if _OF_A_DICT.search(message):
+            message = (f"{message}\nAn object is `{{class_path: Adam, init_args: {{learning_rate: 0.01}}}}`; a name "
+                       "alone is `adam`.")
         if near := _near_classes(message):
             message = f"{message}\n{near}"
         if unknown := _UNKNOWN_KEY.match(message):

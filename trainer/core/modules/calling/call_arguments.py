@@ -7,6 +7,8 @@ Owns the parameter names of flags and keys: see `FLAGS` and `KEYS`. All other pa
 from __future__ import annotations
 
 import inspect
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ import jax
 from flax import linen as nn
 
 from trainer.core import errors
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.types import PyTree
 
 MakeKey = Callable[[str], jax.Array]
@@ -29,6 +32,7 @@ KEYS = ("rngs", "rng", "key", "rng_key", "prng_key", "random_key", "dropout_key"
 a default other than None is no key, nor is "key" next to "query" or "value". Each receives a single key, except `rngs`:
 it receives an `nnx.Rngs` unless annotated as an array or a key; in Linen modules, only if annotated as `nnx.Rngs`."""
 
+_LIKE_A_FLAG = re.compile("train|determin|infer|eval", re.IGNORECASE)
 _ATTENTION = ("query", "queries", "value", "values")
 _EMPTY = inspect.Parameter.empty
 
@@ -49,7 +53,16 @@ class CallKwargs(NamedTuple):
         return self.train if training else self.eval
 
     def check(self, target: object) -> None:
-        """Raises TypeError if a value is not a dict of names, or ValueError if `target` has no such parameter."""
+        """Raises TypeError if a value is not a dict of names, or ValueError if `target` has no such parameter.
+
+        It warns of parameters that are set in no call, and look like training flags.
+        """
+        for name, parameter in parameters_of(target).items() if callable(target) else ():
+            if (isinstance(parameter.default, bool) and _LIKE_A_FLAG.search(name) and not _is_flag(parameter)
+                    and name not in {**(self.train or {}), **(self.eval or {})}):
+                warnings.warn(f"`{name}` of the call of {type(target).__name__} stays {parameter.default}, also in "
+                              f"training: flags are {', '.join(FLAGS)}. Rename it, or give `trainer.Model(module, "
+                              f"train_kwargs={{{name!r}: {not parameter.default}}})`.", stacklevel=user_stacklevel())
         for argument, kwargs in (("train_kwargs", self.train), ("eval_kwargs", self.eval)):
             if kwargs is None:
                 continue
