@@ -43,7 +43,7 @@ def generate(
 
     Args:
       model: a built `trainer.Model` of a `TransformerLM`, or a pair of a module and its parameters. A `trainer.Model`
-        uses the same weights as its `predict`.
+        uses the same weights as its `predict`; adapters of LoRA are merged in each call.
       prompt: integers of shape `(rows, length)`: prompts of equal length.
       max_new_tokens: number of tokens to add to each row; required.
       temperature: divisor of the logits before sampling; 0 always takes the most probable token.
@@ -137,6 +137,8 @@ def _module_and_params(model: Any) -> tuple[Any, Any]:
     if isinstance(model, tuple) and len(model) == 2:
         module, params = model
     else:
+        if hasattr(model, "save_adapters"):  # of LoRA, which `model.module` does not have
+            model = model.merge()
         module = getattr(model, "module", None)
         params = None
     if not hasattr(module, "next_logits") or not hasattr(module, "empty_cache"):

@@ -99,10 +99,10 @@ class NamedFunctional(FunctionalModule):
         if module is None:
             names = sorted(self.parts)
             raise UnnamedModuleError(
-                f"`module` must say which module to apply. Known names: {', '.join(names)}. The inherited "
-                "`train_step`, `test_step` and `predict_step` do not know which: override the steps in use. In "
-                "`predict_step`: `x, _, _ = trainer.unpack_x_y_sample_weight(batch)`, then "
-                f'`return self.apply(state.params["{names[0]}"], state, x, module="{names[0]}")[0]`.')
+                f"`module` must say which module to apply. Known names: {', '.join(names)}. In a step of your own: "
+                f'`self.apply(params["{names[0]}"], state, x, module="{names[0]}")`. The inherited `train_step`, '
+                "`test_step` (for `evaluate`) and `predict_step` (for `predict` and calls of the model) do not know "
+                "which: override those in use.")
         if module not in self.parts:
             raise unknown_name("module", module, self.parts)
         outputs, new_state = self.parts[module].apply(

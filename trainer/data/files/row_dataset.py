@@ -189,7 +189,8 @@ def _grain() -> Any:
     try:
         import grain
     except ImportError as error:
-        raise ImportError("Folders are read with Grain. Install it: pip install 'trainer-jax[grain]'.") from error
+        raise ImportError("Folders are read with Grain. Install it: pip install 'trainer-jax[grain]', or for images "
+                          "'trainer-jax[images]'.") from error
     return grain
 
 

@@ -179,6 +179,9 @@ def as_integers(owner: str, values: np.ndarray, missing: int | None = None, fix:
     return np.where(absent, missing, values)
 
 
+FILL = "Fill them in before, such as by pandas' `fillna`."  # advice on missing numbers
+
+
 def missing_values(owner: str, absent: int, total: int, fix: str) -> DataError:
     """Returns the error for values that are None, NaN or pandas' NA."""
     return DataError(f"{owner} received {absent} missing values (None, NaN or NA) among {total}. {fix}")

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from trainer.core import arguments
 from trainer.core.configs import Config
 from trainer.core.errors import describe, near_hint, unknown_name, wrong_type
-from trainer.data.preprocessing.batches import inputs_of
+from trainer.data.preprocessing.batches import FILL, inputs_of, missing_values
 from trainer.data.preprocessing.discretization import Discretization
 from trainer.data.preprocessing.features import Cross, Feature, check_is_part_of_vector, encoder_of
 from trainer.data.preprocessing.hashed_crossing import HashedCrossing
@@ -234,7 +234,7 @@ class FeatureSpace(PreprocessingLayer):
         Raises:
           TypeError: if `data` is not a table, or is traced by JAX.
           ValueError: before `adapt`; if a feature is missing, or a column is not a feature or has values that its layer
-            refuses; the message names it.
+            refuses, or missing numbers; the message names it.
         """
         if not _is_table(data):
             raise wrong_type("data", data, "a dict of columns, or a data frame")
@@ -250,7 +250,9 @@ class FeatureSpace(PreprocessingLayer):
         found: dict[str, np.ndarray] = {}
         for column, layer in self.preprocessors.items():
             with _naming_feature(column):
-                found[column] = np.asarray(layer(_with_axis(columns[column])))  # type: ignore[operator]
+                values = found[column] = np.asarray(layer(_with_axis(columns[column])))  # type: ignore[operator]
+                if values.dtype.kind == "f" and (absent := int(np.isnan(values).sum())):
+                    raise missing_values(type(layer).__name__, absent, values.size, FILL)
         crossed = {name: crosser([found[column] for column in cross.feature_names])
                    for cross, (name, crosser) in zip(self.crosses, self.crossers.items(), strict=True)}
         modes = {cross.name: cross.output_mode for cross in self.crosses}

@@ -14,10 +14,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
+from trainer.core.categories.vocabularies import is_missing
 from trainer.core.configs import Config, to_config
 from trainer.core.errors import describe
 from trainer.core.files import replace_file, storage
-from trainer.data.preprocessing.batches import batches_of, whole_array
+from trainer.data.preprocessing.batches import FILL, batches_of, missing_values, whole_array
 from trainer.data.sources.arrays import DataError
 
 Array = np.ndarray | jax.Array
@@ -171,6 +172,8 @@ def refuse_sparse(sparse: bool) -> None:
 
 def check_numbers(owner: str, inputs: Array) -> None:
     """Raises DataError unless an array is of numbers."""
+    if inputs.dtype == object and (absent := sum(map(is_missing, inputs.flat))):
+        raise missing_values(owner, absent, inputs.size, FILL)
     if not (inputs.dtype == bool or jax.numpy.issubdtype(inputs.dtype, jax.numpy.number)):
         raise DataError(f"{owner} takes numbers. Received: {describe(inputs)}. Text becomes numbers by "
                         "`StringLookup`, `Hashing` or `TextVectorization`; dates by pandas' `dt.month` and the like.")

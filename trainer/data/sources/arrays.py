@@ -155,7 +155,7 @@ def as_arrays(tree: PyTree, text: bool = False) -> Any:
 
 def _other_columns(table: Any) -> str:
     """Returns the columns of a data frame that are not NumPy's numbers, with dtypes; an empty string for none."""
-    columns = list(zip(getattr(table, "columns", ()), getattr(table, "dtypes", ()), strict=False))
+    columns = list(zip(table.columns, table.dtypes, strict=False)) if hasattr(table, "columns") else []
     others = [f"{name!r} ({dtype})" for name, dtype in columns
               if not isinstance(dtype, np.dtype) or dtype.kind not in "iufc"]
     more = f", ... ({len(others)} in all)" if len(others) > MAX_ITEMS else ""

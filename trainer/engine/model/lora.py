@@ -46,7 +46,8 @@ def lora(
     normalizes by its running averages, as frozen layers do. `merge` returns a model without adapters.
 
     Args:
-      model: a model, whose weights are copied if it is built; or a module for `trainer.Model`.
+      model: a model, whose weights are copied if it is built, with `ema_decay` their averages, as in its `predict`;
+        or a module for `trainer.Model`.
       rank: number of columns of A and rows of B.
       targets: path patterns, as for `freeze` of `compile`, of the weights that get adapters, such as `["query",
         "value"]` or "block_.*/attention". None selects the kernels of all linear layers. Layers that can have adapters
@@ -95,7 +96,7 @@ def lora(
     configuration.options = CompileOptions(trained_only=functional.trained_only)
     made._core = ModelCore(made, core.defaults, functional, plain.strategy, core.state.seed, configuration)
     if plain.built:
-        state = plain.strategy.on_devices(core.state.current)
+        state = plain.strategy.on_devices(core.state.evaluated)
         made._core.state.build(_zeros(core.state.inputs), BaseValues(state.params, state.model_state))
     return made
 
