@@ -208,3 +208,10 @@ def test_columns_of_a_data_frame_that_are_no_numbers_are_named(columns, others):
     message = rf"`x` must be .* dtype object, of a table with columns of other dtypes: {others}\. Make numbers of text"
     with pytest.raises(DataError, match=message):
         adapt(frame, np.zeros(2))
+
+
+def test_labels_of_text_in_a_series_are_named():
+    pandas = pytest.importorskip("pandas")
+    for labels in (pandas.Series(["yes", "no"]), pandas.Series(["yes", "no"], dtype="category")):
+        with pytest.raises(DataError, match="`y`"):
+            adapt(np.zeros((2, 3)), labels)

@@ -291,6 +291,26 @@ def test_with_moving_averages_a_merged_model_and_saved_adapters_predict_the_same
     np.testing.assert_allclose(other.predict(IDS, verbose=0), outputs, atol=1e-6)
 
 
+def test_adapters_start_from_the_averages_that_the_base_predicts_with():
+    base = compiled(trainer.Model(Transformer(), seed=0), ema_decay=0.9)
+    fitted(base)
+    outputs = base.predict(IDS, verbose=0)
+    assert np.abs(np.asarray(base(IDS)) - outputs).max() > 1e-4
+    np.testing.assert_allclose(trainer.lora(base, RANK).predict(IDS, verbose=0), outputs, atol=1e-6)
+
+
+def test_generation_uses_the_adapters():
+    base = trainer.Model(trainer.models.TransformerLM(TOKENS, num_layers=1, d_model=16, num_heads=2, max_len=8), seed=0)
+    base.build(IDS[:1])
+    model = trainer.lora(base, RANK)
+    model.state = model.state.replace(params=jax.tree.map(lambda leaf: leaf + 0.3, model.state.params))
+    tokens = trainer.models.generate(model, IDS[:4, :2], 3, temperature=0)
+    for length in range(2, 5):
+        expected = np.asarray(model.predict(tokens[:, :length], verbose=0))[:, -1].argmax(-1)
+        np.testing.assert_array_equal(tokens[:, length], expected)
+    assert (tokens != trainer.models.generate(base, IDS[:4, :2], 3, temperature=0)).any()
+
+
 @pytest.mark.slow
 def test_remat_and_16_bits_keep_the_adapters():
     for kind in MODULES:

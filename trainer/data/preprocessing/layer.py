@@ -172,7 +172,7 @@ def refuse_sparse(sparse: bool) -> None:
 
 def check_numbers(owner: str, inputs: Array) -> None:
     """Raises DataError unless an array is of numbers."""
-    if inputs.dtype == object and (absent := sum(map(is_missing, inputs.flat))):
+    if inputs.dtype == object and (absent := sum(map(is_missing, np.ravel(inputs)))):
         raise missing_values(owner, absent, inputs.size, FILL)
     if not (inputs.dtype == bool or jax.numpy.issubdtype(inputs.dtype, jax.numpy.number)):
         raise DataError(f"{owner} takes numbers. Received: {describe(inputs)}. Text becomes numbers by "
