@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flax import linen as nn
+from flax import nnx
 
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, compiled_mlp, logits_loss
@@ -469,3 +470,43 @@ def test_a_file_of_a_later_format_is_refused_and_one_of_another_program_is_not(p
     for metadata in (None, {"format": "pt"}):
         save_arrays(path, arrays, metadata)
         assert len(model.load_weights(path).matched) == 8
+
+
+# --- a part of a model -----------------------------------------------------------------------------------------------
+
+
+class LinenBackbone(nn.Module):
+    @nn.compact
+    def __call__(self, x, training=False):
+        return nn.Dense(2, name="head")(LinenMLP(batch_norm=True, name="backbone")(x, training))
+
+
+def nnx_backbone(rngs):
+    return nnx.Sequential(nnx.Linear(X.shape[1], 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs))
+
+
+class NNXBackbone(nnx.Module):
+    def __init__(self, rngs):
+        self.backbone, self.head = nnx_backbone(rngs), nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.backbone(x))
+
+
+@pytest.mark.parametrize(("backbone", "whole"), [
+    (lambda: LinenMLP(batch_norm=True), LinenBackbone),
+    (lambda: nnx_backbone(nnx.Rngs(0)), lambda: NNXBackbone(nnx.Rngs(1)))], ids=["linen", "nnx"])
+def test_the_file_of_a_submodule_is_loaded_into_it(path, backbone, whole):
+    alone, model = filled(backbone()), built(whole())
+    alone.save_weights(path)
+    before = {weight.path: np.asarray(weight.value) for weight in model.weights}
+    with pytest.raises(ValueError, match="It has the weights of 'backbone': give `part='backbone'`"):
+        model.load_weights(path)
+    with pytest.raises(ValueError, match=r"Unknown part 'backbon'\. Did you mean 'backbone'"):
+        model.load_weights(path, part="backbon")
+    report = model.load_weights(path, part="backbone")
+    expected = {weight.path: np.asarray(weight.value) for weight in alone.weights}
+    assert sorted(report.matched) == sorted(expected)
+    for weight in model.weights:
+        name = weight.path.replace("backbone/", "")
+        np.testing.assert_array_equal(weight.value, before[weight.path] if "head" in name else expected[name])

@@ -464,7 +464,8 @@ class StatefulModel(OverridableSteps, ForeignNames):
         arguments.require_bool(overwrite=overwrite)
         weights_io.save_weights(self._core.state, filepath, overwrite)
 
-    def load_weights(self, filepath: Path, patterns: Sequence[str] | None = None, partial: bool = False) -> MatchReport:
+    def load_weights(self, filepath: Path, patterns: Sequence[str] | None = None, partial: bool = False,
+                     part: str | None = None) -> MatchReport:
         """Replaces weights by weights from a file, matched by name; see `save_weights` for the names.
 
         Arrays are processed one at a time: read, cast to the model's dtype and sent to the devices, each of which gets
@@ -476,6 +477,8 @@ class StatefulModel(OverridableSteps, ForeignNames):
           patterns: regular expressions over whole path segments, such as `["encoder", "head/bias"]`: only weights that
             match any of them are loaded. `["^(?!head/).*"]` loads all but a layer "head". None loads all weights.
           partial: whether weights may be missing from the file, or arrays of the file from the model.
+          part: path of the submodule that the file is of, such as "backbone" for the file of a model that is a part of
+            this model; None for the whole model.
 
         Returns:
           A report of the arrays that were loaded and of all others.
@@ -496,7 +499,7 @@ class StatefulModel(OverridableSteps, ForeignNames):
         Source: `keras.Model.load_weights`.
         """
         arguments.require_bool(partial=partial)
-        return weights_io.load_weights(self._core.state, filepath, patterns, partial)
+        return weights_io.load_weights(self._core.state, filepath, patterns, partial, part=part)
 
     def save(self, filepath: Path, overwrite: bool = True) -> None:
         """Writes the training state: weights, optimizer, step and seed. `trainer.load` loads it.

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.core import errors, replica_context, tree_paths
+from trainer.core import arguments, errors, replica_context, tree_paths
 from trainer.core.files import check_suffix, storage
 from trainer.core.modules import FunctionalModule
 from trainer.core.train_state import TrainState
@@ -125,17 +125,19 @@ def save_weights(
 
 def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns: Sequence[str] | None,
                  partial: bool | None, selects: Callable[[str], bool] = lambda path: True,
-                 metadata: Mapping[str, str] = MappingProxyType({})) -> MatchReport:
+                 metadata: Mapping[str, str] = MappingProxyType({}), part: str | None = None) -> MatchReport:
     """Replaces weights by weights from a file, which must have the given metadata; see `Model.load_weights`."""
-    weights = _named_weights(holder.current)
-    numbers = {name: index for index, name in enumerate(weights)}
-    weights = {name: leaf for name, leaf in weights.items() if selects(name)}
+    everything = _named_weights(holder.current)
+    names = _names_of_part(everything, part)
+    order = {name: index for index, name in enumerate(everything)}
+    numbers = {name: order[whole] for name, whole in names.items()}
+    weights = {name: everything[whole] for name, whole in names.items() if selects(whole)}
     path = checked_path("filepath", filepath)
     if path.endswith((".h5", ".hdf5", ".keras")) and os.path.isfile(path):
         raise ValueError(f"{path!r} is a file of Keras. `trainer.models.load_keras_weights(model, path)` loads weights "
                          "of Keras's models; `load_weights` loads files of `save_weights`.")
     if not metadata and not storage.is_remote(path) and (found := orbax_arrays.find(path)):
-        return _load_from_orbax(holder, path, found, patterns, partial)
+        return _load_from_orbax(holder, path, found, patterns, partial, weights, numbers)
     expected = "a safetensors file, as `save_weights` writes it"
     with open_arrays(path, expected, "A checkpoint folder is loaded with `trainer.load`.") as file:
         _check_holds_weights(path, file.metadata)
@@ -148,15 +150,48 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
         try:
             report.raise_unless_complete(partial)
         except ValueError as error:
-            raise ValueError(f"{error}\nThe file: {path!r}.") from None
+            raise ValueError(f"{error}\nThe file: {path!r}.{_hint_of_part(everything, file.shapes, part)}") from None
         _replace(holder, ((numbers[name], cast_to(name, file[name], weights[name].dtype)) for name in report.matched))
     return report
 
 
+def _names_of_part(weights: Iterable[str], part: str | None) -> dict[str, str]:
+    """Returns the weights of a part of the model by their names within it; all of them without a part.
+
+    Raises:
+      ValueError: if the model has no such part.
+
+    >>> _names_of_part(["backbone/Dense_0/kernel", "batch_stats/backbone/norm/mean", "head/bias"], "backbone")
+    {'Dense_0/kernel': 'backbone/Dense_0/kernel', 'batch_stats/norm/mean': 'batch_stats/backbone/norm/mean'}
+    """
+    if part is None:
+        return {name: name for name in weights}
+    arguments.require_text(part=part)
+    found = {}
+    for name in weights:
+        collection, _, rest = name.partition(tree_paths.SEPARATOR)
+        if name.startswith(f"{part}{tree_paths.SEPARATOR}"):
+            found[name[len(part) + 1:]] = name
+        elif rest.startswith(f"{part}{tree_paths.SEPARATOR}"):
+            found[f"{collection}{tree_paths.SEPARATOR}{rest[len(part) + 1:]}"] = name
+    if not found:
+        parts = {name.partition(tree_paths.SEPARATOR)[0] for name in weights}
+        raise errors.unknown_name("part", part, parts)
+    return found
+
+
+def _hint_of_part(weights: Iterable[str], in_file: Iterable[str], part: str | None) -> str:
+    """Returns a sentence if a file has the weights of a part of the model, or an empty string."""
+    names, found = list(weights), set(in_file)
+    for name in dict.fromkeys(name.partition(tree_paths.SEPARATOR)[0] for name in names) if part is None else ():
+        if found and found <= _names_of_part(names, name).keys():
+            return f" It has the weights of {name!r}: give `part={name!r}`."
+    return ""
+
+
 def _load_from_orbax(holder: StateHolder, path: str, folder: str, patterns: Sequence[str] | None,
-                     partial: bool | None) -> MatchReport:
+                     partial: bool | None, weights: Mapping[str, Any], numbers: Mapping[str, int]) -> MatchReport:
     """Replaces weights by weights of a tree of Orbax. Each process reads the data of its own devices."""
-    weights = _named_weights(holder.current)
     if is_checkpoint(os.path.dirname(folder)):
         check_manifest(os.path.dirname(folder))  # written here, with checksums
     tree = orbax_arrays.OrbaxTree(folder)
@@ -168,7 +203,6 @@ def _load_from_orbax(holder: StateHolder, path: str, folder: str, patterns: Sequ
     except ValueError as error:
         raise ValueError(f"{error}\nThe checkpoint of Orbax: {path!r}.") from None
     read = tree.read({names[name]: weights[name].sharding for name in report.matched})
-    numbers = {name: index for index, name in enumerate(weights)}
     _replace(holder, ((numbers[name], _in_dtype(name, read[names[name]], weights[name].dtype))
                       for name in report.matched))
     return report
