@@ -555,3 +555,15 @@ def test_the_arguments_are_those_of_keras_in_its_order(name, keras):
         getattr(keras.utils if name == "FeatureSpace" else keras.layers, name), getattr(preprocessing, name)))
     named = [argument for argument in theirs if argument != "kwargs"]
     assert [argument for argument in ours if argument in named] == named
+
+
+def test_unsigned_integers_are_integers_up_to_those_of_int64():
+    lookup = preprocessing.IntegerLookup(vocabulary=[1, 2])
+    for dtype in (np.uint8, np.uint32, np.uint64):
+        assert lookup(np.array([2, 1, 7], dtype)).tolist() == [2, 1, 0]
+    with pytest.raises(ValueError, match="takes whole numbers"):
+        lookup(np.array([2**63], np.uint64))
+
+
+def test_a_single_bin_has_masked_values_too():
+    assert preprocessing.Hashing(1, mask_value="")(["a", "", "b"]).tolist() == [0, 0, 0]
