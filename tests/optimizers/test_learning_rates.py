@@ -200,6 +200,7 @@ def test_every_stage_in_the_tables_is_optaxs():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*has no learning rate")
 @pytest.mark.parametrize("transformation", named(FOUND | {
     name: unknown for name, unknown in UNKNOWN.items() if name not in (
         "the rate of a line search", "a scale for each element", "a plateau on top of a rate")}))
