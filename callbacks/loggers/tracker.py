@@ -33,14 +33,18 @@ class Tracker(abc.ABC):
         self._given = run
         self._run: Any = None
         self._is_own = False
-        self._ended: tuple[str, bool] | None = None  # the run of its own that `finish` ended, and whether it failed
+        self._ended: tuple[Any, bool] | None = None  # the run of its own that `finish` ended, and whether it failed
         self._id: str | None = None  # of the run to continue
         self._is_resumed = False
         self._last_steps: Mapping[str, int] = {}
 
     @property
     def run(self) -> Any:
-        """The package's run object, created if missing."""
+        """The package's run object, created if missing; after `finish`, the run that it ended."""
+        return self._open_run() if self._run is not None or self._ended is None else self._ended[0]
+
+    def _open_run(self) -> Any:
+        """Returns the run to send to, created if missing."""
         if self._run is None:
             self._run = self._running() if self._given is None else self._given
             self._is_own = self._run is None
@@ -53,14 +57,14 @@ class Tracker(abc.ABC):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Sends metrics that the run does not have yet."""
-        run = self.run
+        run = self._open_run()
         new = {name: value for name, value in metrics.items() if step > self._last_steps.get(name, -1)}
         if new:
             self._send_metrics(run, new, step)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Sends parameters, unless a resumed run has them already."""
-        run = self.run
+        run = self._open_run()
         if not self._is_resumed:
             self._send_params(run, params)
 
@@ -69,10 +73,10 @@ class Tracker(abc.ABC):
         path = arguments.as_path("path", path)
         name = name or os.path.basename(path)
         if self._run is not None or self._ended is None:
-            self._send_artifact(self.run, path, name)
+            self._send_artifact(self._open_run(), path, name)
             return
         ended, has_failed = self._ended
-        run = self._open(ended)
+        run = self._open(self._id_of(ended))
         try:
             self._send_artifact(run, path, name)
         finally:
@@ -82,7 +86,7 @@ class Tracker(abc.ABC):
         """Ends the run, if the logger has created it."""
         run, is_own = self._run, self._is_own
         if run is not None:
-            self._ended = (self._id_of(run), failed) if is_own else None
+            self._ended = (run, failed) if is_own else None
         self._run, self._is_own, self._id, self._is_resumed, self._last_steps = None, False, None, False, {}
         if run is not None and is_own:
             self._close(run, failed)

@@ -56,8 +56,9 @@ class WandB(Tracker):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Sends metrics of steps that the run does not have yet."""
-        if not self._is_resumed or step >= self.run.starting_step:
-            self._send_metrics(self.run, metrics, step)
+        run = self._open_run()
+        if not self._is_resumed or step >= run.starting_step:
+            self._send_metrics(run, metrics, step)
 
     def _send_metrics(self, run: Any, metrics: Mapping[str, float], step: int) -> None:
         run.log(dict(metrics), step=step)

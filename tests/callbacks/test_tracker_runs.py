@@ -49,6 +49,17 @@ def test_a_file_after_the_end_goes_to_the_ended_run_which_ends_again_in_the_same
                            "run 1": ["open", 0, "notes.txt"]}
 
 
+def test_the_run_that_has_ended_can_be_read_and_keeps_its_files():
+    logger = Records()
+    logger.log_params({})
+    logger.finish()
+    assert logger.run == "run 0"
+    logger.log_artifact("notes.txt")
+    assert logger.runs == {"run 0": ["open", "params", "closed", "open", "notes.txt", "closed"]}
+    logger.log_metrics({"loss": 1.0}, 0)
+    assert logger.run == "run 1"
+
+
 def test_a_file_before_the_first_training_goes_to_its_run():
     logger = Records()
     logger.log_artifact("notes.txt")

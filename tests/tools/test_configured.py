@@ -268,7 +268,8 @@ def test_the_printed_configuration_has_all_defaults_and_is_one(folder, capsys):
 
 
 WRONG = {
-    "nothing": ([], "arguments are required: model, data\n`model` is a class of Flax"),
+    "nothing": ([], "required: model, data\n`--config FILE` gives them, such as the `config.yaml` of a run's folder.\n"
+                "`model` is a class of Flax"),
     "value": (["--model.width=abc"], "'configured_example.Network':\n    Parser key \"width\":\n      Expected a "
                                      "<class 'int'>. Got value: abc"),
     "argument": (["--model.widht=3"], "Option 'widht' is not accepted. Did you mean 'width'?"),
@@ -294,7 +295,7 @@ WRONG = {
     "no path": (["--model=Network"], "that of its Python file: `my_file.Network`\n`model` is a class of Flax"),
     "no path, as no class has the name": (["--data=mine"], "'mine' is a name without that of its Python file"),
     "optimizer": (["--compile.optimizer=adm"], "Unknown optimizer 'adm'. Did you mean 'adam'"),
-    "optimizer's key": (["--compile.optimizer.lr=1"], "Option 'lr' is not accepted. Did you mean 'learning_rate'?"),
+    "optimizer's key": (["--compile.optimizer.lr=1"], "\nOption 'lr' is not accepted. Did you mean 'learning_rate'?"),
     "optimizer's value": (["--compile.optimizer.learning_rate=x"], 'key "learning_rate"'),
     "loss": (["--compile.loss=msee"], "Unknown loss 'msee'. Did you mean 'mse'"),
     "loss's value": (["--compile.loss=Huber", "--compile.loss.delta=x"], "Parser key \"delta\":\n          Expected a "

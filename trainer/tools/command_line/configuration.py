@@ -41,6 +41,7 @@ _UNKNOWN_KEY = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '(
                           r"unrecognized arguments: --([^ =]+)")
 _OF_A_LIST = re.compile(r"- Expected a <class 'list'>(?:.*\n)*  Given value type: <class 'str'>\n  Given value: (.*)")
 _OF_A_DICT = re.compile(r"\n  Given value type: <class 'dict'>\n  Given value: \{(?!.*'class_path')")
+_NEAR = re.compile(r"\S.* Did you mean '.*$", re.MULTILINE)
 _NO_KEY = re.compile(r"unrecognized arguments: ([^-\s]\S*)")
 _REQUIRED = re.compile(r"arguments are required: (.*)")
 
@@ -204,9 +205,12 @@ class Parser(jsonargparse.ArgumentParser):
             hints = [hint for section, hint in _HINTS.items() if f'key "{section}"' in message]
             message = "\n".join([message.replace(other[0], f"{other[1]!r} is {_described(other[1])}"), *hints])
         if missing := _REQUIRED.search(message):
-            message = "\n".join([message, *(_HINTS[name] for name in missing[1].split(", ") if name in _HINTS)])
+            message = "\n".join([message, "`--config FILE` gives them, such as the `config.yaml` of a run's folder.",
+                                 *(_HINTS[name] for name in missing[1].split(", ") if name in _HINTS)])
         if stray := _NO_KEY.match(message):
             message = f"{message}. An argument is `--KEY VALUE`; a file is `--config {stray[1]}`."
+        if message.count("\n") > 4 and (near := _NEAR.findall(message)):  # of one of the kinds that a value can have
+            message = f"{message}\n{near[0]}"
         if name := _OF_A_LIST.search(message):
             message = f"{message}\nWrite a list: `[{name[1]}]`."
         if _OF_A_DICT.search(message):

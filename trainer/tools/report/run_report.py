@@ -141,7 +141,8 @@ def _read(folder: str) -> dict[str, Any]:
     if not storage.exists(path):
         raise FileNotFoundError(
             f"{folder!r} has no {FILE_NAME}, of which a report is made. `fit` keeps it in the folder of "
-            "`RunRecord(folder)`, `TensorBoard`, `LogTo` or `BackupAndRestore(delete_checkpoint=False)`.")
+            "`RunRecord(folder)`, `TensorBoard`, `LogTo` of `JSONLines` or `TensorBoardFiles`, or `BackupAndRestore("
+            "delete_checkpoint=False)`; trackers such as W&B keep none.")
     record = read_json(path, folder)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise ValueError(f"{path!r} is not what this version of the trainer writes.")
