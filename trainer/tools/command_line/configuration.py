@@ -209,8 +209,8 @@ class Parser(jsonargparse.ArgumentParser):
                                  *(_HINTS[name] for name in missing[1].split(", ") if name in _HINTS)])
         if stray := _NO_KEY.match(message):
             message = f"{message}. An argument is `--KEY VALUE`; a file is `--config {stray[1]}`."
-        if message.count("\n") > 4 and (near := _NEAR.findall(message)):  # of one of the kinds that a value can have
-            message = f"{message}\n{near[0]}"
+        if message.count("\n") > 4 and (nested := _NEAR.search(message)):  # of one of the kinds that a value can have
+            message = f"{message}\n{nested[0]}"
         if name := _OF_A_LIST.search(message):
             message = f"{message}\nWrite a list: `[{name[1]}]`."
         if _OF_A_DICT.search(message):
