@@ -248,8 +248,6 @@ CALLS = {
     "a model without super": Wrong(lambda: _WithoutSuper().compile("sgd", "mse"), "'_core'",
                                    r"`super\(\).__init__\(module\)`"),
     "params of a model": Wrong(lambda: _built().params, "'params'", r"`model\.state\.params`"),
-    "params to a model": Wrong(lambda: setattr(_built(), "params", {}), "`params`",
-                               r"`model\.state = model\.state\.replace"),
     "params to a state": Wrong(lambda: setattr(_built().state, "params", {}), "`params`", r"state\.replace\(params="),
     "Flax's apply": Wrong(lambda: _built().apply({"params": {}}, X), r"`Model\.apply`.*'x'", r"`model\.predict\(x\)`"),
     "Flax's TrainState.create": Wrong(lambda: trainer.TrainState.create(tx=1), "'create'", r"`model\.build\(x\)`"),

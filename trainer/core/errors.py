@@ -26,7 +26,7 @@ _NEAR = 0.6
 # Arguments of other libraries, or of earlier versions of Keras.
 _ELSEWHERE = {
     "decay": "A learning rate that decays is a schedule: `trainer.optimizers.schedules.InverseTimeDecay(rate, "
-             "decay_steps=1, decay_rate=decay)`; weights decay by `weight_decay`.",
+             "decay_steps=1, decay_rate=decay)`; weights decay by 'weight_decay'.",
     "period": 'Give `save_freq`: "epoch", or a number of batches.',
     "label_smoothing": "Labels that are class indices cannot be smoothed: give `CategoricalCrossentropy("
                        "label_smoothing=...)` one-hot labels, as `trainer.utils.to_categorical(y)` makes them.",

@@ -9,6 +9,7 @@ _PLACE = "A strategy places a model: make it in `with trainer.distribute.OneDevi
 #: Sentences that end the errors for these attributes.
 NAMES = {
     "_core": "Its `__init__` has to call `super().__init__(module)` first, with the Flax module that has the layers.",
+    "params": "Instead: `model.state.params`; `set_weights(weights)` sets them.",
     "fit_generator": "`fit` takes generators.",
     "evaluate_generator": "`evaluate` takes generators.",
     "predict_generator": "`predict` takes generators.",

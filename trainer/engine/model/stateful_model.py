@@ -86,22 +86,6 @@ class StatefulModel(OverridableSteps, ForeignNames):
         return self._core.strategy
 
     @property
-    def params(self) -> NoReturn:
-        """Refused, because other libraries set it: `state.params` are the parameters, and `set_weights` sets them.
-
-        :meta private:
-        """
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute 'params'. Instead: `model.state.params`.", name="params",
-            obj=self)
-
-    @params.setter
-    def params(self, params: object) -> NoReturn:
-        raise AttributeError("`params` of a model is not set, as its state has the parameters: "
-                             "`model.state = model.state.replace(params=...)`, or `model.set_weights(weights)`. A "
-                             "value of your own needs another name.", name="params", obj=self)
-
-    @property
     def current_run(self) -> CurrentRun:
         """The current run of the model, or its last run, for callbacks."""
         return self._core.run
