@@ -300,7 +300,8 @@ def test_a_module_that_flattens_its_rows_is_told_how_to_keep_them():
 def test_steps_of_named_modules_that_are_not_overridden_are_named():
     made = trainer.Model({"first": nn.Dense(2), "last": nn.Dense(2)})
     made.build({"first": X, "last": X})
-    with pytest.raises(ValueError, match=r'`self.apply\(params\["first"\], .*module="first"\)`.*`predict_step`') as raised:
+    message = r'`self.apply\(params\["first"\], .*module="first"\)`.*`predict_step`'
+    with pytest.raises(ValueError, match=message) as raised:
         made.predict(X, verbose=0)
     assert "rows of shape" not in str(raised.value)
 

@@ -48,6 +48,12 @@ def _fit(model: trainer.Model | None = None, **arguments: Any) -> Any:
     return (model or _model()).fit(**{"x": X, "y": Y, "verbose": 0, **arguments})
 
 
+def _with_another_kernel() -> None:
+    model = _built()
+    model.state.params["kernel"] = jnp.zeros((8, 3))
+    model.predict(X, verbose=0)
+
+
 def _batches() -> data.Dataset:
     return data.Dataset.from_arrays((X, Y)).batch(4)
 
@@ -249,6 +255,7 @@ CALLS = {
                                    r"`super\(\).__init__\(module\)`"),
     "params of a model": Wrong(lambda: _built().params, "'params'", r"`model\.state\.params`"),
     "params to a state": Wrong(lambda: setattr(_built().state, "params", {}), "`params`", r"state\.replace\(params="),
+    "a parameter of another shape": Wrong(_with_another_kernel, r"shape \(4, 1\)", "was replaced after the model was"),
     "Flax's apply": Wrong(lambda: _built().apply({"params": {}}, X), r"`Model\.apply`.*'x'", r"`model\.predict\(x\)`"),
     "Flax's TrainState.create": Wrong(lambda: trainer.TrainState.create(tx=1), "'create'", r"`model\.build\(x\)`"),
     "PyTorch's zero_grad": Wrong(lambda: _built().optimizer.zero_grad(), "'zero_grad'", "Leave it out"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -34,6 +35,7 @@ _OTHER_YES_OR_NO = "Give `y > 0` for labels of -1 and 1, or `y - 1` for labels o
 
 # Messages of Python, NumPy and JAX for `x["name"]`.
 _OF_FEATURES = re.compile(r"contracting dimensions to have the same shape, got \((\d+),\) and \((\d+),\)")
+_SHAPE = re.compile(r"shape \(([\d, ]*)\)")
 _INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers, slices.* valid ind|string indexing")
 
 
@@ -159,8 +161,14 @@ def explain_other_inputs(inputs: PyTree, built_on: PyTree, error: Exception) -> 
             f"`x` has rows of shape {shown}, but the model was built on rows of shape "
             f"{', '.join(built)}, and cannot take others.{one_row}{_hint_of_parts(inputs)} It raised "
             f"{type(error).__name__}: {error}") from error
+    if not isinstance(error, flax.errors.ScopeParamShapeError):
+        return
     rows, built_rows = ([leaf.shape[:1] for leaf in jax.tree.leaves(tree)] for tree in (inputs, built_on))
-    if isinstance(error, flax.errors.ScopeParamShapeError) and rows != built_rows:
+    shapes = [shape.split(", ") for shape in _SHAPE.findall(str(error))[:2]]  # of the module, and of the state
+    if sum(len(set(sizes)) > 1 for sizes in itertools.zip_longest(*shapes)) > 1:
+        error.add_note("The state has a parameter of another shape than the module: it was replaced after the model "
+                       "was built, or the module's arguments were.")
+    elif rows != built_rows:
         error.add_note("The model was built on inputs of the same shape with another number of rows, so the module "
                        "takes rows for features. If it flattens its inputs, write `x.reshape(x.shape[0], -1)` in "
                        "place of `x.flatten()`, `x.ravel()`, or a number of rows such as 32.")
