@@ -54,6 +54,13 @@ def _with_another_kernel() -> None:
     model.predict(X, verbose=0)
 
 
+def _two_networks() -> trainer.Model:
+    model = trainer.Model({"first": nn.Dense(1), "last": nn.Dense(1)})
+    model.compile({"first": "sgd", "last": "sgd"})
+    model.build({"first": X, "last": X})
+    return model
+
+
 def _batches() -> data.Dataset:
     return data.Dataset.from_arrays((X, Y)).batch(4)
 
@@ -256,6 +263,9 @@ CALLS = {
     "params of a model": Wrong(lambda: _built().params, "'params'", r"`model\.state\.params`"),
     "params to a state": Wrong(lambda: setattr(_built().state, "params", {}), "`params`", r"state\.replace\(params="),
     "a parameter of another shape": Wrong(_with_another_kernel, r"shape \(4, 1\)", "was replaced after the model was"),
+    "gradients without a name": Wrong(
+        lambda: _two_networks().state.apply_gradients({"kernel": X}), "'kernel'. Known names: first, last",
+        r"`apply_gradients\(first=grads\)`"),
     "Flax's apply": Wrong(lambda: _built().apply({"params": {}}, X), r"`Model\.apply`.*'x'", r"`model\.predict\(x\)`"),
     "Flax's TrainState.create": Wrong(lambda: trainer.TrainState.create(tx=1), "'create'", r"`model\.build\(x\)`"),
     "PyTorch's zero_grad": Wrong(lambda: _built().optimizer.zero_grad(), "'zero_grad'", "Leave it out"),

@@ -233,7 +233,8 @@ class TrainState(ForeignNames, metaclass=ForeignNamesOfClass):
         context = get_replica_context()
         for name in grads:
             if name not in self.optimizer:
-                raise errors.unknown_name("module for gradients", name, self.optimizer)
+                raise ValueError(f"{errors.unknown_name('module for gradients', name, self.optimizer)} Gradients of "
+                                 f"a module have its name: `apply_gradients({next(iter(self.optimizer))}=grads)`.")
         trained = {name: self.optimizer[name].trainable(tree) for name, tree in grads.items()}
         _check_gradients(trained, {name: self.optimizer[name].trainable(self.params[name]) for name in grads})
         reduced = context.reduce_gradients(reduce, trained)  # in one call: each is a rendezvous of all replicas
