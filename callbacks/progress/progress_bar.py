@@ -221,14 +221,20 @@ class ProgbarLogger(Callback):
             f"validation {self._validated.step}/{self._validation_steps or '?'}"]
 
     def _step_duration(self) -> list[str]:
-        return [step_duration_text(self._pace.secs_per_step())] if self._pace.step else []
+        # Compiling may be a part of the time of all steps, where one execution has most of them.
+        if not self._pace.step or self._compile_secs() > self._pace.elapsed_secs() / 2:
+            return []
+        return [step_duration_text(self._pace.secs_per_step())]
 
     def _timing(self) -> Mapping[str, float]:
         timing = run_detail(self.model, "timing")
         return {} if timing is None else timing.report()
 
+    def _compile_secs(self) -> float:
+        return self._timing().get("compile", 0.0) - self._compiled_secs
+
     def _compilation(self) -> list[str]:
-        secs = self._timing().get("compile", 0.0) - self._compiled_secs
+        secs = self._compile_secs()
         return [f"compiled in {secs:.1f}s"] if secs >= 0.05 else []
 
     def _remaining(self) -> list[str]:

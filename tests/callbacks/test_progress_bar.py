@@ -351,5 +351,5 @@ def test_the_time_of_compilation_is_shown_with_the_first_of_several_sets(capsys)
     model.compile("sgd", "mse")
     model.evaluate({"first": (x, y), "second": (x, y)}, verbose=2)
     first, second = capsys.readouterr().out.strip().splitlines()
-    assert "compiled in" in first
-    assert "compiled in" not in second
+    assert "compiled in" in first and "/step" not in first  # most of its time
+    assert "compiled in" not in second and "/step" in second
