@@ -16,7 +16,7 @@ from flax import linen as nn
 from flax import nnx
 
 import trainer
-from trainer import callbacks, data, losses, metrics, optimizers
+from trainer import callbacks, data, losses, metrics, models, optimizers
 
 X, Y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
 IDS = np.arange(8) % 3
@@ -356,6 +356,11 @@ CALLS = {
     "compute_loss of rows": Wrong(
         lambda: _fit(_overriding(compute_loss=lambda self, x, y, y_pred, sample_weight: y_pred[:, 0])),
         r"array of shape \(8,\)", "Take its mean"),
+    "Keras's weights of a zoo model": Wrong(
+        lambda: models.ResNet50(weights="imagenet"), "no argument 'weights'", "load_keras_weights"),
+    "torchvision's pretrained": Wrong(
+        lambda: models.ResNet18(pretrained=True), "no argument 'pretrained'", "load_torch_weights"),
+    "Keras's classes": Wrong(lambda: models.MobileNetV2(classes=5), "no argument 'classes'", "Give `num_classes`"),
 }
 
 

@@ -294,9 +294,11 @@ WRONG = {
     "no key": (["other.yaml"], "An argument is `--KEY VALUE`; a file is `--config other.yaml`."),
     "no path": (["--model=Network"], "that of its Python file: `my_file.Network`\n`model` is a class of Flax"),
     "no path, as no class has the name": (["--data=mine"], "'mine' is a name without that of its Python file"),
-    "optimizer": (["--compile.optimizer=adm"], "Unknown optimizer 'adm'. Did you mean 'adam'"),
+    "optimizer": (["--compile.optimizer=adm"],  # without the errors of the other types
+                  "error: Parser key \"compile.optimizer\":\n  Unknown optimizer 'adm'. Did you mean 'adam'"),
     "optimizer's key": (["--compile.optimizer.lr=1"], "\nOption 'lr' is not accepted. Did you mean 'learning_rate'?"),
-    "optimizer's value": (["--compile.optimizer.learning_rate=x"], 'key "learning_rate"'),
+    "optimizer's value": (["--compile.optimizer.learning_rate=x"],
+                          'key "learning_rate":\n            Expected a <class \'float\'>'),
     "loss": (["--compile.loss=msee"], "Unknown loss 'msee'. Did you mean 'mse'"),
     "loss's value": (["--compile.loss=Huber", "--compile.loss.delta=x"], "Parser key \"delta\":\n          Expected a "
                      "<class 'float'>. Got value: x"),

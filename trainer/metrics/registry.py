@@ -274,17 +274,32 @@ def resolve(
 
 
 def _warn_of_logits(metric: Metric, loss: object) -> None:
-    if isinstance(metric, accuracies.BinaryAccuracy):
-        argument, is_of_probabilities = "threshold", metric.threshold == 0.5
-    else:
-        argument = "thresholds"
-        is_of_probabilities = isinstance(metric, confusion.ConfusionMetric) and metric.thresholds == [0.5]
-    if is_of_probabilities and getattr(loss, "from_logits", False) and isinstance(
+    if takes_half_for_yes(metric) and getattr(loss, "from_logits", False) and isinstance(
             loss, (losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy)):
         warnings.warn(f"The metric {metric.name!r} takes predictions above 0.5 for yes, but the loss {loss.name!r} has "
-                      "from_logits=True, and logits above 0 mean yes. Use "
-                      f'`trainer.metrics.{type(metric).__name__}({argument}=0.0, name="{metric.name}")`. '
-                      f"{see('logits')}", UserWarning, stacklevel=2)
+                      f"from_logits=True, and logits above 0 mean yes. Use {for_logits(metric)}. {see('logits')}",
+                      UserWarning, stacklevel=2)
+
+
+def takes_half_for_yes(metric: Metric) -> bool:
+    """Returns whether a metric takes predictions above 0.5, its default, for yes.
+
+    >>> takes_half_for_yes(accuracies.BinaryAccuracy()), takes_half_for_yes(accuracies.BinaryAccuracy(threshold=0.0))
+    (True, False)
+    """
+    if isinstance(metric, accuracies.BinaryAccuracy):
+        return metric.threshold == 0.5
+    return isinstance(metric, confusion.ConfusionMetric) and metric.thresholds == [0.5]
+
+
+def for_logits(metric: Metric) -> str:
+    """Returns the call that makes a metric of `takes_half_for_yes` for logits, for messages.
+
+    >>> for_logits(confusion.Recall())
+    '`trainer.metrics.Recall(thresholds=0.0, name="recall")`'
+    """
+    argument = "threshold" if isinstance(metric, accuracies.BinaryAccuracy) else "thresholds"
+    return f'`trainer.metrics.{type(metric).__name__}({argument}=0.0, name="{metric.name}")`'
 
 
 def takes_class_indices(metric: Metric) -> bool:

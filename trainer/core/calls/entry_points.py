@@ -29,6 +29,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _NO_MESH = Mesh(np.empty((), object), ())
 _RATE = "Give it to the optimizer: `optimizer=trainer.optimizers.Adam(learning_rate=...)`."
 _LOADER = "Give the loader as `x`: `fit(loader, epochs=3)`."
+# Arguments of `fit`, `evaluate` and `predict` in earlier Keras versions.
+_OF_DATA = {name: f"Give it to the data: `super().__init__({name}=...)` in a `trainer.utils.PyDataset`."
+            for name in ("workers", "use_multiprocessing", "max_queue_size")}
 # Arguments of Keras and of other trainers, and arguments that are easily left out, by function.
 _HINTS: dict[str, dict[str, str]] = {
     "compile": {
@@ -53,18 +56,18 @@ _HINTS: dict[str, dict[str, str]] = {
         "max_epochs": "Give `epochs`.",
         "train_dataloaders": _LOADER, "train_dataloader": _LOADER, "dataloader": _LOADER,
         "val_dataloaders": "Give the loader as `validation_data`.",
+        **_OF_DATA,
     },
+    "evaluate": _OF_DATA,
+    "predict": _OF_DATA,
 }
-# Arguments of `fit`, `evaluate` and `predict` in earlier Keras versions.
-_OF_DATA = {name: f"Give it to the data: `super().__init__({name}=...)` in a `trainer.utils.PyDataset`."
-            for name in ("workers", "use_multiprocessing", "max_queue_size")}
 
 
 def entry_point(function: Function) -> Function:
     """Returns a function that a script may call."""
     if inspect.isgeneratorfunction(function):
         return _generating(function)  # type: ignore[return-value]
-    hints = {**_OF_DATA, **_HINTS.get(function.__name__, {}), **_HINTS.get(function.__qualname__, {})}
+    hints = {**_HINTS.get(function.__name__, {}), **_HINTS.get(function.__qualname__, {})}
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,8 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -404,15 +405,41 @@ class Strategy(Replicas, ForeignNames):
         """Returns the data that `fit` reads in this process for the user's `x`."""
         return data
 
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[Strategy]:
+    def scope(self) -> Scope:
         """Makes this the strategy of every model made inside the `with` block."""
+        return Scope(self)
+
+
+class Scope(contextlib.ContextDecorator):
+    """The scope of a strategy, for `with`. Warns where `with` is forgotten, and nothing uses the strategy."""
+
+    def __init__(self, strategy: Strategy):
+        self._strategy = strategy
+        self._entered: list[contextlib.AbstractContextManager[None]] = []
+        self._is_used = False
+
+    def __enter__(self) -> Strategy:
+        self._is_used = True
         outer: Strategy | None = ambient.current().strategy
-        if outer is not None and outer is not self:
-            raise RuntimeError(f"The scope of {self!r} was entered inside the scope of {outer!r}. "
+        if outer is not None and outer is not self._strategy:
+            raise RuntimeError(f"The scope of {self._strategy!r} was entered inside the scope of {outer!r}. "
                                "A model belongs to one strategy: leave the outer scope first.")
-        with ambient.replaced(strategy=self):
-            yield self
+        block = ambient.replaced(strategy=self._strategy)
+        block.__enter__()
+        self._entered.append(block)
+        return self._strategy
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+    def __call__(self, function: Any) -> Any:
+        self._is_used = True
+        return super().__call__(function)
+
+    def __del__(self) -> None:
+        if not self._is_used:
+            warnings.warn("A scope was made and not entered, so that no model uses its strategy. Write `with "
+                          "strategy.scope():`.", RuntimeWarning, stacklevel=2)
 
 
 _default: list[Strategy] = []

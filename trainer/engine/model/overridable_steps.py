@@ -160,7 +160,8 @@ class OverridableSteps:
     @foreign_arguments({"x": "It takes the parameters, the state and the inputs: `model.apply(state.params, state, "
                              "x)`. Outside of a step, `model.predict(x)` returns outputs."})
     def apply(
-        self, params: PyTree, state: TrainState, x: PyTree, *, module: str | None = None, training: bool = False
+        self, params: PyTree, state: TrainState, x: PyTree, *, module: str | None = None,
+        training: bool | None = None,
     ) -> tuple[Any, Any]:
         """Returns the module's outputs and the new model state; pure.
 
@@ -171,14 +172,16 @@ class OverridableSteps:
           state: provides the model state, the seed and the step.
           x: the inputs.
           module: the name of a module in a dict of modules.
-          training: whether dropout is active, and BatchNorm uses the batch's statistics, unless it is frozen.
+          training: whether dropout is active, and BatchNorm uses the batch's statistics, unless it is frozen. None for
+            False, of which a `train_step` is warned where it makes a difference.
         """
+        self._core.configuration.training_arguments.add(training)
         params, given = overwritten.split(params)
         model_state = updated(state.model_state, given if module is None else {module: given})
         names: dict[str, Any] = {} if module is None else {"module": module}
         options = self._core.configuration.options
         call: Callable[..., Any] = functools.partial(
-            self._core.module.apply, training=training, batch_norm=options.batch_norm,
+            self._core.module.apply, training=bool(training), batch_norm=options.batch_norm,
             compute_dtype=None if options.policy is None else options.policy.compute_dtype,
             is_frozen=options.is_frozen if self._core.configuration.trainable else lambda path: True, **names)
         apply = functools.partial(call, remat=options.remat, make_key=lambda stream: self.make_rng(state, stream))
@@ -191,7 +194,7 @@ class OverridableSteps:
                 return apply(params, model_state, x)
             casts = multiplied_inputs(
                 functools.partial(call, make_key=lambda stream: jax.random.key(0)), params, model_state, x,
-                options.policy, self._core.configuration.input_casts, (module, training))
+                options.policy, self._core.configuration.input_casts, (module, bool(training)))
             return apply_with_policy(options.policy, apply, params, model_state, x, scale, casts)
 
     def make_rng(self, state: TrainState, stream: str) -> jax.Array:

@@ -22,12 +22,12 @@ from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch
 from trainer.engine.step.compiled_loss import CompiledLoss
-from trainer.engine.step.compiled_metrics import CompiledMetrics
+from trainer.engine.step.compiled_metrics import CompiledMetrics, Entry
 from trainer.engine.step.output_matching import match_arrays
 from trainer.engine.step.probabilities import are_ones, are_probabilities
 from trainer.losses.base import BuiltinLoss
 from trainer.metrics.base import is_builtin
-from trainer.metrics.registry import takes_class_indices
+from trainer.metrics.registry import for_logits, takes_class_indices, takes_half_for_yes
 from trainer.metrics.variable import asks_for_value
 
 _ROUNDING = 1e-3  # of labels that are floats
@@ -263,8 +263,9 @@ def check_outputs(
     """
     takes_probabilities = _take_probabilities(compiled_loss, compiled_metrics)
     of_logits = [] if trace is None else _takers_of_logits(compiled_loss, compiled_metrics)
+    at_half = _split_at_half(compiled_loss, compiled_metrics)
     proven: list[bool] = []
-    if trace is not None and (takes_probabilities or of_logits):
+    if trace is not None and (takes_probabilities or of_logits or at_half):
         # A custom step may give the module other inputs, which is not a reason to refuse it for a warning.
         with contextlib.nullcontext() if takes_probabilities else contextlib.suppress(Exception):
             program = trace()
@@ -279,13 +280,18 @@ def check_outputs(
                 f"The {kind} {name!r} has from_logits=True, but the model ends with a softmax or sigmoid, whose "
                 "outputs are probabilities. Leave the softmax or sigmoid out, or use from_logits=False. "
                 f"{errors.see('logits')}", stacklevel=user_stacklevel())
-    if not any(map(_is_custom_sum, compiled_metrics.metrics)) and (
-            not takes_probabilities or (proven and all(proven))):
+    if proven and all(proven):
+        takes_probabilities, at_half = False, []
+    is_required = takes_probabilities or any(map(_is_custom_sum, compiled_metrics.metrics))
+    if not is_required and not at_half:
         return
-    outputs = compute()
-    losses_are_of_outputs = compiled_loss.is_of(outputs)  # or of outputs that an overridden `compute_loss` has selected
-    _check_probabilities(compiled_loss if losses_are_of_outputs else None, compiled_metrics, outputs)
-    _check_metrics(compiled_metrics, y, outputs)
+    with contextlib.nullcontext() if is_required else contextlib.suppress(Exception):
+        outputs = compute()
+        _warn_of_split_logits(at_half, outputs)
+        if is_required:
+            is_of_outputs = compiled_loss.is_of(outputs)  # or of outputs that an overridden `compute_loss` has selected
+            _check_probabilities(compiled_loss if is_of_outputs else None, compiled_metrics, outputs)
+            _check_metrics(compiled_metrics, y, outputs)
 
 
 def _take_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics) -> bool:
@@ -302,6 +308,28 @@ def _takers_of_logits(
                      if is_builtin(entry.metric) and entry.metric.get_config().get("from_logits", False)]
 
 
+def _split_at_half(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics) -> list[Entry]:
+    """Returns the metrics that take 0.5 for the border of yes and no, where the loss does not say if it is."""
+    own = [not isinstance(entry.loss, BuiltinLoss) for entry in compiled_loss.per_output]
+    return [entry for entry in compiled_metrics.entries
+            if takes_half_for_yes(entry.metric) and (not own or own[entry.output])]
+
+
+def _warn_of_split_logits(metrics_at_half: list[Entry], outputs: PyTree) -> None:
+    leaves = jax.tree.leaves(outputs)
+    for entry in metrics_at_half:
+        values = np.asarray(leaves[entry.output], np.float32)
+        if _are_outside_of_probabilities(values):
+            warnings.warn(
+                f"The metric {entry.metric.name!r} takes predictions above 0.5 for yes, and the model's outputs go "
+                f"from {values.min():.3g} to {values.max():.3g}: they look like logits, where values above 0 mean "
+                f"yes. Use {for_logits(entry.metric)}. {errors.see('logits')}", stacklevel=user_stacklevel())
+
+
+def _are_outside_of_probabilities(values: np.ndarray) -> bool:
+    return bool((values < -1e-3).any() or (values > 1 + 1e-3).any())
+
+
 def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: CompiledMetrics,
                          outputs: PyTree) -> None:
     """Raises ValueError if outputs that a loss or a metric treats as probabilities are outside of [0, 1]."""
@@ -312,7 +340,7 @@ def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: C
                if _takes_probabilities(entry.metric)]
     for kind, name, output in taking:
         values = np.asarray(output, np.float32)
-        if (values < -1e-3).any() or (values > 1 + 1e-3).any():
+        if _are_outside_of_probabilities(values):
             raise ValueError(
                 f"The {kind} {name!r} expects probabilities, but the model's outputs (shape {values.shape}) go from "
                 f"{values.min():.3g} to {values.max():.3g}: they look like logits. Use the {kind}'s class with "

@@ -9,8 +9,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import pkgutil
-import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -21,29 +19,8 @@ from flax import nnx
 from jsonargparse.typing import NonNegativeInt, register_type
 
 from trainer import callbacks, distribute, losses, metrics, optimizers, regularizers
-from trainer.core.errors import near_hint
 from trainer.engine.model.model import Model
-
-MODEL, DATA = "model", "data"
-_HINTS = {
-    MODEL: "`model` is a class of Flax or a `trainer.Model`, or a function with such an annotation of its result, such "
-           "as `def model(width: int = 64) -> trainer.Model`.",
-    DATA: "`data` is a function whose result is annotated as a plain `dict`, such as `def data(rows: int = 100) -> "
-          "dict`, which returns `{\"train\": (x, y)}`, or a class with a property `train`.",
-}
-_RATE = "It is an argument of the optimizer: `--compile.optimizer Adam --compile.optimizer.learning_rate 0.01`."
-_OTHER_PLACES = {"fit": "The arguments of `fit` are in the section 'trainer'.", "learning_rate": _RATE, "lr": _RATE}
-# jsonargparse's error of an argument of a class that no option before it names: it takes the type for the class.
-_OF_OTHER_KIND = re.compile(r"Import path (\S+) does not correspond to a subclass of (?:Network|DataSets)")
-_NO_CLASS_YET = re.compile(rf'Parser key "(\w+)":\s+Import path {re.escape(__name__)}\.\w+ does not correspond')
-# jsonargparse's errors of keys: at the top, in a group, and of a command line.
-_UNKNOWN_KEY = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'(?: is not accepted)?$|"
-                          r"unrecognized arguments: --([^ =]+)")
-_OF_A_LIST = re.compile(r"- Expected a <class 'list'>(?:.*\n)*  Given value type: <class 'str'>\n  Given value: (.*)")
-_OF_A_DICT = re.compile(r"\n  Given value type: <class 'dict'>\n  Given value: \{(?!.*'class_path')")
-_NEAR = re.compile(r"\S.* Did you mean '.*$", re.MULTILINE)
-_NO_KEY = re.compile(r"unrecognized arguments: ([^-\s]\S*)")
-_REQUIRED = re.compile(r"arguments are required: (.*)")
+from trainer.tools.command_line.parser_errors import DATA, MODEL, explained
 
 
 class _KindType(type):
@@ -162,32 +139,6 @@ def _fit(callbacks: list[callbacks.Callback] = []) -> None:  # noqa: B006  # is 
 
 
 _ROOMS = (callbacks, distribute, losses, metrics, optimizers, regularizers)
-_UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\w+)")
-_UNKNOWN_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
-
-
-def _near_classes(message: str) -> str:
-    """Returns a line with similar names for an error about the name of a class or a function, or an empty string."""
-    if short := _UNKNOWN_CLASS.search(message):
-        if section := next((name for name in _HINTS if f'key "{name}"' in message), None):
-            return f"{short[1]!r} is {_described(short[1])}\n{_HINTS[section]}"
-        return near_hint(short[1], [name for room in _ROOMS for name in room.__all__ if name[0].isupper()])
-    if (path := _UNKNOWN_ATTRIBUTE.search(message)) and path[1] in sys.modules:
-        return near_hint(path[2], [name for name in dir(sys.modules[path[1]]) if not name.startswith("_")])
-    return ""
-
-
-def _described(path: str) -> str:
-    """Returns the kind of the object at a class path, and the annotation of a function's result."""
-    if "." not in path:
-        return f"a name without that of its Python file: `my_file.{path}`"
-    found = pkgutil.resolve_name(path)
-    if isinstance(found, type) or not callable(found):
-        return f"the class {found.__name__}" if isinstance(found, type) else f"a value of type {type(found).__name__}"
-    result = inspect.signature(found).return_annotation
-    if result is inspect.Signature.empty:
-        return "a function without an annotation of its result"
-    return f"a function whose result is annotated as {inspect.formatannotation(result)}"
 
 
 class Parser(jsonargparse.ArgumentParser):
@@ -197,38 +148,9 @@ class Parser(jsonargparse.ArgumentParser):
     """
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if early := _NO_CLASS_YET.match(message):
-            section = early[1]
-            message = (f'Parser key "{section}":\n  An argument `--{section}.KEY` comes before the class that it is '
-                       f"of. Give `--config FILE`, or `--{section} CLASS` first: options are read in order.")
-        if other := _OF_OTHER_KIND.search(message):
-            hints = [hint for section, hint in _HINTS.items() if f'key "{section}"' in message]
-            message = "\n".join([message.replace(other[0], f"{other[1]!r} is {_described(other[1])}"), *hints])
-        if missing := _REQUIRED.search(message):
-            message = "\n".join([message, "`--config FILE` gives them, such as the `config.yaml` of a run's folder.",
-                                 *(_HINTS[name] for name in missing[1].split(", ") if name in _HINTS)])
-        if stray := _NO_KEY.match(message):
-            message = f"{message}. An argument is `--KEY VALUE`; a file is `--config {stray[1]}`."
-        if message.count("\n") > 4 and (nested := _NEAR.search(message)):  # of one of the kinds that a value can have
-            message = f"{message}\n{nested[0]}"
-        if name := _OF_A_LIST.search(message):
-            message = f"{message}\nWrite a list: `[{name[1]}]`."
-        if _OF_A_DICT.search(message):
-            message = (f"{message}\nAn object is `{{class_path: Adam, init_args: {{learning_rate: 0.01}}}}`; a name "
-                       "alone is `adam`.")
-        if near := _near_classes(message):
-            message = f"{message}\n{near}"
-        if unknown := _UNKNOWN_KEY.match(message):
-            key = ".".join(filter(None, unknown.groups()))
-            known = {action.dest for action in self._actions} - {"help", "print_config"}
-            sections = {name.partition(".")[0] for name in known}
-            section = key.partition(".")[0]
-            if section not in sections:
-                deeper = {name for name in known if name.endswith(f".{section}")}
-                key, known = section, deeper or sections
-            place = _OTHER_PLACES.get(key.rpartition(".")[2]) if "compile" in sections else None  # not of a class
-            message = f"{message}. {place or near_hint(key, known)}"
-        super().error(message, ex)
+        keys = {action.dest for action in self._actions} - {"help", "print_config"}
+        classes = [name for room in _ROOMS for name in room.__all__ if name[0].isupper()]
+        super().error(explained(message, keys, classes), ex)
         raise AssertionError("jsonargparse ends the process or raises")
 
 

@@ -31,7 +31,8 @@ from trainer.engine.model.core.model_core import core_of
 from trainer.engine.model.load import load_model
 from trainer.engine.model.model import Model
 from trainer.engine.saving.prediction import named
-from trainer.tools.command_line.configuration import MODEL, Parser, parsed, parser_of
+from trainer.tools.command_line.configuration import Parser, parsed, parser_of
+from trainer.tools.command_line.parser_errors import MODEL
 from trainer.utils import set_random_seed
 
 CONFIG_NAME, MODEL_NAME, PREDICTIONS_NAME = "config.yaml", "model", "predictions.npz"

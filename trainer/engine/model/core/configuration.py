@@ -36,6 +36,7 @@ class Configuration:
       rules: the update rules of the parameters; None without an optimizer.
       trainable: whether the default train step trains.
       penalties_are_used: whether a traced step has called `compute_penalties`; may be assigned.
+      training_arguments: the `training` arguments of `apply` in a traced step; may be cleared.
       phases: the compiled steps, by "train", "test" and "predict".
       proofs: known facts about the rows of steps; see `engine/step/lowering.py`.
       input_casts: known casts of inputs; see `engine/step/input_casts.py`.
@@ -54,6 +55,7 @@ class Configuration:
         self.rules: UpdateRule | NamedRules | None = None
         self.trainable = True
         self.penalties_are_used = False
+        self.training_arguments: set[bool | None] = set()
         self._tracked: list[Metric] = []
         self.noted_loss: float | None = None
         self.changes = 0

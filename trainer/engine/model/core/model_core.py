@@ -64,7 +64,7 @@ class UserModel(Protocol):
     def compute_loss(self, x: PyTree = None, y: PyTree = None, y_pred: PyTree = None, sample_weight: PyTree = None,
                      training: bool = True) -> jax.Array: ...
     def apply(self, params: PyTree, state: TrainState, x: PyTree, *, module: str | None = None,
-              training: bool = False) -> tuple[Any, Any]: ...
+              training: bool | None = None) -> tuple[Any, Any]: ...
     def make_rng(self, state: TrainState, stream: str) -> jax.Array: ...
 
     def __train_step_as_resource__(self) -> Any:
@@ -328,6 +328,7 @@ class ModelCore:
                 kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard,
                 options.deterministic, functools.partial(self.why_partitioned, kind))
             self.configuration.penalties_are_used = False
+            self.configuration.training_arguments.clear()
             if kind == "train" and options.freezes_all(named_leaves(state.params)):
                 warnings.warn(f"`freeze={list(options.freeze)!r}` matches every parameter of the model, so that none "
                               "is trained. A pattern matches a path if it matches any segments of it, also those below "
@@ -347,6 +348,7 @@ class ModelCore:
             raise
         if is_new and kind == "train" and self.overrides("train_step"):
             self._check_penalties()
+            self._warn_of_inference(state, batch)
         return phases[kind]
 
     def _is_asynchronous(self, kind: str) -> bool:
@@ -377,6 +379,21 @@ class ModelCore:
         if self.module.sows_losses:
             warnings.warn(f"The module sows into 'losses', which the training may leave out. {fix}, unless it adds "
                           "what `model_state['losses']` holds.", stacklevel=2)
+
+    def _warn_of_inference(self, state: TrainState, batch: Batch) -> None:
+        """Warns of a custom `train_step` that never says if it trains, where the module differs in training."""
+        if self.configuration.training_arguments != {None}:
+            return
+        def digest(training: bool) -> str:
+            return program_digest(lambda state, x: self._model.apply(state.params, state, x, training=training),
+                                  state, unpack_x_y_sample_weight(batch)[0])
+
+        with contextlib.suppress(Exception):  # only the step knows the inputs of its modules
+            in_training, in_inference = digest(True), digest(False)
+            if in_training != in_inference:
+                warnings.warn("The overridden `train_step` calls `self.apply` without `training`: dropout is inactive, "
+                              "and BatchNorm uses its running averages. Write `self.apply(params, state, x, "
+                              "training=True)`, or `training=False` if it is meant.", stacklevel=user_stacklevel())
 
     def why_partitioned(self, kind: str, shapes: TrainState, batch: Batch) -> str | None:
         """Returns the reason, as a clause, why a step on a batch is partitioned; None if it is replicated."""
