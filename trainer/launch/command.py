@@ -22,7 +22,7 @@ from typing import Any
 from trainer.launch import output
 from trainer.launch.gpus import memory_settings
 from trainer.launch.job import Job
-from trainer.launch.supervisor import FAILED, REFUSED, TIMEOUT, Outcome, describe_end, supervise
+from trainer.launch.supervisor import FAILED, PEER_LOST, REFUSED, TIMEOUT, Outcome, describe_end, supervise
 
 _MAX_WORKERS = 1024
 _DESCRIPTION = """\
@@ -88,6 +88,9 @@ def run(
             if not again or restart == restarts:
                 break
             output.say(f"Starting all workers again (restart {restart + 1} of {restarts}).")
+    if again and not restarts and (outcome.exit_code == PEER_LOST or outcome.exit_code > 128):  # not by the script
+        output.say("To go on after such an end, use `--restarts N` and the callback `BackupAndRestore`, or run "
+                   "the command again.")
     return outcome.exit_code
 
 
