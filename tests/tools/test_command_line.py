@@ -140,6 +140,13 @@ def test_what_is_something_else_is_named(tmp_path, capsys, make, code, words):
     assert words in capsys.readouterr().err
 
 
+def test_an_onnx_file_is_left_to_its_own_tool(tmp_path, capsys):
+    assert commands.main(["inspect", str(tmp_path / "model.onnx")]) == 2
+    (tmp_path / "model.onnx").write_bytes(bytes(60))
+    assert commands.main(["inspect", str(tmp_path / "model.onnx")]) == 1
+    assert "Netron" in capsys.readouterr().err
+
+
 # --- the command line itself ------------------------------------------------------------------------------------------
 
 

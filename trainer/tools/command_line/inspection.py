@@ -117,6 +117,8 @@ def inspect(path: str) -> Inspection:
     from trainer.engine.saving.checkpoint import CheckpointFolder, is_checkpoint
 
     if not storage.is_folder(path):
+        if path.endswith(".onnx") and storage.is_file(path):
+            raise ValueError(f"{path!r} is an ONNX file, which Netron (https://netron.app) shows.")
         return _of_file(path)
     if is_checkpoint(path):
         return _of_checkpoint(path)
