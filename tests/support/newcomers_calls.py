@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 from flax import nnx
+from flax.training import train_state
 
 import trainer
 from trainer import callbacks, data, losses, metrics, models, optimizers
@@ -98,6 +99,19 @@ def _step_that(use: Callable[[Any], Any]) -> trainer.Model:
         use(loss)
         return {"loss": loss}, state.apply_gradients(grads, model_state=model_state)
     return _overriding(train_step=train_step)
+
+
+def _step_with(use: Callable[[Any, Any, Any, Any], Any]) -> trainer.Model:
+    """Returns a model whose train step calls a function of the model, the state, the inputs and the labels."""
+    def train_step(self: Any, state: Any, batch: Any) -> Any:
+        x, y, _ = trainer.unpack_x_y_sample_weight(batch)
+        return {"loss": use(self, state, x, y)}, state
+    return _overriding(train_step=train_step)
+
+
+def _assigned(state: Any) -> None:
+    model = _built()
+    model.state = state(model)
 
 
 class _WithoutModule(trainer.Model):
@@ -356,6 +370,39 @@ CALLS = {
     "compute_loss of rows": Wrong(
         lambda: _fit(_overriding(compute_loss=lambda self, x, y, y_pred, sample_weight: y_pred[:, 0])),
         r"array of shape \(8,\)", "Take its mean"),
+    "Flax's init of a model": Wrong(
+        lambda: _model().init(jax.random.key(0), X), "no attribute 'init'", r"`build\(x\)`"),
+    "a tree of weights as the state": Wrong(
+        lambda: _assigned(lambda model: model.state.params), "of type dict", r"state\.replace\(params=params\)"),
+    "Flax's TrainState": Wrong(
+        lambda: _assigned(lambda model: train_state.TrainState.create(
+            apply_fn=None, params=model.state.params, tx=optax.sgd(1.0))),
+        r"flax\.training\.train_state\.TrainState", r"state\.replace\(params=params\)"),
+    "a replicated state": Wrong(
+        lambda: _assigned(lambda model: jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), model.state)),
+        r"array of shape \(2,\)", "leave `flax.jax_utils.replicate` out"),
+    "a compiled predict": Wrong(lambda: jax.jit(_built().predict)(X), "being traced, by `jax.jit`", "without `jax.jit`"),
+    "generate of a model": Wrong(lambda: _model().generate(IDS), "'generate'", r"`trainer\.models\.generate\(model"),
+    "Keras's add_loss": Wrong(lambda: _model().add_loss(1.0), "'add_loss'", r"self\.sow"),
+    "Lightning's clipping": Wrong(lambda: _model(gradient_clip_val=1.0), "'gradient_clip_val'", "global_clipnorm"),
+    "an optax schedule for the optimizer": Wrong(
+        lambda: _model(optimizer=optax.cosine_decay_schedule(0.1, 10)), "a schedule of optax", r"optax\.adam\(schedule\)"),
+    "a loss with further results": Wrong(
+        lambda: _fit(_step_with(lambda self, state, x, y: jax.value_and_grad(
+            lambda params: self.apply(params, state, x, training=True))(state.params)[0])),
+        "scalar-output functions", "has_aux=True"),
+    "PyTorch's backward": Wrong(
+        lambda: _fit(_step_that(lambda loss: loss.backward())), "no attribute backward", r"jax\.value_and_grad"),
+    "Lightning's log": Wrong(
+        lambda: _fit(_step_with(lambda self, state, x, y: self.log("mine", 1.0))), "'log'", "returns its logs"),
+    "Flax's rngs for apply": Wrong(
+        lambda: _fit(_step_with(lambda self, state, x, y: self.apply(state.params, state, x, rngs={}))),
+        "no argument 'rngs'", "Leave it out"),
+    "a loss of labels and outputs alone": Wrong(
+        lambda: _fit(_step_with(lambda self, state, x, y: self.compute_loss(y, x))),
+        "received no outputs: `y_pred`", r"compute_loss\(y=y, y_pred=y_pred\)"),
+    "a bound module": Wrong(
+        lambda: trainer.Model(nn.Dense(1).bind(nn.Dense(1).init(jax.random.key(0), X))), "a bound Dense", "unbound"),
     "Keras's weights of a zoo model": Wrong(
         lambda: models.ResNet50(weights="imagenet"), "no argument 'weights'", "load_keras_weights"),
     "torchvision's pretrained": Wrong(

@@ -75,6 +75,8 @@ class ReplicaContext:
       mask_reads: number of times that code has read which rows are padding, to detect code that does not.
       is_told_reduction: whether the last call of `apply_gradients` set the reduction of gradients over the replicas.
       untold_reductions: number of calls that did not set it.
+      new_averages: paths of the running averages of BatchNorm that a step has computed, to detect a step that drops
+        them.
     """
 
     num_replicas_in_sync: int = 1
@@ -89,6 +91,7 @@ class ReplicaContext:
         self.mask_reads = 0
         self.is_told_reduction = True
         self.untold_reductions = 0
+        self.new_averages: set[str] = set()
         self._row_mask = row_mask
 
     @property

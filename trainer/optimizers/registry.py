@@ -78,6 +78,9 @@ def as_optimizer(identifier: Any, variables: Mapping[Any, Any] | None = None) ->
     if callable(identifier):
         # A class such as `Adam`, or a function such as `optax.adam`.
         name = getattr(identifier, "__name__", type(identifier).__name__)
+        if name == "schedule":  # as optax names the functions that its schedules return
+            raise TypeError(f"{expected}. Received: a function, a schedule of optax. It is the learning rate of an "
+                            "optimizer: `optax.adam(schedule)`.")
         raise TypeError(f"{expected}. Received: {name} itself. Call it: {name}(...).")
     if isinstance(getattr(identifier, "tx", None), optax.GradientTransformation):
         raise TypeError(f"{expected}. Received: a value of type {type(identifier).__name__}, which "

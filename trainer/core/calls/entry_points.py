@@ -28,6 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NO_MESH = Mesh(np.empty((), object), ())
 _RATE = "Give it to the optimizer: `optimizer=trainer.optimizers.Adam(learning_rate=...)`."
+_CLIP = "Clipping belongs to the optimizer: `trainer.optimizers.Adam(global_clipnorm=1.0)`, `clipnorm` or `clipvalue`."
 _LOADER = "Give the loader as `x`: `fit(loader, epochs=3)`."
 # Arguments of `fit`, `evaluate` and `predict` in earlier Keras versions.
 _OF_DATA = {name: f"Give it to the data: `super().__init__({name}=...)` in a `trainer.utils.PyDataset`."
@@ -36,6 +37,7 @@ _OF_DATA = {name: f"Give it to the data: `super().__init__({name}=...)` in a `tr
 _HINTS: dict[str, dict[str, str]] = {
     "compile": {
         "lr": _RATE, "learning_rate": _RATE,
+        **dict.fromkeys(("gradient_clip_val", "max_grad_norm", "clipnorm", "clipvalue", "global_clipnorm"), _CLIP),
         "strategy": "Make, compile and fit the model in `with strategy.scope():`.",
     },
     "build": {

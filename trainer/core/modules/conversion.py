@@ -63,6 +63,10 @@ def as_functional(module: Any, call_kwargs: CallKwargs = _NO_KWARGS, eval_module
     if isinstance(module, FunctionalModule):
         return module
     if isinstance(module, nn.Module):
+        if module.scope is not None:
+            raise ValueError("`module` is bound to variables, by `bind` or in the call of another module, and a model "
+                             f"would not use them. Received: a bound {type(module).__name__}. Give it unbound. After "
+                             "`build(x)`, `model.state = model.state.replace(params=params)` sets your parameters.")
         return LinenFunctional(module, call_kwargs)
     if is_nnx_module(module):
         # Not at the top: it imports `flax.nnx`.

@@ -261,6 +261,10 @@ def _is_number_or_row(item: object) -> bool:
 def _to_numpy(value: Any, name: Callable[[], str] = lambda: "A value") -> np.ndarray:
     if isinstance(value, np.ndarray):
         return np.asarray(value)
+    if isinstance(value, jax.core.Tracer):
+        raise DataError(f"{name()} is an array that is being traced, by `jax.jit` or `jax.grad`, and has no numbers "
+                        "yet. `fit`, `evaluate` and `predict` take arrays, and compile their steps: call them without "
+                        "`jax.jit`. Inside of a step, `self.apply(params, state, x)` returns outputs.")
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         value = value.detach().cpu()
     elif hasattr(value, "numpy") and not hasattr(value, "__array__"):

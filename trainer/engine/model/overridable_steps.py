@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.core import errors, overwritten, replica_context
+from trainer.core import errors, overwritten, replica_context, tree_paths
 from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.precision import apply_with_policy, with_matmul_precision
 from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
@@ -66,6 +66,10 @@ class OverridableSteps:
 
             return super().compute_loss(x, x, y_pred, sample_weight)  # an autoencoder, with compile(loss="mse")
         """
+        if y_pred is None and y is not None:
+            raise TypeError("`compute_loss` received no outputs: `y_pred` is of type NoneType. End the call of the "
+                            "module with `return`. A step of yours calls `compute_loss(x, y, y_pred, sample_weight)`, "
+                            "or, for targets and outputs alone, `compute_loss(y=y, y_pred=y_pred)`.")
         loss = self._core.configuration.loss
         if not loss.is_given and self._core.module.sows_losses:  # the sown losses are the whole loss
             return jnp.zeros((), jnp.float32)
@@ -157,8 +161,14 @@ class OverridableSteps:
         x, _, _ = unpack_x_y_sample_weight(batch)
         return computed(self.apply(state.params, state, x, training=False)[0])
 
-    @foreign_arguments({"x": "It takes the parameters, the state and the inputs: `model.apply(state.params, state, "
-                             "x)`. Outside of a step, `model.predict(x)` returns outputs."})
+    @foreign_arguments({
+        "x": "It takes the parameters, the state and the inputs: `model.apply(state.params, state, x)`. Outside of a "
+             "step, `model.predict(x)` returns outputs.",
+        "rngs": "Leave it out: random keys come from the model's seed and the step.",
+        "mutable": "Leave it out: `outputs, model_state = self.apply(...)` returns the new state.",
+        **dict.fromkeys(("train", "deterministic", "use_running_average"), "Give `training`; the module's own flag "
+                                                                           "follows it."),
+    })
     def apply(
         self, params: PyTree, state: TrainState, x: PyTree, *, module: str | None = None,
         training: bool | None = None,
@@ -191,11 +201,18 @@ class OverridableSteps:
         scale = None if state.loss_scale is None else state.loss_scale / context.num_replicas_in_sync
         with replica_context.enter(context), with_matmul_precision(options.matmul_precision):
             if options.policy is None:
-                return apply(params, model_state, x)
-            casts = multiplied_inputs(
-                functools.partial(call, make_key=lambda stream: jax.random.key(0)), params, model_state, x,
-                options.policy, self._core.configuration.input_casts, (module, bool(training)))
-            return apply_with_policy(options.policy, apply, params, model_state, x, scale, casts)
+                outputs, new_state = apply(params, model_state, x)
+            else:
+                casts = multiplied_inputs(
+                    functools.partial(call, make_key=lambda stream: jax.random.key(0)), params, model_state, x,
+                    options.policy, self._core.configuration.input_casts, (module, bool(training)))
+                outputs, new_state = apply_with_policy(options.policy, apply, params, model_state, x, scale, casts)
+        if training:
+            before = tree_paths.named_leaves(model_state)
+            context.new_averages.update(
+                path for path, leaf in tree_paths.named_leaves(new_state).items()
+                if path in before and leaf is not before[path] and self._core.module.is_batch_statistic(path))
+        return outputs, new_state
 
     def make_rng(self, state: TrainState, stream: str) -> jax.Array:
         """Returns the key of a random stream for this step, the same on any number of devices."""

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from trainer.core import errors, replica_context, trace_purity
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute.replica.replicated_state import leave_replica
@@ -58,6 +60,7 @@ def train_one_batch(
                             "state.apply_gradients(grads)`, or with `return super().train_step(state, batch)`.")
         logs, new_state = check_logs(metrics.finished(returned[0]), "train_step"), returned[1]
         _warn_if_nothing_is_trained(train_step, state, new_state)
+        _warn_if_averages_are_dropped(train_step, state, new_state, context.new_averages)
 
         is_merged = False
 
@@ -75,15 +78,32 @@ def train_one_batch(
 
 def _warn_if_nothing_is_trained(train_step: Step, before: TrainState, after: TrainState) -> None:
     """Warns if an overridden `train_step` returns exactly the arrays of its input state."""
-    is_inherited = str(getattr(train_step, "__module__", "")).startswith("trainer.")
     may_train = before.optimizer is not None and getattr(getattr(train_step, "__self__", None), "trainable", True)
-    if is_inherited or not may_train or not jax.tree.leaves(before.trainable(before.params)):
+    if _is_inherited(train_step) or not may_train or not jax.tree.leaves(before.trainable(before.params)):
         return
     leaves, received = jax.tree.leaves(after), jax.tree.leaves(before)
     if len(leaves) == len(received) and all(new is old for new, old in zip(leaves, received, strict=True)):
         warnings.warn("`train_step` returned the state that it was given, so nothing is trained. Return what "
                       "`state.apply_gradients(...)` returned, or the state of `super().train_step(state, batch)`.",
-                      UserWarning, stacklevel=2)
+                      UserWarning, stacklevel=user_stacklevel())
+
+
+def _warn_if_averages_are_dropped(
+    train_step: Step, before: TrainState, after: TrainState, new_averages: Collection[str]
+) -> None:
+    """Warns if an overridden `train_step` has computed running averages of BatchNorm, and returns the former."""
+    if _is_inherited(train_step) or not new_averages:
+        return
+    returned, received = named_leaves(after.model_state), named_leaves(before.model_state)
+    if all(returned.get(path) is received.get(path) for path in new_averages):
+        warnings.warn("`train_step` leaves out the model state that `apply` returned, so that `evaluate` and `predict` "
+                      "use the first averages of BatchNorm. Write `outputs, model_state = self.apply(params, state, x, "
+                      "training=True)`, and return `state.apply_gradients(grads, model_state=model_state)`.",
+                      UserWarning, stacklevel=user_stacklevel())
+
+
+def _is_inherited(train_step: Step) -> bool:
+    return str(getattr(train_step, "__module__", "")).startswith("trainer.")
 
 
 @contextlib.contextmanager

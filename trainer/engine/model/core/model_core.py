@@ -28,7 +28,7 @@ from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, initial_opt_state, shapes_of
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
-from trainer.data import unpack_x_y_sample_weight
+from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.reader import Reader
 from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy, get_strategy, has_strategy
@@ -39,6 +39,7 @@ from trainer.engine.model.core.state_holder import StateHolder, first_rows
 from trainer.engine.step import output_checks, steps, update_rules
 from trainer.engine.step.compiled_loss import MissingTargetsError
 from trainer.engine.step.compiled_phase import CompiledPhase
+from trainer.engine.step.crossed_rows import crosses_rows
 from trainer.engine.step.input_casts import check_inputs_fit, overflows
 from trainer.engine.step.lowering import StepParts, why_partitioned
 from trainer.metrics.variable import asks_for_value
@@ -344,11 +345,15 @@ class ModelCore:
             if asks_for_value(error):
                 _explain_value_in_step(error)
                 raise
+            _explain_gradient(error)
             output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
             raise
-        if is_new and kind == "train" and self.overrides("train_step"):
-            self._check_penalties()
-            self._warn_of_inference(state, batch)
+        if is_new and kind == "train":
+            if self.overrides("train_step"):
+                self._check_penalties()
+                self._warn_of_inference(state, batch)
+            if self.overrides("train_step") or self.overrides("compute_loss"):
+                self._warn_of_crossed_rows(state, batch)
         return phases[kind]
 
     def _is_asynchronous(self, kind: str) -> bool:
@@ -394,6 +399,24 @@ class ModelCore:
                 warnings.warn("The overridden `train_step` calls `self.apply` without `training`: dropout is inactive, "
                               "and BatchNorm uses its running averages. Write `self.apply(params, state, x, "
                               "training=True)`, or `training=False` if it is meant.", stacklevel=user_stacklevel())
+
+    def _warn_of_crossed_rows(self, state: TrainState, batch: Batch) -> None:
+        """Warns of a custom loss of labels `(rows,)` and outputs `(rows, 1)` that compares all rows with all."""
+        x, y, sample_weight = unpack_x_y_sample_weight(batch)
+
+        def step(state: TrainState, y: PyTree) -> Any:
+            return steps.train_one_batch(self._model.train_step, replica_context.single_context, state,
+                                         pack_x_y_sample_weight(x, y, sample_weight))
+
+        is_flat = [np.ndim(leaf) == 1 for leaf in jax.tree.leaves(y)]
+        with contextlib.suppress(Exception):  # only the step knows the inputs of its modules
+            outputs = jax.eval_shape(functools.partial(self._outputs, True), state, batch) if any(is_flat) else None
+            if any(leaf.ndim == 2 and leaf.shape[1] == 1 for leaf in jax.tree.leaves(outputs)) and crosses_rows(
+                    jax.make_jaxpr(step)(state, y), [False] * len(jax.tree.leaves(state)) + is_flat):
+                name = "train_step" if self.overrides("train_step") else "compute_loss"
+                warnings.warn(f"`{name}` combines labels of shape (rows,) with outputs of shape (rows, 1), which "
+                              "NumPy's rules make (rows, rows): each output meets the labels of all rows. Write "
+                              "`y_pred[:, 0]`, or give labels of shape (rows, 1).", stacklevel=user_stacklevel())
 
     def why_partitioned(self, kind: str, shapes: TrainState, batch: Batch) -> str | None:
         """Returns the reason, as a clause, why a step on a batch is partitioned; None if it is replicated."""
@@ -456,6 +479,17 @@ def _explain_value_in_step(error: Exception) -> None:
         "The step asks for the value of an array, which has none while the step is traced. Print with "
         '`jax.debug.print("{}", loss)`, compute with `jnp` in place of `np`, `float` and `if`, or compile with '
         f"run_eagerly=True to look. {see('traced-value')} JAX says: {error}", *error.args[1:])
+
+
+def _explain_gradient(error: Exception) -> None:
+    """Adds a note to JAX's errors about a loss with further results, and to PyTorch's way to a gradient."""
+    text = str(error)
+    if "Gradient only defined for scalar-output functions. Output was (" in text:
+        error.add_note("A loss that returns `(loss, others)` needs `jax.value_and_grad(loss, has_aux=True)`, which "
+                       "returns `((loss, others), gradients)`.")
+    elif "has no attribute backward" in text:
+        error.add_note("JAX differentiates functions: `loss, grads = jax.value_and_grad(loss_of)(state.params)`, then "
+                       "`state.apply_gradients(grads)`.")
 
 
 def _with_matmul_precision(step: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -285,7 +285,10 @@ class StateHolder:
           TypeError: if it is not a `TrainState`, or is being traced.
         """
         if not isinstance(state, TrainState):
-            raise errors.wrong_type("state", state, "a TrainState, as `model.state` or a custom step returns it")
+            kind = f"{type(state).__module__}.{type(state).__name__}".removeprefix("builtins.")
+            raise TypeError("`state` must be a TrainState of the trainer, as `model.state` or a custom step returns it"
+                            f". Received: a value of type {kind}. To set weights: "
+                            "`model.state = model.state.replace(params=params)`.")
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
             raise TypeError("`state` was assigned in a function that is being compiled, where a state is no value yet. "
                             "Return the new state from the step, and assign it outside: "
@@ -299,8 +302,11 @@ class StateHolder:
         placed = self._strategy.place_state(state)
         for (path, leaf), old in zip(jax.tree.leaves_with_path(placed), jax.tree.leaves(present), strict=True):
             if (leaf.shape, leaf.dtype) != (old.shape, old.dtype):
+                is_replicated = leaf.shape[1:] == old.shape and leaf.ndim > old.ndim
+                hint = (" The strategy places the state on all devices: leave `flax.jax_utils.replicate` out."
+                        if is_replicated else "")
                 raise ValueError(f"`state{jax.tree_util.keystr(path)}` must be an {errors.describe(old)}. "
-                                 f"Received: an {errors.describe(leaf)}.")
+                                 f"Received: an {errors.describe(leaf)}.{hint}")
         self.set(placed, is_borrowed=True)
 
     def load(self, state: TrainState) -> None:
