@@ -381,12 +381,14 @@ CALLS = {
     "a replicated state": Wrong(
         lambda: _assigned(lambda model: jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), model.state)),
         r"array of shape \(2,\)", "leave `flax.jax_utils.replicate` out"),
-    "a compiled predict": Wrong(lambda: jax.jit(_built().predict)(X), "being traced, by `jax.jit`", "without `jax.jit`"),
+    "a compiled predict": Wrong(
+        lambda: jax.jit(_built().predict)(X), "being traced, by `jax.jit`", "without `jax.jit`"),
     "generate of a model": Wrong(lambda: _model().generate(IDS), "'generate'", r"`trainer\.models\.generate\(model"),
     "Keras's add_loss": Wrong(lambda: _model().add_loss(1.0), "'add_loss'", r"self\.sow"),
     "Lightning's clipping": Wrong(lambda: _model(gradient_clip_val=1.0), "'gradient_clip_val'", "global_clipnorm"),
     "an optax schedule for the optimizer": Wrong(
-        lambda: _model(optimizer=optax.cosine_decay_schedule(0.1, 10)), "a schedule of optax", r"optax\.adam\(schedule\)"),
+        lambda: _model(optimizer=optax.cosine_decay_schedule(0.1, 10)), "a schedule of optax",
+        r"optax\.adam\(schedule\)"),
     "a loss with further results": Wrong(
         lambda: _fit(_step_with(lambda self, state, x, y: jax.value_and_grad(
             lambda params: self.apply(params, state, x, training=True))(state.params)[0])),
