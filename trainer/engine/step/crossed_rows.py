@@ -62,7 +62,8 @@ def _walk(program: ClosedJaxpr | Jaxpr, kinds: list[str | None]) -> tuple[bool, 
 
 
 def _kind(equation: Any, operands: list[str | None]) -> str | None:
-    name, shape = equation.primitive.name, getattr(equation.outvars[0].aval, "shape", ())
+    name = equation.primitive.name
+    shape: tuple[int, ...] = getattr(equation.outvars[0].aval, "shape", ())
     arrays = [(kind, variable) for kind, variable in zip(operands, equation.invars, strict=True)
               if getattr(variable.aval, "shape", ())]
     kinds = {kind for kind, _ in arrays}
@@ -78,5 +79,5 @@ def _kind(equation: Any, operands: list[str | None]) -> str | None:
 
 
 def _is_column(variable: Any) -> bool:
-    shape = getattr(variable.aval, "shape", ())
+    shape: tuple[int, ...] = getattr(variable.aval, "shape", ())
     return len(shape) == 2 and shape[1] == 1 and shape[0] > 1
