@@ -348,7 +348,9 @@ def test_folders_of_something_else_are_refused(model, training, tmp_path):
     training.saves(7)
     with pytest.raises(ValueError, match=r"step_7' is itself a checkpoint. Give the folder"):
         SidecarEvaluator(model, TEST, training.folder / "step_7").start()
-    model.save(tmp_path / "models" / "step_1")
+    built = new_model()
+    built.build(TEST[0])
+    built.save(tmp_path / "models" / "step_1")
     with pytest.raises(ValueError, match=r"step_1' is no checkpoint of a run"):
         SidecarEvaluator(model, TEST, tmp_path / "models").start()
     (tmp_path / "file").touch()
