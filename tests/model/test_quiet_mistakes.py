@@ -64,6 +64,8 @@ def test_a_step_that_never_says_that_it_trains_warns(layer):
     assert "`self.apply` without `training`" in message and "training=True" in message
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.every_case
 @pytest.mark.parametrize(("arguments", "layer"), [
     ({"training": True}, nn.Dropout(0.5)),
     ({"training": False}, nn.Dropout(0.5)),
@@ -73,6 +75,8 @@ def test_a_step_that_says_it_does_not_warn_nor_does_a_module_without_difference(
     assert messages_of_fit(applying(**arguments), Net(layer)) == []
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.every_case
 @pytest.mark.parametrize("options", [{}, {"precision": "bfloat16"}, {"remat": True}])
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_step_that_drops_the_averages_of_batch_norm_warns(keeps, options):
@@ -110,6 +114,8 @@ class OwnStep(trainer.Model):
         return {"loss": loss}, state.apply_gradients(grads)
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.every_case
 @pytest.mark.parametrize(("kind", "name"), [(OwnLoss, "compute_loss"), (OwnStep, "train_step")])
 @pytest.mark.parametrize("labels", [Y[:, 0], Y[:, 0].astype(np.int32), Y])
 def test_labels_that_are_compared_with_the_outputs_of_all_rows_warn(kind, name, labels):
@@ -147,6 +153,8 @@ def test_a_metric_that_splits_logits_at_one_half_warns_where_the_loss_is_the_use
     assert "they look like logits" in message and fix in message
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.every_case
 @pytest.mark.parametrize(("module", "loss", "metric"), [
     (Net(nn.Dense(4)), own_loss, metrics.BinaryAccuracy(threshold=0.0)),
     (Net(nn.Dense(4), nn.sigmoid), losses.log_cosh, "accuracy"),  # proven
