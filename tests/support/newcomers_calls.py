@@ -16,7 +16,7 @@ from flax import linen as nn
 from flax import nnx
 
 import trainer
-from trainer import callbacks, data, losses, metrics, models, optimizers
+from trainer import callbacks, data, estimator, losses, metrics, models, optimizers
 
 X, Y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
 IDS = np.arange(8) % 3
@@ -98,6 +98,10 @@ def _step_that(use: Callable[[Any], Any]) -> trainer.Model:
         use(loss)
         return {"loss": loss}, state.apply_gradients(grads, model_state=model_state)
     return _overriding(train_step=train_step)
+
+
+def _regressor() -> Any:
+    return estimator.LinearRegressor(feature_columns=[estimator.numeric_column("age")])
 
 
 class _WithoutModule(trainer.Model):
@@ -274,7 +278,7 @@ CALLS = {
                                   r"(such|no).*: \[array of shape \(8, 4\)", r"`np\.stack\(x\)`.*`fit\(x, y\)`"),
     "a metric of NumPy": Wrong(lambda: _fit(_model(metrics=[_of_numpy])), "metric '_of_numpy'",
                                r"`model\.predict\(x\)`"),
-    "variables to a model": Wrong(lambda: trainer.Model(nn.Dense(1), {}), "`Model.__init__`",  # type: ignore[misc]
+    "variables to a model": Wrong(lambda: trainer.Model(nn.Dense(1), {}), "`Model` takes 2 positional",  # type: ignore[misc]
                                   "`model.state = model.state.replace"),
     "an NNX layer of other features": Wrong(lambda: _fit(_model(module=nnx.Linear(5, 1, rngs=nnx.Rngs(0)))),
                                             "made for 5 features, and gets 4", r"`nnx\.Linear\(4,"),
@@ -361,6 +365,41 @@ CALLS = {
     "torchvision's pretrained": Wrong(
         lambda: models.ResNet18(pretrained=True), "no argument 'pretrained'", "load_torch_weights"),
     "Keras's classes": Wrong(lambda: models.MobileNetV2(classes=5), "no argument 'classes'", "Give `num_classes`"),
+    "Keras's units of a zoo model": Wrong(lambda: models.MLP(units=[32]),  # type: ignore[call-arg]
+                                          "`MLP` has no argument 'units'", "Give `hidden`"),
+    "Hugging Face's hidden_size": Wrong(
+        lambda: models.TransformerLM(vocab_size=50, hidden_size=20),  # type: ignore[call-arg]
+        "`TransformerLM` has no argument 'hidden_size'", "Give `d_model`"),
+    "a zoo model's classes by position": Wrong(lambda: models.MobileNetV2(10), "2 were given",  # type: ignore[misc]
+                                               "`num_classes=10`"),
+    "an unknown argument of a zoo model": Wrong(lambda: models.VAE(latent=3), "'latent'",  # type: ignore[call-arg]
+                                                "'latent_dim'"),
+    "Hugging Face's do_sample": Wrong(
+        lambda: models.generate(None, [[1]], 5, do_sample=True), "'do_sample'",  # type: ignore[call-arg]
+        "`temperature=0` takes the most probable"),
+    "Hugging Face's eos_token_id": Wrong(
+        lambda: models.generate(None, [[1]], 5, eos_token_id=0), "'eos_token_id'",  # type: ignore[call-arg]
+        "Give `eos_token`"),
+    # schedules and estimators
+    "a decay without steps": Wrong(
+        lambda: optimizers.schedules.ExponentialDecay(1e-3, decay_rate=0.96),  # type: ignore[call-arg]
+        "missing 1 .*'decay_steps'", r"`decay_steps=epochs \* math\.ceil"),
+    "a restart without steps": Wrong(
+        lambda: optimizers.schedules.CosineDecayRestarts(1e-3),  # type: ignore[call-arg]
+        "missing 1 .*'first_decay_steps'", r"`first_decay_steps=math\.ceil"),
+    "PyTorch's T_max": Wrong(lambda: optimizers.schedules.CosineDecay(1e-3, T_max=10),  # type: ignore[call-arg]
+                             "`CosineDecay` has no argument 'T_max'", "Give `decay_steps`"),
+    "steps of a TrainSpec": Wrong(lambda: estimator.TrainSpec(lambda: None, steps=10),  # type: ignore[call-arg]
+                                  "`TrainSpec` has no argument 'steps'", "Give `max_steps`"),
+    "max_steps of an EvalSpec": Wrong(lambda: estimator.EvalSpec(lambda: None, max_steps=10),  # type: ignore[call-arg]
+                                      "`EvalSpec` has no argument 'max_steps'", "Give `steps`"),
+    "fit of an estimator": Wrong(lambda: _regressor().fit(X, Y), "'LinearRegressor'.*'fit'", r"`train\(input_fn\)`"),
+    "score of an estimator": Wrong(lambda: _regressor().score(X, Y), "'score'", r"`evaluate\(input_fn\)`"),
+    "epochs of an estimator": Wrong(
+        lambda: _regressor().train(lambda: None, epochs=3),  # type: ignore[call-arg]
+        "`LinearRegressor.train` has no argument 'epochs'", r"`dataset\.repeat\(epochs\)`"),
+    "Keras's units of an estimator": Wrong(lambda: estimator.DNNClassifier(units=[3]),  # type: ignore[call-arg]
+                                           "`DNNClassifier` has no argument 'units'", "Give `hidden_units`"),
 }
 
 
