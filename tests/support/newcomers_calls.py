@@ -17,8 +17,10 @@ from flax import nnx
 
 import trainer
 from trainer import callbacks, data, estimator, losses, metrics, models, optimizers
+from trainer.data import augmentation
 
 X, Y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
+_IMAGES = np.ones((8, 8, 8, 3), np.float32)
 IDS = np.arange(8) % 3
 VALUE = "asks for the value of an array"
 LOOK = r"jax\.debug\.print.*run_eagerly=True"
@@ -98,6 +100,10 @@ def _step_that(use: Callable[[Any], Any]) -> trainer.Model:
         use(loss)
         return {"loss": loss}, state.apply_gradients(grads, model_state=model_state)
     return _overriding(train_step=train_step)
+
+
+def _one_device() -> trainer.distribute.Strategy:
+    return trainer.distribute.OneDeviceStrategy("cpu:0")
 
 
 def _regressor() -> Any:
@@ -380,6 +386,32 @@ CALLS = {
     "Hugging Face's eos_token_id": Wrong(
         lambda: models.generate(None, [[1]], 5, eos_token_id=0), "'eos_token_id'",  # type: ignore[call-arg]
         "Give `eos_token`"),
+    # augmentation
+    "an augmentation in map": Wrong(
+        lambda: list(data.Dataset.from_arrays((_IMAGES, Y)).map(augmentation.RandomFlip("horizontal")).batch(4)),
+        r"RandomFlip takes a .* first\. Received: array", r"`dataset\.random_map\(RandomFlip"),
+    "an augmentation of a batch": Wrong(
+        lambda: list(data.Dataset.from_arrays((_IMAGES, Y)).batch(4).random_map(augmentation.RandomFlip())),
+        r"array of shape \(4, 8, 8, 3\)", "`random_map` before `batch`"),
+    "a call of an augmentation": Wrong(lambda: augmentation.RandomFlip()(_IMAGES),  # type: ignore[call-arg]
+                                       "'image'", r"`dataset\.random_map\("),
+    "an augmentation in a model": Wrong(
+        lambda: trainer.Sequential([augmentation.RandomFlip(), nn.Dense(1)]), "Layer 0 .* a RandomFlip",
+        r"`dataset\.random_map\(RandomFlip"),
+    "random_map without a function": Wrong(lambda: _batches().random_map(seed=1),  # type: ignore[call-arg]
+                                           "missing 1 .*'fn'", "`random_map.lambda rng, x, y"),
+    # custom loops
+    "a step without the state": Wrong(
+        lambda: _one_device().run(_built().train_step, args=((X, Y),)), "`Model.train_step` missing",
+        r"`strategy\.run\(model\.train_step, args=\(model\.state, batch\)\)`"),
+    "arguments of run one by one": Wrong(lambda: _one_device().run(lambda x, y, z: x, X, Y, X),  # type: ignore[arg-type]
+                                         "5 were given", r"args=\(x, y\)"),
+    "a reduction without its operation": Wrong(
+        lambda: _one_device().reduce(_one_device().run(lambda: 1.0)), "missing 1 .*'value'",  # type: ignore[call-arg]
+        r'`strategy\.reduce\("mean", value\)`'),
+    "a key without the state": Wrong(
+        lambda: _fit(_overriding(train_step=lambda self, state, batch: self.make_rng("dropout"))),
+        "`Model.make_rng` missing", r'`self\.make_rng\(state, "dropout"\)`'),
     # schedules and estimators
     "a decay without steps": Wrong(
         lambda: optimizers.schedules.ExponentialDecay(1e-3, decay_rate=0.96),  # type: ignore[call-arg]

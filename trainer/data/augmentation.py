@@ -30,7 +30,19 @@ _RANDOM_MAP = ("Give it to `random_map`, which calls it with a random generator:
 _CALL = dict.fromkeys(("image", "training"), _RANDOM_MAP)
 
 
-class ImageAugmentation(abc.ABC):
+class _OfRandomMap:
+    """Base of the functions for `random_map`."""
+
+    not_a_layer = "It changes data before they reach a model: `dataset.random_map({}(...))`."
+
+    def _require_generator(self, rng: object) -> None:
+        if not isinstance(rng, np.random.Generator):
+            name = type(self).__name__
+            raise DataError(f"{name} takes a `numpy.random.Generator` first. Received: {describe(rng)}, as from `map`. "
+                            f"Call `dataset.random_map({name}(...))` instead.")
+
+
+class ImageAugmentation(_OfRandomMap, abc.ABC):
     """A random change of an image.
 
     Raises:
@@ -40,7 +52,7 @@ class ImageAugmentation(abc.ABC):
 
     @foreign_arguments(_CALL)
     def __call__(self, rng: np.random.Generator, image: np.ndarray, *others: Any) -> Any:
-        _require_generator(self, rng)
+        self._require_generator(rng)
         if np.ndim(image) != 3:
             advice = ("Grey images need a channel axis: `image[..., None]`." if np.ndim(image) == 2 else
                       "Call `random_map` before `batch`, on rows: `image_dataset_from_directory(batch_size=None)`.")
@@ -214,7 +226,7 @@ class RandAugment(ImageAugmentation):
         return np.floor((image - low) / step) * step + np.float32(low)
 
 
-class MixUp:
+class MixUp(_OfRandomMap):
     """Mixes each row of a batch with another row, including labels; for `random_map` after `batch`.
 
     Zhang et al., "mixup: Beyond empirical risk minimization", https://arxiv.org/abs/1710.09412.
@@ -232,13 +244,14 @@ class MixUp:
         self.alpha = alpha
 
     def __call__(self, rng: np.random.Generator, *batch: Any) -> tuple[Any, Any]:
-        images, labels = _mixable(self, rng, batch)
+        self._require_generator(rng)
+        images, labels = _mixable(type(self).__name__, batch)
         share = rng.beta(self.alpha, self.alpha, len(images)).astype(np.float32)
         order = rng.permutation(len(images))
         return _mixed(images, images[order], share), _mixed(labels, labels[order], share)
 
 
-class CutMix:
+class CutMix(_OfRandomMap):
     """Pastes a rectangle of another image into each image, and mixes labels by area; for `random_map` after `batch`.
 
     Yun et al., "CutMix: Regularization strategy to train strong classifiers", https://arxiv.org/abs/1905.04899.
@@ -256,7 +269,8 @@ class CutMix:
         self.alpha = alpha
 
     def __call__(self, rng: np.random.Generator, *batch: Any) -> tuple[Any, Any]:
-        images, labels = _mixable(self, rng, batch)
+        self._require_generator(rng)
+        images, labels = _mixable(type(self).__name__, batch)
         height, width = images.shape[1:3]
         side = np.sqrt(1 - rng.beta(self.alpha, self.alpha, len(images)))
         top, left = rng.uniform(0, height, len(images)), rng.uniform(0, width, len(images))
@@ -273,17 +287,8 @@ def _mixed(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
     return share * one + (1 - share) * other
 
 
-def _require_generator(change: object, rng: object) -> None:
-    if not isinstance(rng, np.random.Generator):
-        name = type(change).__name__
-        raise DataError(f"{name} takes a `numpy.random.Generator` first. Received: {describe(rng)}, as from `map`. "
-                        f"Call `dataset.random_map({name}(...))` instead.")
-
-
-def _mixable(mix: object, rng: object, batch: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _mixable(name: str, batch: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the images and the labels of a batch; raises DataError if they cannot be mixed."""
-    name = type(mix).__name__
-    _require_generator(mix, rng)
     received = f"Received: {', '.join(map(describe, batch))}."
     if len(batch) != 2:
         raise DataError(f"{name} mixes batches of images and their labels, and nothing else. {received} Load images "

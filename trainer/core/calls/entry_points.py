@@ -62,6 +62,8 @@ _HINTS: dict[str, dict[str, str]] = {
     },
     "evaluate": _OF_DATA,
     "predict": _OF_DATA,
+    "Strategy.run": {"*": "Give the arguments of the function as one tuple: `strategy.run(fn, args=(x, y))`."},
+    "Strategy.reduce": {"value": "It takes the operation first: `strategy.reduce(\"mean\", value)`."},
 }
 
 
