@@ -5,6 +5,7 @@ A message helps if it names what was received, and the fix. Each call raises bef
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -100,6 +101,14 @@ def _step_that(use: Callable[[Any], Any]) -> trainer.Model:
         use(loss)
         return {"loss": loss}, state.apply_gradients(grads, model_state=model_state)
     return _overriding(train_step=train_step)
+
+
+def _load_adapters() -> None:
+    adapted = trainer.lora(_built(), rank=1)
+    adapted.build(X)
+    with tempfile.TemporaryDirectory() as folder:
+        adapted.save_adapters(f"{folder}/adapters.safetensors")
+        _built().load_weights(f"{folder}/adapters.safetensors")
 
 
 def _one_device() -> trainer.distribute.Strategy:
@@ -412,6 +421,20 @@ CALLS = {
     "a key without the state": Wrong(
         lambda: _fit(_overriding(train_step=lambda self, state, batch: self.make_rng("dropout"))),
         "`Model.make_rng` missing", r'`self\.make_rng\(state, "dropout"\)`'),
+    # files, formats and tools
+    "adapters for weights": Wrong(_load_adapters, "'.*safetensors' holds adapters of LoRA", r"`load_adapters\(path\)`"),
+    "an unknown format of an export": Wrong(
+        lambda: _built().export("e.tflite", format="tflite"), "Unknown format 'tflite'",  # type: ignore[arg-type]
+        r'"onnx" by onnxruntime'),
+    "TensorFlow Lite by its suffix": Wrong(lambda: _built().export("e.tflite"), "'e.tflite', and format='jax'",
+                                           '`format="onnx"`'),
+    "a folder for a log": Wrong(lambda: callbacks.CSVLogger(tempfile.gettempdir()), "is a folder", "a file in it"),
+    "texts to pad": Wrong(lambda: trainer.utils.pad_sequences(["hello", "hi"], maxlen=5), "text at position 0",
+                          "TextVectorization"),
+    "words to pad": Wrong(lambda: trainer.utils.pad_sequences([["a"], ["b", "c"]]), "strings at position 0",
+                          "dtype=object"),
+    "a model in an estimator of scikit-learn": Wrong(
+        lambda: trainer.TrainerClassifier(_built()).fit(X, IDS), "a Model of the", "`module=model.module`"),
     # schedules and estimators
     "a decay without steps": Wrong(
         lambda: optimizers.schedules.ExponentialDecay(1e-3, decay_rate=0.96),  # type: ignore[call-arg]

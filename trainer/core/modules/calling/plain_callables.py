@@ -33,7 +33,8 @@ _DEPTH = 5  # maximum depth of nested objects
 def check_holds_no_weights(function: object, what: str) -> None:
     """Raises TypeError for a callable with weights that is not a Flax module, or one that does not belong in a model.
 
-    Nothing would train the weights. A function may close over arrays, and a `functools.partial` may hold arrays as arguments: these are constants.
+    Nothing would train the weights. A function may close over arrays, and a `functools.partial` may hold arrays as
+    arguments: these are constants.
 
     Args:
       function: a callable that is not a Flax module.
