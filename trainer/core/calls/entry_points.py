@@ -79,7 +79,7 @@ def entry_point(function: Function) -> Function:
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                if not _fits(function, args, kwargs):
+                if _is_misfit(function, args, kwargs, error):
                     raise _misfit(function, args, kwargs, hints, error) from None
                 raise
 
@@ -112,7 +112,7 @@ def foreign_arguments(hints: Mapping[str, str]) -> Callable[[Function], Function
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                if not _fits(function, args, kwargs):
+                if _is_misfit(function, args, kwargs, error):
                     raise _misfit(function, args, kwargs, hints, error) from None
                 raise
 
@@ -163,13 +163,17 @@ def _script_mesh_hidden() -> Iterator[None]:
         yield
 
 
-def _fits(function: Callable[..., Any], args: tuple[Any, ...], received: Mapping[str, Any]) -> bool:
-    """Returns whether the arguments fit the signature, so that an error is of the function itself."""
+def _is_misfit(
+    function: Callable[..., Any], args: tuple[Any, ...], received: Mapping[str, Any], error: TypeError
+) -> bool:
+    """Returns whether an error is Python's, for arguments that do not fit the signature; Flax raises it deeper."""
+    if not _FUNCTION.match(str(error)):
+        return False
     try:
         inspect.signature(function).bind(*args, **received)
     except TypeError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _misfit(
