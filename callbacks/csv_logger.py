@@ -43,6 +43,7 @@ class CSVLogger(Callback):
       keys: names of the columns after the first; None before the first row.
 
     Raises:
+      IsADirectoryError: if `filename` is a folder.
       OSError: from `fit`, if the file cannot be written.
       ValueError: from `fit`, with `append=True`, if the file has other columns than the logs.
 
@@ -65,7 +66,7 @@ class CSVLogger(Callback):
     csv_file: Any = None
 
     def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False):
-        self.filename = storage.as_place("filename", filename)
+        self.filename = storage.as_file("filename", filename)
         if not isinstance(separator, str):
             raise wrong_type("separator", separator, "one character")
         if len(separator) != 1 or separator in '\r\n"':

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import jax
 from flax import linen as nn
 
-from trainer.models.layers.checks import check
 from trainer.models.layers.head import ClassifierActivation, classify
+from trainer.models.layers.zoo_module import ZooModule
 
 
-class MLP(nn.Module):
+class MLP(ZooModule):
     """Multilayer perceptron: dense layers over flattened input.
 
     Input of shape `(batch, ...)` is flattened to `(batch, features)` and passes through a dense layer, an activation
@@ -41,10 +41,6 @@ class MLP(nn.Module):
     activation: Callable[[jax.Array], jax.Array] = nn.relu
     dropout_rate: float = 0.0
     classifier_activation: ClassifierActivation = nn.softmax
-
-    def __post_init__(self) -> None:
-        check(self)
-        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:

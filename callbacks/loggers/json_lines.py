@@ -128,13 +128,8 @@ def _line_of(value: Mapping[str, Any]) -> bytes:
 
 def _as_file_path(value: object) -> str:
     """Returns the path of an existing or new file as a string."""
-    path = storage.as_place("path", value)
-    if storage.is_remote(path):
-        return path
-    if os.path.isdir(path):
-        raise IsADirectoryError(errno.EISDIR, "`path` must be the path of a file, and is a folder. Give the "
-                                "name of a file in it", path)
-    if os.path.exists(path) and not os.path.isfile(path):
+    path = storage.as_file("path", value)
+    if not storage.is_remote(path) and os.path.exists(path) and not os.path.isfile(path):
         raise ValueError(f"`path` must be the path of a regular file, which can be cut. Received: {path!r}, which is "
                          "none.")
     return path

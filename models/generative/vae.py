@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.models.layers.head import classify
+from trainer.models.layers.zoo_module import ZooModule
 
 
 class _Encoder(nn.Module):
@@ -53,7 +54,7 @@ class _Decoder(nn.Module):
         return nn.ConvTranspose(channels, (3, 3), **options)(x)
 
 
-class VAE(nn.Module):
+class VAE(ZooModule):
     """Variational autoencoder: a convolutional encoder to a normal distribution, and a decoder of its samples.
 
     Kingma and Welling, "Auto-encoding variational Bayes", https://arxiv.org/abs/1312.6114. The layers are the same as

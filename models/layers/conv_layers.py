@@ -9,25 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.core.calls.entry_points import foreign_arguments
-from trainer.models.layers.checks import check
+from trainer.models.layers.zoo_module import ZooModule
 
 Activation = Callable[[jax.Array], jax.Array]
 Padding = str | Sequence[tuple[int, int]]
 _GLOROT = nn.initializers.glorot_uniform()
-_WEIGHTS = ("Models start with random weights. Build the model; then `trainer.models.load_keras_weights(model, file)` "
-            "or `load_torch_weights` reads a file.")
-# Arguments of Keras and of torchvision.
-_FOREIGN_ARGUMENTS = {
-    "weights": _WEIGHTS,
-    "pretrained": _WEIGHTS,
-    "classes": "Give `num_classes`.",
-    "input_shape": "The first images give it: `model.build(images[:1])`.",
-    "input_tensor": "Call the module in the module of yours: `ResNet50(include_top=False)(x, training)`.",
-}
 
 
-class ConvLayers(nn.Module, kw_only=True):
+class ConvLayers(ZooModule, kw_only=True):
     """Base module of models and blocks, with methods that create layers of one dtype.
 
     All attributes are keyword-only, also in subclasses. The path of a layer, joined by underscores, is its name in
@@ -50,11 +39,6 @@ class ConvLayers(nn.Module, kw_only=True):
 
     def __init_subclass__(cls, kw_only: bool = True, **kwargs: Any):
         super().__init_subclass__(kw_only=kw_only, **kwargs)
-        cls.__init__ = foreign_arguments(_FOREIGN_ARGUMENTS)(cls.__init__)  # type: ignore[method-assign]
-
-    def __post_init__(self) -> None:
-        check(self)
-        super().__post_init__()
 
     @property
     def layer_options(self) -> dict[str, Any]:

@@ -6,24 +6,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jax.typing import DTypeLike
 
 from trainer.losses.linear_logits import LinearLogits, linear_logits
-from trainer.models.layers.checks import check
+from trainer.models.layers.zoo_module import ZooModule
 from trainer.models.text.transformer_blocks import Cache
 
 
-class CausalLM(nn.Module):
+class CausalLM(ZooModule):
     """Base class of language models.
 
     A subclass has the attributes `num_layers`, `d_model`, `num_heads` and `logits_chunk_size`, creates
     `token_embedding`, `blocks` and `final_norm`, and defines `_embedded`.
     """
-
-    def __post_init__(self) -> None:
-        check(self)
-        super().__post_init__()
 
     def next_logits(
         self, tokens: jax.Array, cache: list[Cache], start: int | jax.Array = 0

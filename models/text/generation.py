@@ -18,7 +18,33 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.models.text.transformer_blocks import Cache
+
+_SAMPLING = "`temperature=0` takes the most probable token; any other temperature, 1.0 by default, samples."
+_SEED = "Give `seed`, a whole number."
+_ONE_SEQUENCE = "There is no beam search: `temperature=0` takes the most probable token, any other temperature samples."
+# Arguments of Hugging Face's `generate`.
+_ELSEWHERE = {
+    "do_sample": _SAMPLING,
+    "greedy": _SAMPLING,
+    "num_beams": _ONE_SEQUENCE,
+    "early_stopping": _ONE_SEQUENCE,
+    "num_return_sequences": "Repeat the prompts: `generate(model, np.repeat(prompt, n, axis=0), ...)`.",
+    "max_length": "Give `max_new_tokens`, which does not count the prompt.",
+    "max_tokens": "Give `max_new_tokens`.",
+    "input_ids": "Give `prompt`.",
+    "inputs": "Give `prompt`.",
+    "prompt": "It holds token ids, integers of shape (rows, length): `generate(model, prompt, 20)`.",
+    "attention_mask": "There is no padding: call `generate` for the prompts of each length.",
+    "eos_token_id": "Give `eos_token`.",
+    "pad_token_id": "Leave it out: after `eos_token`, a row receives only `eos_token`.",
+    "repetition_penalty": "The tokens are drawn by `temperature`, `top_k` and `top_p` alone.",
+    "generator": _SEED,
+    "key": _SEED,
+    "rng": _SEED,
+    "*": "Give all but the model, the prompt and `max_new_tokens` by name.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +57,7 @@ class _Choice:
     eos_token: int | None
 
 
+@foreign_arguments(_ELSEWHERE)
 def generate(
     model: Any, prompt: jax.Array | np.ndarray | Sequence[Sequence[int]], max_new_tokens: int | None = None, *,
     temperature: float = 1.0, top_k: int | None = None,

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.models.layers.checks import check
 from trainer.models.layers.dot_product_attention import AttentionImplementation
 from trainer.models.layers.head import ClassifierActivation, classify
+from trainer.models.layers.zoo_module import ZooModule
 from trainer.models.text.transformer_blocks import (
     KERNEL_STDDEV,
     TransformerBlock,
@@ -24,7 +24,7 @@ from trainer.models.text.transformer_blocks import (
 _POOLINGS = (None, "first", "avg", "max")
 
 
-class TransformerEncoder(nn.Module):
+class TransformerEncoder(ZooModule):
     """BERT: bidirectional attention, LayerNorm after each part, learned positions and token types.
 
     Devlin et al., "BERT: Pre-training of deep bidirectional Transformers", https://arxiv.org/abs/1810.04805. With the
@@ -82,10 +82,6 @@ class TransformerEncoder(nn.Module):
     attention: AttentionImplementation = "auto"
     dtype: Any = None
     param_dtype: Any = jnp.float32
-
-    def __post_init__(self) -> None:
-        check(self)
-        super().__post_init__()
 
     @nn.compact
     def __call__(

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import jax
 from flax import linen as nn
 
-from trainer.models.layers.checks import check
 from trainer.models.layers.head import ClassifierActivation, classify
+from trainer.models.layers.zoo_module import ZooModule
 
 
-class CNN(nn.Module):
+class CNN(ZooModule):
     """Convolution, ReLU and 2x2 max pooling per entry of `features`, then one hidden dense layer.
 
     The architecture is LeNet-5 (LeCun et al., "Gradient-based learning applied to document recognition", 1998) with
@@ -44,10 +44,6 @@ class CNN(nn.Module):
     hidden: int = 128
     dropout_rate: float = 0.0
     classifier_activation: ClassifierActivation = nn.softmax
-
-    def __post_init__(self) -> None:
-        check(self)
-        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:

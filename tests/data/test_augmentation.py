@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainer.data import RowDataset
+from trainer.data import Dataset, RowDataset
 from trainer.data import augmentation as aug
 
 IMAGE = np.random.default_rng(0).uniform(0, 255, (9, 12, 3)).astype(np.float32)
@@ -121,6 +121,13 @@ def test_a_change_takes_one_image_and_no_batch(change):
         change(rng(), IMAGE[None], 3)
     with pytest.raises(ValueError, match=r"shape \(9, 12\).*images?\[\.\.\., None\]"):
         change(rng(), IMAGE[..., 0])
+
+
+@pytest.mark.parametrize("change", [aug.RandomFlip(), aug.MixUp()], ids=lambda change: type(change).__name__)
+def test_a_change_without_a_generator_says_random_map(change):
+    name = type(change).__name__
+    with pytest.raises(ValueError, match=rf"Generator. first\. Received: array .*`dataset\.random_map\({name}\("):
+        list(Dataset.from_arrays((IMAGE[None], np.eye(1))).map(change).batch(1))
 
 
 def test_functions_apply_in_the_order_of_their_calls():

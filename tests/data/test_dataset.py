@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data import DataError, Dataset
+from trainer.data import DataError, Dataset, RowDataset
 from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
 from trainer.data.sources.batches import as_batch
@@ -65,6 +65,38 @@ def test_map_unpacks_a_tuple_element_and_passes_a_dict_whole():
     assert batch[0].tolist() == [0, 2, 4, 6]
     named = Dataset.from_arrays({"a": np.arange(4)}).map(lambda row: {"b": row["a"] + 1}).batch(2)
     assert [batch["b"].tolist() for batch in named] == [[1, 2], [3, 4]]
+
+
+def drawn(dataset, pass_index=0, start=0):
+    """Returns the row number and the random number of each row."""
+    return [(number, value) for numbers, values in dataset.read(pass_index, start)
+            for number, value in zip(numbers.tolist(), values.tolist(), strict=True)]
+
+
+def test_random_numbers_depend_on_the_seed_the_pass_and_the_row_only():
+    def draw(rng, number):
+        return number, rng.uniform(size=1).astype(np.float32)[0]
+
+    plain = Dataset.from_arrays(np.arange(10))
+    made = {name: drawn(rows.batch(size), 1) for name, rows, size in (
+        ("in order", plain.random_map(draw), 4), ("shuffled", plain.random_map(draw).shuffle(3), 3),
+        ("shuffled first", plain.shuffle(3).random_map(draw), 5))}
+    assert all(sorted(pairs) == made["in order"] for pairs in made.values())
+    others = [drawn(plain.random_map(draw).batch(4)), drawn(plain.random_map(draw, seed=1).batch(4), 1)]
+    assert not {value for _, value in made["in order"]} & {value for pairs in others for _, value in pairs}
+    elsewhere = RowDataset(np.arange(10)).random_map(draw).batch(4)
+    assert [value for _, values in elsewhere for value in values.tolist()] == [value for _, value in others[0]]
+    assert list(plain.random_map(draw)) == others[0]
+
+
+def test_a_repetition_has_other_random_numbers_and_each_batch_is_found_without_those_before_it():
+    rows = Dataset.from_arrays(np.arange(5)).random_map(lambda rng, number: (number, rng.uniform())).repeat(2)
+    assert len({value for _, value in drawn(rows.batch(4))}) == 10
+    batches = Dataset.from_arrays(np.arange(6)).batch(2).random_map(
+        lambda rng, numbers: (numbers, rng.uniform(size=2))).shuffle(1)
+    for dataset, size in ((rows.batch(4), 4), (batches, 2)):
+        whole = drawn(dataset, 2)
+        assert all(drawn(dataset, 2, start) == whole[start * size:] for start in range(3))
 
 
 def test_each_pass_and_each_repetition_is_shuffled_differently_and_reproducibly():

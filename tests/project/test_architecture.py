@@ -44,7 +44,7 @@ FACADE = "trainer"  # re-exports from every room, each name when it is first use
 # What a room may import of the trainer, where that is less than all rooms before it.
 NARROW = {"callbacks": ("core", "core/ambient", "core/calls", "core/files", "core/updates", "callbacks*"),
           "models/weights": ("core", "core/files", "models*"),
-          "models": ("core/ambient", "losses", "models*"), "launch": ("launch",),
+          "models": ("core/ambient", "core/calls", "losses", "models*"), "launch": ("launch",),
           "estimator/feature_columns": ("core", "core/ambient", "core/categories", "core/files",
                                         "estimator/feature_columns*")}
 MODELS_MAY_IMPORT = {"flax", "jax", "numpy", "h5py", "safetensors"}

@@ -5,6 +5,7 @@ A message helps if it names what was received, and the fix. Each call raises bef
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,9 +18,11 @@ from flax import nnx
 from flax.training import train_state
 
 import trainer
-from trainer import callbacks, data, losses, metrics, models, optimizers
+from trainer import callbacks, data, estimator, losses, metrics, models, optimizers
+from trainer.data import augmentation
 
 X, Y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
+_IMAGES = np.ones((8, 8, 8, 3), np.float32)
 IDS = np.arange(8) % 3
 VALUE = "asks for the value of an array"
 LOOK = r"jax\.debug\.print.*run_eagerly=True"
@@ -112,6 +115,20 @@ def _step_with(use: Callable[[Any, Any, Any, Any], Any]) -> trainer.Model:
 def _assigned(state: Any) -> None:
     model = _built()
     model.state = state(model)
+def _load_adapters() -> None:
+    adapted = trainer.lora(_built(), rank=1)
+    adapted.build(X)
+    with tempfile.TemporaryDirectory() as folder:
+        adapted.save_adapters(f"{folder}/adapters.safetensors")
+        _built().load_weights(f"{folder}/adapters.safetensors")
+
+
+def _one_device() -> trainer.distribute.Strategy:
+    return trainer.distribute.OneDeviceStrategy("cpu:0")
+
+
+def _regressor() -> Any:
+    return estimator.LinearRegressor(feature_columns=[estimator.numeric_column("age")])
 
 
 class _WithoutModule(trainer.Model):
@@ -288,7 +305,7 @@ CALLS = {
                                   r"(such|no).*: \[array of shape \(8, 4\)", r"`np\.stack\(x\)`.*`fit\(x, y\)`"),
     "a metric of NumPy": Wrong(lambda: _fit(_model(metrics=[_of_numpy])), "metric '_of_numpy'",
                                r"`model\.predict\(x\)`"),
-    "variables to a model": Wrong(lambda: trainer.Model(nn.Dense(1), {}), "`Model.__init__`",  # type: ignore[misc]
+    "variables to a model": Wrong(lambda: trainer.Model(nn.Dense(1), {}), "`Model` takes 2 positional",  # type: ignore[misc]
                                   "`model.state = model.state.replace"),
     "an NNX layer of other features": Wrong(lambda: _fit(_model(module=nnx.Linear(5, 1, rngs=nnx.Rngs(0)))),
                                             "made for 5 features, and gets 4", r"`nnx\.Linear\(4,"),
@@ -410,6 +427,81 @@ CALLS = {
     "torchvision's pretrained": Wrong(
         lambda: models.ResNet18(pretrained=True), "no argument 'pretrained'", "load_torch_weights"),
     "Keras's classes": Wrong(lambda: models.MobileNetV2(classes=5), "no argument 'classes'", "Give `num_classes`"),
+    "Keras's units of a zoo model": Wrong(lambda: models.MLP(units=[32]),  # type: ignore[call-arg]
+                                          "`MLP` has no argument 'units'", "Give `hidden`"),
+    "Hugging Face's hidden_size": Wrong(
+        lambda: models.TransformerLM(vocab_size=50, hidden_size=20),  # type: ignore[call-arg]
+        "`TransformerLM` has no argument 'hidden_size'", "Give `d_model`"),
+    "a zoo model's classes by position": Wrong(lambda: models.MobileNetV2(10), "2 were given",  # type: ignore[misc]
+                                               "`num_classes=10`"),
+    "an unknown argument of a zoo model": Wrong(lambda: models.VAE(latent=3), "'latent'",  # type: ignore[call-arg]
+                                                "'latent_dim'"),
+    "Hugging Face's do_sample": Wrong(
+        lambda: models.generate(None, [[1]], 5, do_sample=True), "'do_sample'",  # type: ignore[call-arg]
+        "`temperature=0` takes the most probable"),
+    "Hugging Face's eos_token_id": Wrong(
+        lambda: models.generate(None, [[1]], 5, eos_token_id=0), "'eos_token_id'",  # type: ignore[call-arg]
+        "Give `eos_token`"),
+    # augmentation
+    "an augmentation in map": Wrong(
+        lambda: list(data.Dataset.from_arrays((_IMAGES, Y)).map(augmentation.RandomFlip("horizontal")).batch(4)),
+        r"RandomFlip takes a .* first\. Received: array", r"`dataset\.random_map\(RandomFlip"),
+    "an augmentation of a batch": Wrong(
+        lambda: list(data.Dataset.from_arrays((_IMAGES, Y)).batch(4).random_map(augmentation.RandomFlip())),
+        r"array of shape \(4, 8, 8, 3\)", "`random_map` before `batch`"),
+    "a call of an augmentation": Wrong(lambda: augmentation.RandomFlip()(_IMAGES),  # type: ignore[call-arg]
+                                       "'image'", r"`dataset\.random_map\("),
+    "an augmentation in a model": Wrong(
+        lambda: trainer.Sequential([augmentation.RandomFlip(), nn.Dense(1)]), "Layer 0 .* a RandomFlip",
+        r"`dataset\.random_map\(RandomFlip"),
+    "random_map without a function": Wrong(lambda: _batches().random_map(seed=1),  # type: ignore[call-arg]
+                                           "missing 1 .*'fn'", "`random_map.lambda rng, x, y"),
+    # custom loops
+    "a step without the state": Wrong(
+        lambda: _one_device().run(_built().train_step, args=((X, Y),)), "`Model.train_step` missing",
+        r"`strategy\.run\(model\.train_step, args=\(model\.state, batch\)\)`"),
+    "arguments of run one by one": Wrong(lambda: _one_device().run(lambda x, y, z: x, X, Y, X),  # type: ignore[arg-type]
+                                         "5 were given", r"args=\(x, y\)"),
+    "a reduction without its operation": Wrong(
+        lambda: _one_device().reduce(_one_device().run(lambda: 1.0)), "missing 1 .*'value'",  # type: ignore[call-arg]
+        r'`strategy\.reduce\("mean", value\)`'),
+    "a key without the state": Wrong(
+        lambda: _fit(_overriding(train_step=lambda self, state, batch: self.make_rng("dropout"))),
+        "`Model.make_rng` missing", r'`self\.make_rng\(state, "dropout"\)`'),
+    # files, formats and tools
+    "adapters for weights": Wrong(_load_adapters, "'.*safetensors' holds adapters of LoRA", r"`load_adapters\(path\)`"),
+    "an unknown format of an export": Wrong(
+        lambda: _built().export("e.tflite", format="tflite"), "Unknown format 'tflite'",  # type: ignore[arg-type]
+        r'"onnx" by onnxruntime'),
+    "TensorFlow Lite by its suffix": Wrong(lambda: _built().export("e.tflite"), "'e.tflite', and format='jax'",
+                                           '`format="onnx"`'),
+    "a folder for a log": Wrong(lambda: callbacks.CSVLogger(tempfile.gettempdir()), "is a folder", "a file in it"),
+    "texts to pad": Wrong(lambda: trainer.utils.pad_sequences(["hello", "hi"], maxlen=5), "text at position 0",
+                          "TextVectorization"),
+    "words to pad": Wrong(lambda: trainer.utils.pad_sequences([["a"], ["b", "c"]]), "strings at position 0",
+                          "dtype=object"),
+    "a model in an estimator of scikit-learn": Wrong(
+        lambda: trainer.TrainerClassifier(_built()).fit(X, IDS), "a Model of the", "`module=model.module`"),
+    # schedules and estimators
+    "a decay without steps": Wrong(
+        lambda: optimizers.schedules.ExponentialDecay(1e-3, decay_rate=0.96),  # type: ignore[call-arg]
+        "missing 1 .*'decay_steps'", r"`decay_steps=epochs \* math\.ceil"),
+    "a restart without steps": Wrong(
+        lambda: optimizers.schedules.CosineDecayRestarts(1e-3),  # type: ignore[call-arg]
+        "missing 1 .*'first_decay_steps'", r"`first_decay_steps=math\.ceil"),
+    "PyTorch's T_max": Wrong(lambda: optimizers.schedules.CosineDecay(1e-3, T_max=10),  # type: ignore[call-arg]
+                             "`CosineDecay` has no argument 'T_max'", "Give `decay_steps`"),
+    "steps of a TrainSpec": Wrong(lambda: estimator.TrainSpec(lambda: None, steps=10),  # type: ignore[call-arg]
+                                  "`TrainSpec` has no argument 'steps'", "Give `max_steps`"),
+    "max_steps of an EvalSpec": Wrong(lambda: estimator.EvalSpec(lambda: None, max_steps=10),  # type: ignore[call-arg]
+                                      "`EvalSpec` has no argument 'max_steps'", "Give `steps`"),
+    "fit of an estimator": Wrong(lambda: _regressor().fit(X, Y), "'LinearRegressor'.*'fit'", r"`train\(input_fn\)`"),
+    "score of an estimator": Wrong(lambda: _regressor().score(X, Y), "'score'", r"`evaluate\(input_fn\)`"),
+    "epochs of an estimator": Wrong(
+        lambda: _regressor().train(lambda: None, epochs=3),  # type: ignore[call-arg]
+        "`LinearRegressor.train` has no argument 'epochs'", r"`dataset\.repeat\(epochs\)`"),
+    "Keras's units of an estimator": Wrong(lambda: estimator.DNNClassifier(units=[3]),  # type: ignore[call-arg]
+                                           "`DNNClassifier` has no argument 'units'", "Give `hidden_units`"),
 }
 
 

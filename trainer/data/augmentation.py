@@ -1,4 +1,4 @@
-"""Random augmentations of images, with the names and arguments of Keras's layers, for `RowDataset.random_map`.
+"""Random augmentations of images, with the names and arguments of Keras's layers, for `random_map` of datasets.
 
 Each takes a random generator, an image as float32 of shape `(height, width, channels)`, and the other elements of the
 row, which it returns unchanged: call `random_map` before `batch`. `MixUp` and `CutMix` take batches of images and
@@ -19,20 +19,40 @@ from typing import Any
 import numpy as np
 
 from trainer.core.arguments import as_count, as_number, check_word, require_positive, require_share
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.errors import describe
 from trainer.core.public_names import own_names
 from trainer.data.files import resizing
 from trainer.data.sources.arrays import DataError
 
+_RANDOM_MAP = ("Give it to `random_map`, which calls it with a random generator: "
+               "`dataset.random_map(augmentation.RandomFlip())`.")
+_CALL = dict.fromkeys(("image", "training"), _RANDOM_MAP)
 
-class ImageAugmentation(abc.ABC):
+
+class _OfRandomMap:
+    """Base of the functions for `random_map`."""
+
+    not_a_layer = "It changes data before they reach a model: `dataset.random_map({}(...))`."
+
+    def _require_generator(self, rng: object) -> None:
+        if not isinstance(rng, np.random.Generator):
+            name = type(self).__name__
+            raise DataError(f"{name} takes a `numpy.random.Generator` first. Received: {describe(rng)}, as from `map`. "
+                            f"Call `dataset.random_map({name}(...))` instead.")
+
+
+class ImageAugmentation(_OfRandomMap, abc.ABC):
     """A random change of an image.
 
     Raises:
-      ValueError: if it is called with anything other than a single image, such as a batch.
+      ValueError: if it is called without a random generator, or with anything other than a single image, such as a
+        batch.
     """
 
+    @foreign_arguments(_CALL)
     def __call__(self, rng: np.random.Generator, image: np.ndarray, *others: Any) -> Any:
+        self._require_generator(rng)
         if np.ndim(image) != 3:
             advice = ("Grey images need a channel axis: `image[..., None]`." if np.ndim(image) == 2 else
                       "Call `random_map` before `batch`, on rows: `image_dataset_from_directory(batch_size=None)`.")
@@ -206,7 +226,7 @@ class RandAugment(ImageAugmentation):
         return np.floor((image - low) / step) * step + np.float32(low)
 
 
-class MixUp:
+class MixUp(_OfRandomMap):
     """Mixes each row of a batch with another row, including labels; for `random_map` after `batch`.
 
     Zhang et al., "mixup: Beyond empirical risk minimization", https://arxiv.org/abs/1710.09412.
@@ -215,8 +235,8 @@ class MixUp:
       alpha: parameter of the beta distribution of each row's share in its mixture.
 
     Raises:
-      ValueError: if it is called with a row, without labels, or with class indices as labels, which cannot be mixed:
-        use `label_mode="categorical"`.
+      ValueError: if it is called without a random generator or labels, with a row, or with class indices as labels,
+        which cannot be mixed: use `label_mode="categorical"`.
     """
 
     def __init__(self, alpha: float = 0.2):
@@ -224,13 +244,14 @@ class MixUp:
         self.alpha = alpha
 
     def __call__(self, rng: np.random.Generator, *batch: Any) -> tuple[Any, Any]:
+        self._require_generator(rng)
         images, labels = _mixable(type(self).__name__, batch)
         share = rng.beta(self.alpha, self.alpha, len(images)).astype(np.float32)
         order = rng.permutation(len(images))
         return _mixed(images, images[order], share), _mixed(labels, labels[order], share)
 
 
-class CutMix:
+class CutMix(_OfRandomMap):
     """Pastes a rectangle of another image into each image, and mixes labels by area; for `random_map` after `batch`.
 
     Yun et al., "CutMix: Regularization strategy to train strong classifiers", https://arxiv.org/abs/1905.04899.
@@ -239,8 +260,8 @@ class CutMix:
       alpha: parameter of the beta distribution of the share of an image that stays.
 
     Raises:
-      ValueError: if it is called with a row, without labels, or with class indices as labels, which cannot be mixed:
-        use `label_mode="categorical"`.
+      ValueError: if it is called without a random generator or labels, with a row, or with class indices as labels,
+        which cannot be mixed: use `label_mode="categorical"`.
     """
 
     def __init__(self, alpha: float = 1.0):
@@ -248,6 +269,7 @@ class CutMix:
         self.alpha = alpha
 
     def __call__(self, rng: np.random.Generator, *batch: Any) -> tuple[Any, Any]:
+        self._require_generator(rng)
         images, labels = _mixable(type(self).__name__, batch)
         height, width = images.shape[1:3]
         side = np.sqrt(1 - rng.beta(self.alpha, self.alpha, len(images)))

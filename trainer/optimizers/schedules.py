@@ -16,10 +16,21 @@ import jax
 import jax.numpy as jnp
 
 from trainer.core import arguments
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import wrong_type
 from trainer.core.public_names import own_names
 from trainer.core.registry import Registry
+
+_STEPS = "It counts updates, one per batch: `decay_steps=epochs * math.ceil(len(x) / batch_size)` spans a `fit`."
+# Arguments that the schedules need, and those of optax and PyTorch.
+_ARGUMENTS = {
+    "decay_steps": _STEPS,
+    "first_decay_steps": "It counts updates, one per batch, to the first restart: `first_decay_steps=math.ceil(len(x) "
+                         "/ batch_size)` is an epoch.",
+    "decay_rate": "An example: `ExponentialDecay(0.001, decay_steps=1000, decay_rate=0.96)`.",
+    **dict.fromkeys(("steps", "total_steps", "transition_steps", "T_max"), f"Give `decay_steps`. {_STEPS}"),
+}
 
 
 class LearningRateSchedule(abc.ABC):
@@ -41,6 +52,7 @@ class LearningRateSchedule(abc.ABC):
         return cls(**config)
 
 
+@foreign_arguments(_ARGUMENTS)
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExponentialDecay(LearningRateSchedule):
     """The initial rate times `decay_rate ** (step / decay_steps)`.
@@ -78,6 +90,7 @@ class ExponentialDecay(LearningRateSchedule):
         return self.initial_learning_rate * jnp.float32(self.decay_rate) ** _periods(self, step)
 
 
+@foreign_arguments(_ARGUMENTS)
 @dataclasses.dataclass(frozen=True, eq=False)
 class InverseTimeDecay(LearningRateSchedule):
     """The initial rate divided by `1 + decay_rate * step / decay_steps`.
@@ -110,6 +123,7 @@ class InverseTimeDecay(LearningRateSchedule):
         return self.initial_learning_rate / (1 + self.decay_rate * _periods(self, step))
 
 
+@foreign_arguments(_ARGUMENTS)
 @dataclasses.dataclass(frozen=True, eq=False)
 class PiecewiseConstantDecay(LearningRateSchedule):
     """A piecewise constant rate: `values[0]` up to and including update `boundaries[0]`, then `values[1]`, and so on.
@@ -150,6 +164,7 @@ class PiecewiseConstantDecay(LearningRateSchedule):
         return jnp.asarray(self.values, jnp.float32)[passed]
 
 
+@foreign_arguments(_ARGUMENTS)
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolynomialDecay(LearningRateSchedule):
     """A polynomial decay from the initial to the end rate in `decay_steps` updates.
@@ -196,6 +211,7 @@ class PolynomialDecay(LearningRateSchedule):
         return height * left ** jnp.float32(self.power) + self.end_learning_rate
 
 
+@foreign_arguments(_ARGUMENTS)
 @dataclasses.dataclass(frozen=True, eq=False)
 class CosineDecay(LearningRateSchedule):
     """A linear warm-up to `warmup_target`, if given, followed by a cosine decay to a share of the peak.
@@ -252,6 +268,7 @@ class CosineDecay(LearningRateSchedule):
         return peak * _half_cosine(jnp.minimum(step, self.decay_steps) / self.decay_steps, self.alpha)
 
 
+@foreign_arguments(_ARGUMENTS)
 @dataclasses.dataclass(frozen=True, eq=False)
 class CosineDecayRestarts(LearningRateSchedule):
     """A repeated cosine decay to a share of the initial rate, with periods and peaks that scale at each restart.

@@ -330,6 +330,9 @@ def _is_factory(module: object) -> bool:
     """Returns whether a value is a function that makes modules, rather than a module."""
     if isinstance(module, (nn.Module, list, tuple, dict)) or is_nnx_module(module):
         return False
+    if isinstance(module, Model):
+        raise TypeError(f"`module` must be a Flax module, or make one. Received: a {type(module).__name__} of the "
+                        "trainer. Give `module=model.module`, and `optimizer`, `loss` and `metrics` beside it.")
     if not callable(module):
         raise wrong_type("module", module, "a Flax module, a list of layers, a class of modules, or a function "
                                            "`(X, y)` that makes one")

@@ -87,7 +87,7 @@ def pad_sequences(
       Array of shape `(len(sequences), maxlen, ...)`.
 
     Raises:
-      TypeError: if an element is not a sequence.
+      TypeError: if an element is not a sequence, or is text.
       ValueError: for other words than "pre" and "post", or values of different shapes.
 
     >>> pad_sequences([[1], [2, 3], [4, 5, 6]], maxlen=2).tolist()
@@ -97,6 +97,8 @@ def pad_sequences(
     arguments.check_word("truncating", truncating, _ENDS)
     arguments.check_count("maxlen", maxlen, optional=True)
     for index, sequence in enumerate(sequences):
+        if isinstance(sequence, (str, bytes)):
+            raise _of_text("text", index)
         if not hasattr(sequence, "__len__"):
             raise TypeError(f"`sequences` must hold sequences. Received: {describe(sequence)} at position {index}.")
     if dtype is not None:
@@ -111,8 +113,16 @@ def pad_sequences(
         kept = np.asarray(sequence[max(len(sequence) - length, 0):] if truncating == "pre" else sequence[:length])
         if not len(kept):
             continue
+        if kept.dtype.kind in "US" and padded.dtype.kind not in "OUS":
+            raise _of_text("strings", index)
         if kept.shape[1:] != shape:
             raise ValueError(f"All values must have the shape {shape}, as the first. Received: {kept.shape[1:]} "
                              f"at position {index}.")
         padded[index, slice(length - len(kept), None) if padding == "pre" else slice(len(kept))] = kept
     return padded
+
+
+def _of_text(received: str, index: int) -> TypeError:
+    return TypeError(f"`sequences` must hold sequences of numbers. Received: {received} at position {index}. Make "
+                     "numbers of it first: by a tokenizer, or `trainer.data.preprocessing.TextVectorization`, which "
+                     "pads too. `dtype=object` takes lists of strings.")

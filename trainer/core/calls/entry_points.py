@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from trainer.core.errors import unknown_argument
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_FUNCTION = re.compile(r"^[\w.<>]*\(\)")  # in Python's errors
 _NO_MESH = Mesh(np.empty((), object), ())
 _RATE = "Give it to the optimizer: `optimizer=trainer.optimizers.Adam(learning_rate=...)`."
 _CLIP = "Clipping belongs to the optimizer: `trainer.optimizers.Adam(global_clipnorm=1.0)`, `clipnorm` or `clipvalue`."
@@ -62,6 +64,8 @@ _HINTS: dict[str, dict[str, str]] = {
     },
     "evaluate": _OF_DATA,
     "predict": _OF_DATA,
+    "Strategy.run": {"*": "Give the arguments of the function as one tuple: `strategy.run(fn, args=(x, y))`."},
+    "Strategy.reduce": {"value": "It takes the operation first: `strategy.reduce(\"mean\", value)`."},
 }
 
 
@@ -77,7 +81,7 @@ def entry_point(function: Function) -> Function:
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                if _is_of_call(error):
+                if _is_misfit(function, args, kwargs, error):
                     raise _misfit(function, args, kwargs, hints, error) from None
                 raise
 
@@ -85,14 +89,14 @@ def entry_point(function: Function) -> Function:
 
 
 def foreign_arguments(hints: Mapping[str, str]) -> Callable[[Function], Function]:
-    """Returns a decorator of a function whose error for arguments that it does not take says what to do.
+    """Returns a decorator of a function or class whose error for arguments that it does not take says what to do.
 
     Args:
-      hints: names of arguments that the function lacks or needs, and the sentences that end the errors. The sentence of
-        "*" is for too many arguments by position.
+      hints: names of arguments that the function, or the constructor of the class, lacks or needs, and the sentences
+        that end the errors. The sentence of "*" is for too many arguments by position.
 
     Raises:
-      TypeError: from the decorated function.
+      TypeError: from the decorated function or constructor.
 
     >>> @foreign_arguments({"buffer_size": "Leave it out."})
     ... def shuffle(seed=0): ...
@@ -101,12 +105,16 @@ def foreign_arguments(hints: Mapping[str, str]) -> Callable[[Function], Function
     TypeError: `shuffle` has no argument 'buffer_size'. Leave it out.
     """
     def decorate(function: Function) -> Function:
+        if isinstance(function, type):
+            function.__init__ = decorate(function.__init__)  # type: ignore[misc]
+            return function
+
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                if _is_of_call(error):
+                if _is_misfit(function, args, kwargs, error):
                     raise _misfit(function, args, kwargs, hints, error) from None
                 raise
 
@@ -157,9 +165,17 @@ def _script_mesh_hidden() -> Iterator[None]:
         yield
 
 
-def _is_of_call(error: TypeError) -> bool:
-    """Returns whether the call itself raised an error, in the frame that catches it, as its arguments do not fit."""
-    return error.__traceback__ is not None and error.__traceback__.tb_next is None
+def _is_misfit(
+    function: Callable[..., Any], args: tuple[Any, ...], received: Mapping[str, Any], error: TypeError
+) -> bool:
+    """Returns whether an error is Python's, for arguments that do not fit the signature; Flax raises it deeper."""
+    if not _FUNCTION.match(str(error)):
+        return False
+    try:
+        inspect.signature(function).bind(*args, **received)
+    except TypeError:
+        return True
+    return False
 
 
 def _misfit(
@@ -169,9 +185,9 @@ def _misfit(
     """Returns the error for arguments that do not fit, with the name that the script knows, and a hint."""
     called = f"`{_called(function, args)}`"
     known = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
-    text = str(error).replace(f"{function.__qualname__}()", called, 1)
-    if "unexpected keyword" in text:
-        name = next(name for name in received if name not in known)
+    text = _FUNCTION.sub(called, str(error))
+    name = next((name for name in received if name not in known), None)
+    if name is not None and "missing" not in text:
         return unknown_argument(called, name, known, hints.get(name))
     if "were given" in text or "multiple values" in text:  # too many by position
         hint = hints.get("*")
@@ -184,4 +200,5 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
     """Returns the name of a method in the public class of its object, not in the base that defines the method."""
     public = [each for each in type(args[0]).__mro__ if each.__module__.startswith("trainer.")] if args else []
     is_method = public and any(hasattr(each, function.__name__) for each in public)
-    return f"{public[0].__name__}.{function.__name__}" if is_method else function.__qualname__
+    name = f"{public[0].__name__}.{function.__name__}" if is_method else function.__qualname__
+    return name.removesuffix(".__init__")

@@ -58,6 +58,20 @@ memory). Received: 'https://example.com/run'. See ...
     return _normal(path)
 
 
+def as_file(argument: str, value: object) -> str:
+    """Returns `value`, the path of a file that exists or is to be written, as text.
+
+    Raises:
+      IsADirectoryError: `value` is a local folder.
+      TypeError, ValueError, ImportError: as `as_place` does.
+    """
+    path = as_place(argument, value)
+    if not is_remote(path) and os.path.isdir(path):
+        raise IsADirectoryError(f"`{argument}` must be the path of a file, and is a folder. Received: {path!r}. Give "
+                                "the name of a file in it.")
+    return path
+
+
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Returns whether a path is in an object store.
 

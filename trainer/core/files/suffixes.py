@@ -14,7 +14,8 @@ _FORMATS = {
 }
 
 
-def check_suffix(argument: str, path: str | os.PathLike[str], suffix: str, or_folder: bool = False) -> None:
+def check_suffix(argument: str, path: str | os.PathLike[str], suffix: str, or_folder: bool = False,
+                 written: str = "safetensors") -> None:
     """Raises ValueError for a name with the suffix of another program's format.
 
     Args:
@@ -22,6 +23,7 @@ def check_suffix(argument: str, path: str | os.PathLike[str], suffix: str, or_fo
       path: name of the file to write.
       suffix: suffix to use instead.
       or_folder: whether a name without a suffix, for a folder, is accepted too.
+      written: the format of the file.
 
     >>> check_suffix("filepath", "digits.safetensors", ".safetensors")
     >>> check_suffix("filepath", "digits.weights.h5", ".safetensors")
@@ -33,5 +35,5 @@ written. Received: 'digits.weights.h5'. Write 'digits.weights.safetensors'.
     known = _FORMATS.get(received.lower())
     if known is not None:
         folder = f", or {stem!r} for a folder" if or_folder else ""
-        raise ValueError(f"`{argument}` has the suffix {received!r} of {known}, and safetensors would be written. "
+        raise ValueError(f"`{argument}` has the suffix {received!r} of {known}, and {written} would be written. "
                          f"Received: {os.fspath(path)!r}. Write {stem + suffix!r}{folder}.")

@@ -18,7 +18,7 @@ from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.foreign_names import ForeignNames
 from trainer.core.types import PyTree
 from trainer.data.sources import foreign_names
-from trainer.data.sources.maps import call_map
+from trainer.data.sources.maps import ElementMap, apply_maps
 from trainer.data.sources.order import generator_of_pass
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ class RowDataset(ForeignNames):
     file_paths: list[str] | None = None
     num_threads: int | None = None
     _seed: int | None = None  # seed of the order
-    _row_maps: tuple[tuple[Callable[..., Any], int | None], ...] = ()
+    _row_maps: tuple[ElementMap, ...] = ()
     _batch_size: int | None = None
     _drop_remainder: bool = False
-    _batch_maps: tuple[tuple[Callable[..., Any], int | None], ...] = ()
+    _batch_maps: tuple[ElementMap, ...] = ()
 
     _foreign_names = foreign_names.METHODS
 
@@ -94,6 +94,7 @@ class RowDataset(ForeignNames):
         """Returns this dataset with `fn` applied to each element, a tuple as separate arguments."""
         return self._mapped((fn, None))
 
+    @foreign_arguments(foreign_names.RANDOM_MAP)
     def random_map(self, fn: Callable[..., Any], seed: int = 0) -> RowDataset:
         """Returns this dataset with `fn` applied to each element, with a random generator as its first argument.
 
@@ -174,7 +175,7 @@ class RowDataset(ForeignNames):
         threads = self.num_threads or os.cpu_count() or 1
         return elements.to_iter_dataset(grain.ReadOptions(threads, threads + _AHEAD))
 
-    def _mapped(self, entry: tuple[Callable[..., Any], int | None]) -> RowDataset:
+    def _mapped(self, entry: ElementMap) -> RowDataset:
         if self._batch_size is None:
             return dataclasses.replace(self, _row_maps=(*self._row_maps, entry))
         return dataclasses.replace(self, _batch_maps=(*self._batch_maps, entry))
@@ -197,8 +198,7 @@ def _grain() -> Any:
 class _RowsOfPass:
     """The rows of a pass in its order, made on access."""
 
-    def __init__(self, rows: Rows, numbers: np.ndarray, pass_index: int,
-                 maps: tuple[tuple[Callable[..., Any], int | None], ...]):
+    def __init__(self, rows: Rows, numbers: np.ndarray, pass_index: int, maps: tuple[ElementMap, ...]):
         self._rows, self._numbers, self._pass_index, self._maps = rows, numbers, pass_index, maps
         self._make = in_caller_context(self._row)  # runs in Grain's threads
 
@@ -210,18 +210,12 @@ class _RowsOfPass:
 
     def _row(self, position: int) -> Any:
         number = int(self._numbers[position])
-        return _apply(self._maps, self._rows[number], (self._pass_index, number))
+        return apply_maps(self._maps, self._rows[number], (self._pass_index, number))
 
 
 class _MapsOfPass:
-    def __init__(self, pass_index: int, start: int, maps: tuple[tuple[Callable[..., Any], int | None], ...]):
+    def __init__(self, pass_index: int, start: int, maps: tuple[ElementMap, ...]):
         self._pass_index, self._start, self._maps = pass_index, start, maps
 
     def __call__(self, position: int, batch: PyTree) -> Any:
-        return _apply(self._maps, batch, (self._pass_index, self._start + position))
-
-
-def _apply(maps: tuple[tuple[Callable[..., Any], int | None], ...], element: PyTree, place: tuple[int, int]) -> Any:
-    for order, (fn, seed) in enumerate(maps):
-        element = call_map(fn, element, *(() if seed is None else (np.random.default_rng([seed, order, *place]),)))
-    return element
+        return apply_maps(self._maps, batch, (self._pass_index, self._start + position))

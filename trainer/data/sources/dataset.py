@@ -23,8 +23,8 @@ from trainer.data.sources import foreign_names
 from trainer.data.sources.arrays import column_array
 from trainer.data.sources.batches import Batch, as_batch, pack_x_y_sample_weight
 from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.maps import call_map
-from trainer.data.sources.order import Count, Order
+from trainer.data.sources.maps import ElementMap, apply_maps
+from trainer.data.sources.order import Count, Order, Run
 
 # Number of rows that an unbatched dataset gathers at a time.
 _CHUNK_ROWS = 1024
@@ -65,9 +65,9 @@ class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
 
     arrays: HostArrays
     _row_order: Order
-    _row_maps: tuple[Callable[..., Any], ...] = ()
+    _row_maps: tuple[ElementMap, ...] = ()
     _batching: Batching | None = None
-    _batch_maps: tuple[Callable[..., Any], ...] = ()
+    _batch_maps: tuple[ElementMap, ...] = ()
 
     _foreign_names = foreign_names.METHODS
 
@@ -150,9 +150,32 @@ class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
             once per row. After `batch` it is called once per batch, which is much faster; all returned arrays must have
             the same number of rows.
         """
-        if self._batching is None:
-            return dataclasses.replace(self, _row_maps=(*self._row_maps, fn))
-        return dataclasses.replace(self, _batch_maps=(*self._batch_maps, fn))
+        return self._with_map((fn, None))
+
+    @foreign_arguments(foreign_names.RANDOM_MAP)
+    def random_map(self, fn: Callable[..., Any], seed: int = 0) -> Dataset:
+        """Returns this dataset with `fn` applied to each element, with a random generator as its first argument.
+
+        The random numbers depend on nothing else than described here, so a resumed run and any number of devices see
+        the same elements.
+
+        Args:
+          fn: takes a `numpy.random.Generator` and an element, a tuple as separate arguments, such as a change of
+            `trainer.data.augmentation`. The generator of a row depends on the seed, the pass and the row index, and the
+            generator of a batch on the seed, the pass and the index of the batch before it was shuffled; each
+            repetition of `repeat` is a pass.
+          seed: distinguishes the random numbers of several maps.
+
+        Raises:
+          ValueError: if the seed is less than 0.
+          TypeError: if the seed is not an integer.
+
+        Example:
+          >>> noisy = Dataset.from_arrays(np.zeros((2, 1))).random_map(lambda rng, x: x + rng.normal(size=1))
+          >>> [x.shape for x in noisy.batch(2)]
+          [(2, 1)]
+        """
+        return self._with_map((fn, as_count("seed", seed, 0)))
 
     @foreign_arguments(foreign_names.BATCH)
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
@@ -211,7 +234,7 @@ class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether `map` was called, so that batches are more than rows of the arrays."""
+        """Whether `map` or `random_map` was called, so that batches are more than rows of the arrays."""
         return bool(self._row_maps or self._batch_maps)
 
     @property
@@ -249,7 +272,7 @@ class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
             yield from self._read_rows(pass_index, start)
             return
         while start < self.cardinality:
-            yield self._mapped(self.gather(self.index_block(pass_index, start, start + 1)[0]))
+            yield self._made(pass_index, start)
             start += 1
 
     def index_block(self, pass_index: int, start: int, stop: int) -> np.ndarray:
@@ -297,6 +320,11 @@ class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
             raise ValueError("The Dataset has rows as elements, not batches. Call its `batch(batch_size)` first.")
         return self._batching
 
+    def _with_map(self, entry: ElementMap) -> Dataset:
+        if self._batching is None:
+            return dataclasses.replace(self, _row_maps=(*self._row_maps, entry))
+        return dataclasses.replace(self, _batch_maps=(*self._batch_maps, entry))
+
     def _reordered(self, change: Callable[[Order], Order]) -> Dataset:
         if self._batching is None:
             return dataclasses.replace(self, _row_order=change(self._row_order))
@@ -315,34 +343,39 @@ class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
 
     def _rows_of(self, pass_index: int, batches: np.ndarray, batch_size: int) -> np.ndarray:
         """Returns the row indices, shape `(count, rows)`, of batches of equal length."""
+        runs = self._runs_of(pass_index, batches, batch_size)
+        numbers = runs[0][1] if len(runs) == 1 else np.concatenate([rows for _, rows in runs])
+        return numbers.reshape(len(batches), -1)
+
+    def _runs_of(self, pass_index: int, batches: np.ndarray, batch_size: int) -> list[Run]:
+        """Returns the row indices of batches of equal length, by the pass of the rows."""
         first_rows = batches[:, None] * batch_size
         width = min(batch_size, self._row_order.length - int(first_rows[0, 0]))
-        positions = first_rows + np.arange(width)
-        runs = self._row_order.locate(pass_index, positions.reshape(-1))
-        numbers = runs[0][1] if len(runs) == 1 else np.concatenate([rows for _, rows in runs])
-        return numbers.reshape(positions.shape)
+        return self._row_order.locate(pass_index, (first_rows + np.arange(width)).reshape(-1))
 
     def _read_rows(self, pass_index: int, start: int) -> Iterator[Any]:
         while start < self.cardinality:
             positions = np.arange(start, min(start + _CHUNK_ROWS, self.cardinality))
-            for _, index in self._row_order.locate(pass_index, positions):
-                for row in _rows(self.gather(index)):
-                    yield self._map_row(row)
+            yield from self._mapped_rows(self._row_order.locate(pass_index, positions))
             start += len(positions)
 
-    def _map_row(self, row: Any) -> Any:
-        for fn in self._row_maps:
-            row = call_map(fn, row)
-        return row
+    def _mapped_rows(self, runs: list[Run]) -> Iterator[Any]:
+        for pass_index, index in runs:
+            for number, row in zip(index.tolist(), _rows(self.gather(index)), strict=True):
+                yield apply_maps(self._row_maps, row, (pass_index, number))
 
-    def _mapped(self, batch: Batch) -> Batch:
+    def _made(self, pass_index: int, position: int) -> Batch:
+        """Returns the batch at a position of a pass, mapped."""
         if not self.is_mapped:
-            return batch
+            return self.gather(self.index_block(pass_index, position, position + 1)[0])
+        batching = self.require_batched()
+        [(base_pass, batches)] = batching.order.locate(pass_index, np.array([position]))
+        runs = self._runs_of(base_pass, batches, batching.size)
         if self._row_maps:
-            batch = jax.tree.map(lambda *leaves: np.stack(leaves), *(self._map_row(row) for row in _rows(batch)))
-        for fn in self._batch_maps:
-            batch = call_map(fn, batch)
-        return as_batch(batch, text=True)
+            batch = jax.tree.map(lambda *leaves: np.stack(leaves), *self._mapped_rows(runs))
+        else:
+            batch = self.gather(np.concatenate([index for _, index in runs]))
+        return as_batch(apply_maps(self._batch_maps, batch, (base_pass, int(batches[0]))), text=True)
 
 
 def _column(data: Any, name: str) -> np.ndarray:

@@ -64,7 +64,7 @@ NAMES = {
     "random_split": _SPLIT,
 }
 
-# : Arguments of `from_arrays`, `shuffle`, `map` and `batch`.
+# : Arguments of `from_arrays`, `shuffle`, `map`, `random_map` and `batch`.
 FROM_ARRAYS = dict.fromkeys(("x", "y", "*"), "Give the arrays as one tuple: `from_arrays((x, y))`.")
 SHUFFLE = {
     "buffer_size": "Leave it out: there is no buffer. `shuffle(seed=0)` permutes all rows.",
@@ -75,6 +75,11 @@ MAP = {
     "num_parallel_calls": _PARALLEL,
     "deterministic": "Leave it out: the order of the elements is always that of the data.",
     "*": _PARALLEL,
+}
+RANDOM_MAP = {
+    "fn": "It takes a random generator, and each part of an element: `random_map(lambda rng, x, y: ...)`; "
+          "`trainer.data.augmentation` has changes of images.",
+    "num_parallel_calls": _PARALLEL,
 }
 BATCH = {
     "num_parallel_calls": "Leave it out: a batch is gathered at once.",

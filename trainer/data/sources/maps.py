@@ -1,10 +1,31 @@
-"""Calls of the functions that a user gives to `map`."""
+"""Calls of the functions that a user gives to `map` and `random_map`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+
+ElementMap = tuple[Callable[..., Any], int | None]
+"""A function of elements; and the seed of the random generator that it takes first, None without."""
+
+
+def apply_maps(maps: tuple[ElementMap, ...], element: Any, place: tuple[int, int]) -> Any:
+    """Returns an element after some maps.
+
+    The random numbers of a map depend on its seed, its position among the maps and the place only, so that they are the
+    same after an interruption, and on any number of threads, devices and processes.
+
+    Args:
+      maps: the maps, the first map first.
+      element: a row or a batch.
+      place: the pass, and the index of the row or the batch.
+    """
+    for order, (fn, seed) in enumerate(maps):
+        element = call_map(fn, element, *(() if seed is None else (np.random.default_rng([seed, order, *place]),)))
+    return element
 
 
 def call_map(fn: Callable[..., Any], element: Any, *first: Any) -> Any:

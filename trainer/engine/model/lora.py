@@ -26,7 +26,6 @@ from trainer.engine.model.types import ModuleLike
 from trainer.engine.step.compile_options import CompileOptions
 
 Path = str | os.PathLike[str]
-_ADAPTERS = "lora"  # in the metadata of files
 
 
 @entry_point
@@ -119,7 +118,8 @@ class LoraModel(Model):
           RuntimeError, FileExistsError, FileNotFoundError, ValueError, TypeError: as `save_weights` does.
         """
         arguments.require_bool(overwrite=overwrite)
-        weights_io.save_weights(self._core.state, filepath, overwrite, self._is_trained, {_ADAPTERS: self._described()})
+        weights_io.save_weights(
+            self._core.state, filepath, overwrite, self._is_trained, {weights_io.ADAPTERS: self._described()})
 
     def load_adapters(self, filepath: Path) -> None:
         """Replaces the adapters with adapters from a file that `save_adapters` wrote, for a model of the same base.
@@ -133,7 +133,7 @@ class LoraModel(Model):
           FileNotFoundError, IsADirectoryError, TypeError: as `load_weights` does.
         """
         weights_io.load_weights(
-            self._core.state, filepath, None, None, self._is_trained, {_ADAPTERS: self._described()})
+            self._core.state, filepath, None, None, self._is_trained, {weights_io.ADAPTERS: self._described()})
 
     def merge(self) -> Model:
         """Returns a model whose `predict` is the same, without adapters, of the class of the model given to `lora`.

@@ -29,6 +29,8 @@ from trainer.engine.step.gradient_accumulation import accumulated
 from trainer.engine.step.input_casts import multiplied_inputs
 from trainer.losses.linear_logits import computed
 
+_OF_STEPS = {"batch": "A step takes the state first: `strategy.run(model.train_step, args=(model.state, batch))`."}
+
 
 class OverridableSteps:
     """The methods of `Model` that define the steps."""
@@ -100,6 +102,7 @@ class OverridableSteps:
                 logs = {f"{name}_loss": value for name, value in losses.items()}
         return {**logs, **self._core.configuration.metrics.values(y, y_pred, sample_weight)}
 
+    @foreign_arguments(_OF_STEPS)
     def train_step(self, state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
         """Returns the logs and the state after a step on a batch.
 
@@ -152,10 +155,12 @@ class OverridableSteps:
         value_fn = None if microbatches > 1 else lambda params: loss_and_outputs(params, state, batch)[0]
         return tracked, state.apply_gradients(grads, model_state=model_state, value=loss, value_fn=value_fn)
 
+    @foreign_arguments(_OF_STEPS)
     def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]:
         """Returns the logs for a batch, without training. Like `train_step`, it must be pure."""
         return logs_without_update(self, state, batch, training=False)
 
+    @foreign_arguments(_OF_STEPS)
     def predict_step(self, state: TrainState, batch: Batch) -> Any:
         """Returns the outputs for a batch. Like `train_step`, it must be pure."""
         x, _, _ = unpack_x_y_sample_weight(batch)
@@ -214,6 +219,7 @@ class OverridableSteps:
                 if path in before and leaf is not before[path] and self._core.module.is_batch_statistic(path))
         return outputs, new_state
 
+    @foreign_arguments({"stream": "It takes the state first: `self.make_rng(state, \"dropout\")`."})
     def make_rng(self, state: TrainState, stream: str) -> jax.Array:
         """Returns the key of a random stream for this step, the same on any number of devices."""
         return get_replica_context().random_key(state.seed, stream, state.step)

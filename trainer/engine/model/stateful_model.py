@@ -552,11 +552,7 @@ class StatefulModel(OverridableSteps, ForeignNames):
         """
         state = self._core.state.current
         path = checked_path("filepath", filepath)
-        if format != "onnx":
-            if path.endswith(".onnx"):
-                raise ValueError(f"`filepath` has the suffix '.onnx'. Received: {path!r}, and format={format!r}. "
-                                 "For ONNX, give `format=\"onnx\"`.")
-            check_suffix("filepath", path, ".export")
+        formats.check(format, path)
         arguments.check_count("batch_size", batch_size, 1, optional=True)
         if sample is None and self._core.overrides("sample_inputs"):
             raise ValueError("The model overrides `sample_inputs`, so the inputs of its `predict_step` are unknown. "

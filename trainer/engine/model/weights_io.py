@@ -33,6 +33,7 @@ from trainer.engine.saving.checkpoint import check_manifest, is_checkpoint, orba
 from trainer.optimizers.evaluation_params import map_averages
 
 FORMAT_VERSION = 1
+ADAPTERS = "lora"  # in the metadata of files of adapters
 _VERSION_KEY = "format_version"
 
 
@@ -141,6 +142,10 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
     expected = "a safetensors file, as `save_weights` writes it"
     with open_arrays(path, expected, "A checkpoint folder is loaded with `trainer.load`.") as file:
         _check_holds_weights(path, file.metadata)
+        if ADAPTERS in file.metadata.keys() - metadata.keys() and not partial:
+            raise ValueError(f"{path!r} holds adapters of LoRA, as `save_adapters` writes them, and not the weights of "
+                             "a model. Make a model with adapters, `trainer.lora(model, ...)` with the same arguments, "
+                             "and call its `load_adapters(path)`.")
         for key, value in metadata.items():
             if file.metadata.get(key) != value:
                 raise ValueError(f"{path!r} was saved with {key}={errors.brief(file.metadata.get(key))}, and the model "

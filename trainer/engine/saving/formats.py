@@ -20,7 +20,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import errors
-from trainer.core.files import storage
+from trainer.core.files import check_suffix, storage
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.engine.saving import export, onnx_format
@@ -41,7 +41,28 @@ SIGNATURE, SAVED_MODEL = export.SIGNATURE, export.SAVED_MODEL
 TEXT, ARTIFACT, WEIGHTS = "model.mlir", "model.mlirbc", "weights.safetensors"
 FORMAT_VERSION = 1
 _ASSERTION = "shape_assertion"  # a custom call of JAX's, which checks shapes and computes nothing
+_OF_SUFFIX = {
+    ".onnx": "For ONNX, give `format=\"onnx\"`.",
+    ".pb": "For a SavedModel, give a folder and `format=\"saved_model\"`.",
+    ".tflite": "TensorFlow Lite is not written. Phones also run ONNX: give `format=\"onnx\"` and the suffix '.onnx'.",
+}
 _EXTRAS = {"saved_model": "tensorflow", "onnx": "onnx"}
+
+
+def check(format_name: str, path: str) -> None:
+    """Raises ValueError for an unknown format, or a name with the suffix of another format."""
+    if format_name not in FORMATS:
+        raise ValueError(f"{errors.unknown_name('format', str(format_name), FORMATS)} \"jax\" is read by "
+                         "`trainer.load_exported`, \"onnx\" by onnxruntime and others, also on phones, "
+                         "\"saved_model\" by TensorFlow, \"stablehlo\" by IREE. "
+                         f"See {errors.page_url('export')}")
+    if format_name == "onnx":
+        return
+    suffix = os.path.splitext(path)[1]
+    if suffix in _OF_SUFFIX:
+        raise ValueError(f"`filepath` has the suffix {suffix!r}. Received: {path!r}, and format={format_name!r}. "
+                         f"{_OF_SUFFIX[suffix]}")
+    check_suffix("filepath", path, ".export", written=f"the format {format_name!r}")
 
 
 def save(format_name: str, path: str, predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: PyTree,
@@ -57,11 +78,7 @@ def save(format_name: str, path: str, predict_step: Callable[[TrainState, Any], 
       FileExistsError: if `path` exists and is not an export in this format.
       ImportError: if a package of the converter is not installed.
     """
-    if format_name not in FORMATS:
-        raise ValueError(f"{errors.unknown_name('format', str(format_name), FORMATS)} \"jax\" is read by "
-                         "`trainer.load_exported`, \"onnx\" by onnxruntime and others, also on phones, "
-                         "\"saved_model\" by TensorFlow, \"stablehlo\" by IREE. "
-                         f"See {errors.page_url('export')}")
+    check(format_name, path)
     if format_name == "jax":
         export.save(path, predict_step, state, inputs, batch_size, platforms)
         return

@@ -19,11 +19,13 @@ import jax
 import numpy as np
 
 from trainer.core import arguments, errors
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.calls.tracebacks import user_stacklevel
+from trainer.core.foreign_names import ForeignNames
 from trainer.core.types import ArrayLike, PyTree
 from trainer.distribute import Strategy
 from trainer.engine.saving.checkpoint import Checkpoint
-from trainer.estimator.training import checkpoints, evaluation_record, serving
+from trainer.estimator.training import checkpoints, evaluation_record, foreign_names, serving
 from trainer.estimator.training.estimator_model import EstimatorModel, make_model
 from trainer.estimator.training.events import LOGGER, TrainingLog, write_evaluation
 from trainer.estimator.training.functions import (
@@ -50,7 +52,8 @@ Hooks = Any
 """A `SessionRunHook`, a callback, or a list of these."""
 
 
-class Estimator:
+@foreign_arguments(foreign_names.CONSTRUCTORS)
+class Estimator(ForeignNames):
     """Trains the model of a `model_fn` and keeps checkpoints in a folder.
 
     It follows TensorFlow's conventions. `input_fn` returns the batch of *one* replica, so a step of N replicas reads N
@@ -87,6 +90,13 @@ class Estimator:
     Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/Estimator
     """
 
+    _foreign_names = foreign_names.METHODS
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            foreign_arguments(foreign_names.CONSTRUCTORS)(cls)
+
     def __init__(
         self,
         model_fn: ModelFn,
@@ -120,6 +130,7 @@ class Estimator:
 
     # --- training ----------------------------------------------------------------------------------------------------
 
+    @foreign_arguments(foreign_names.CALLS)
     def train(
         self,
         input_fn: InputFn,
@@ -185,6 +196,7 @@ class Estimator:
 
     # --- evaluating --------------------------------------------------------------------------------------------------
 
+    @foreign_arguments(foreign_names.EVALUATE)
     def evaluate(
         self,
         input_fn: InputFn,
@@ -232,6 +244,7 @@ class Estimator:
 
     # --- predicting --------------------------------------------------------------------------------------------------
 
+    @foreign_arguments(foreign_names.CALLS)
     def predict(
         self,
         input_fn: InputFn,

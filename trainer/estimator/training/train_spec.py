@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainer.core import arguments, errors
+from trainer.core.calls.entry_points import foreign_arguments
+from trainer.estimator.training import foreign_names
 from trainer.estimator.training.exporters import Exporter
 from trainer.estimator.training.functions import InputFn, check_input_fn, check_steps
 from trainer.estimator.training.hooks import CheckpointSaverListener, check_hooks, check_listeners
 
 
+@foreign_arguments(foreign_names.TRAIN_SPEC)
 class TrainSpec:
     """Training data and stop condition of `train_and_evaluate`.
 
@@ -36,6 +39,7 @@ class TrainSpec:
         self.saving_listeners = check_listeners(saving_listeners)
 
 
+@foreign_arguments(foreign_names.EVALUATE)
 class EvalSpec:
     """Evaluation data, schedule and exporters of `train_and_evaluate`.
 

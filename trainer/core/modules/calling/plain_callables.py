@@ -24,18 +24,26 @@ _PLAIN = (type(None), type, str, bytes, int, float, complex, types.ModuleType, t
 _CONSTANT = "holds_only_constants"
 """Attribute of callables whose arrays are constants, such as preprocessing layers: nothing of them is trained."""
 
+_NOT_A_LAYER = "not_a_layer"
+"""Attribute of callables that do not belong in a model: a sentence that says where they do, with "{}" for the class."""
+
 _DEPTH = 5  # maximum depth of nested objects
 
 
 def check_holds_no_weights(function: object, what: str) -> None:
-    """Raises TypeError for a callable with weights that is not a Flax module: nothing would train them.
+    """Raises TypeError for a callable with weights that is not a Flax module, or one that does not belong in a model.
 
-    A function may close over arrays, and a `functools.partial` may hold arrays as arguments: these are constants.
+    Nothing would train the weights. A function may close over arrays, and a `functools.partial` may hold arrays as
+    arguments: these are constants.
 
     Args:
       function: a callable that is not a Flax module.
       what: name of the callable in the message, such as "`module`".
     """
+    if (instead := getattr(type(function), _NOT_A_LAYER, None)) is not None:
+        name = type(function).__name__
+        raise TypeError(f"{what} must be a Flax module (Linen or NNX) or a function of its inputs. Received: a {name}. "
+                        f"{instead.format(name)}")
     for held, name in _weights(function, "", _DEPTH, set()):
         raise TypeError(
             f"{what} must be a Flax module (Linen or NNX) or a function. Received: a {type(function).__name__}, which "
