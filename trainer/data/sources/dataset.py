@@ -294,7 +294,9 @@ class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
         parts: list[np.ndarray] = []
         for base_pass, batches in batching.order.locate(pass_index, numbers_of_batches):
             for part in self._split_at_remainder(batches, batching.size):
-                index = self._rows_of(base_pass, part, batching.size)
+                runs = self._runs_of(base_pass, part, batching.size)
+                rows = runs[0][1] if len(runs) == 1 else np.concatenate([numbers for _, numbers in runs])
+                index = rows.reshape(len(part), -1)
                 if parts and index.shape[1] != parts[0].shape[1]:
                     return np.concatenate(parts)
                 parts.append(index)
@@ -340,12 +342,6 @@ class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
         if not found.size:
             return [batches]
         return [part for part in np.split(batches, [found[0], found[0] + 1]) if part.size]
-
-    def _rows_of(self, pass_index: int, batches: np.ndarray, batch_size: int) -> np.ndarray:
-        """Returns the row indices, shape `(count, rows)`, of batches of equal length."""
-        runs = self._runs_of(pass_index, batches, batch_size)
-        numbers = runs[0][1] if len(runs) == 1 else np.concatenate([rows for _, rows in runs])
-        return numbers.reshape(len(batches), -1)
 
     def _runs_of(self, pass_index: int, batches: np.ndarray, batch_size: int) -> list[Run]:
         """Returns the row indices of batches of equal length, by the pass of the rows."""
