@@ -1,8 +1,14 @@
 """Random changes of images: what each does, that it depends on its generator alone, and what it refuses."""
 
-import numpy as np
-import pytest
+import itertools
 
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import trainer
+from trainer import distribute
 from trainer.data import Dataset, RowDataset
 from trainer.data import augmentation as aug
 
@@ -156,3 +162,21 @@ def test_a_batched_dataset_is_not_augmented_as_if_it_were_an_image():
 def test_mixing_needs_a_batch_of_images_and_vectors_of_labels(mix, batch, message):
     with pytest.raises(ValueError, match=message):
         mix(rng(), *batch)
+
+
+def test_a_training_on_random_rows_is_the_same_on_any_number_of_devices_and_when_it_is_continued():
+    images = np.random.default_rng(0).random((21, 6, 6, 1), np.float32)
+    rows = Dataset.from_arrays((images, images.mean((1, 2, 3)))).random_map(aug.RandomContrast(0.5))
+
+    def weights_of(devices, *epochs):
+        with distribute.MirroredStrategy([f"cpu:{index}" for index in range(devices)]).scope():
+            model = trainer.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(1)], seed=0)
+            model.compile(optax.sgd(0.1), "mse")
+        for first, last in itertools.pairwise((0, *epochs)):
+            model.fit(rows.shuffle(1).batch(4), initial_epoch=first, epochs=last, verbose=0)
+        return model.get_weights()
+
+    whole = weights_of(1, 2)
+    for other in (weights_of(3, 2), weights_of(1, 1, 2)):
+        for ours, theirs in zip(other, whole, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=1e-7)
