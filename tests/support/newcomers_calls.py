@@ -175,6 +175,12 @@ class _NamesLoss(callbacks.Callback):
         pass
 
 
+class _TwoOutputs(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x), nn.Dense(1)(x)
+
+
 def _rows(**columns: str) -> Any:
     return data.Dataset.from_columns([{"age": 1.0, "city": "Rome", "y": 0.0}] * 4, **columns)  # type: ignore[arg-type]
 
@@ -244,6 +250,18 @@ CALLS = {
                                       "'categorical_crossentropy'"),
     "a loss of nothing": Wrong(lambda: _fit(_model(loss=lambda y, y_pred: None)), "Received: NoneType",
                                "must be an array of numbers"),
+    "swapped losses": Wrong(lambda: _fit(_model(module=_TwoOutputs(), loss=["mse", _SPARSE]), y=[IDS, Y]),
+                            r"loss 'mean_squared_error' of the output 'output_1'", "in the order of the outputs"),
+    "a loss with swapped arguments": Wrong(
+        lambda: _fit(_model(3, loss=lambda a, b: optax.softmax_cross_entropy_with_integer_labels(a, b)),
+                     y=IDS), "loss '<lambda>'",
+        r"for \(y_true, y_pred\) = \(array of shape \(8,\) and dtype int32, array of shape \(8, 3\)"),
+    "a metric of other shapes": Wrong(
+        lambda: _fit(_model(3, loss=_SPARSE, metrics=[lambda a, b: optax.sigmoid_focal_loss(b, a)]), y=IDS),
+        "metric '<lambda>'", r"for \(y_true, y_pred\) = \(array of shape \(8,\) and"),
+    "a forgotten flatten": Wrong(
+        lambda: _fit(_model(3, loss=_SPARSE), x=np.ones((8, 5, 5, 1), np.float32), y=IDS), r"y_true\.shape=\(8,\)",
+        r"`lambda x: x\.reshape\(len\(x\), -1\)`"),
     "smoothed class indices": Wrong(
         lambda: losses.SparseCategoricalCrossentropy(label_smoothing=0.1),  # type: ignore[call-arg]
         "'label_smoothing'", "to_categorical"),

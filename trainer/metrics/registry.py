@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from trainer import losses
 from trainer.core import configs
-from trainer.core.errors import see, unknown_name
+from trainer.core.errors import named_in_errors, see, unknown_name
 from trainer.core.registry import Registry
 from trainer.core.types import PyTree, keras_class
 from trainer.losses import Loss, as_loss
@@ -35,7 +35,7 @@ from trainer.metrics import (
 )
 from trainer.metrics.adapted import adapted, check_is_object, is_of_another_library
 from trainer.metrics.arrays import one_hot_advice
-from trainer.metrics.base import Metric, is_builtin, named_in_errors, snake_case
+from trainer.metrics.base import Metric, is_builtin, snake_case
 
 CLASSES: tuple[type[Metric], ...] = (
     reduction.Mean,
@@ -256,7 +256,7 @@ def resolve(
     _check_takes_labels(metric)
     if isinstance(identifier, str):
         metric.name = identifier
-    with named_in_errors(metric.name):
+    with named_in_errors("metric", metric.name, None, y_true, y_pred):
         try:
             metric.validate(y_true, y_pred)
             metric.build(y_true, y_pred)
