@@ -298,7 +298,14 @@ CALLS = {
                                             "made for 5 features, and gets 4", r"`nnx\.Linear\(4,"),
     "validation data by position": Wrong(lambda: _model().fit(X, Y, X, Y), "arrays, as the third",  # type: ignore[arg-type]
                                          r"validation_data=\(x_val, y_val\)"),
-    "two data sets": Wrong(lambda: _model().fit(_batches(), _batches()), "y=Dataset", r"`validation_data=\.\.\.`"),
+    "two data sets": Wrong(lambda: _model().fit(_batches(), _batches()), "y=Dataset",
+                          r"`fit\(train, validation_data=val\)`"),
+    "two lists of batches": Wrong(lambda: _model().fit([(X, Y)] * 2, [(X, Y)] * 2), r"y=2 batches like \(array of shape \(8, 4\)",
+                                  r"`fit\(train, validation_data=val\)`"),
+    "a list of batches and a pair": Wrong(lambda: _model().fit([(X, Y)] * 2, (X[:3], Y[:3])),
+                                          r"y=\(array of shape \(3, 4\)", r"`fit\(train, validation_data=val\)`"),
+    "targets that are a data set": Wrong(lambda: _model().fit(X, _batches()), "y=Dataset",
+                                         r"`fit\(train, validation_data=val\)`"),
     "the pair of apply": Wrong(lambda: _model().compute_loss(X, Y, (Y, {"batch_stats": {"mean": Y, "var": Y}})),
                                "the model's outputs are", r"`y_pred, model_state = self\.apply"),
     "arrays for a strategy": Wrong(

@@ -27,7 +27,7 @@ from trainer.data.sharding.auto_shard import AutoShardPolicy, DataWithOptions
 from trainer.data.sharding.grain_shards import shard_grain
 from trainer.data.sharding.joined import JoinedSource
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batches
+from trainer.data.sources.arrays import DataError, is_array_tree, is_leaf, is_list_of_batches
 from trainer.data.sources.batches import pack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.columns import ColumnBatches, ColumnSource
@@ -45,6 +45,7 @@ from trainer.data.sources.sources import (
 )
 
 DEFAULT_BATCH_SIZE = 32
+_VALIDATION = "Data to validate on are given by name: `fit(train, validation_data=val)`."
 
 
 def adapt(
@@ -101,7 +102,7 @@ def adapt(
     if arrays is None and not is_batches and is_array_tree(x):
         if isinstance(x, list) and x and y is None and all(isinstance(row, dict) for row in x):
             raise _rows_of_columns(x)
-        arrays = HostArrays.of((x, y, sample_weight))
+        arrays = _host_arrays(x, y, sample_weight)
     if arrays is not None:
         return _adapt_arrays(arrays, batch_size, shuffle, seed, class_weights, steps)
     x, policy = (x.data, x.auto_shard_policy) if isinstance(x, DataWithOptions) else (x, AutoShardPolicy.AUTO)
@@ -110,7 +111,7 @@ def adapt(
         if value is not None:
             rows = (" If its elements are rows, give a `torch.utils.data.DataLoader` of it, or arrays."
                     if name == "batch_size" and hasattr(x, "__getitem__") else "")
-            validation = " Data for validation are `validation_data=...`." if name == "y" else ""
+            validation = f" {_VALIDATION}" if name == "y" else ""
             raise ValueError(f"When providing `x` as a {_kind(x)}, `{name}` should not be passed: "
                              f"batches are taken as the {_kind(x)} yields them. Received: "
                              f"{name}={value if isinstance(value, int) else describe(value)}.{rows}{validation}")
@@ -120,6 +121,28 @@ def adapt(
         raise ValueError("`class_weight` cannot be used with data that workers read. Give their batches sample "
                          "weights.")
     return WeightedSource(source, class_weights)
+
+
+def _host_arrays(x: Any, y: Any, sample_weight: Any) -> HostArrays:
+    """Returns the arrays of `x`, `y` and `sample_weight`, unless `y` is batches or a data set."""
+    of_batches = is_list_of_batches(x), is_list_of_batches(y)  # or nested inputs and targets, if their rows are equal
+    try:
+        if not all(of_batches):
+            return HostArrays.of((x, y, sample_weight))
+    except DataError:
+        if not any(of_batches) and not _is_data_set(y):
+            raise
+    raise ValueError("`y` must be arrays with the rows of `x`, and no batches or data set. Received: "
+                     f"x={_described(x)}, y={_described(y)}. {_VALIDATION}")
+
+
+def _described(value: Any) -> str:
+    return f"{len(value)} batches like {describe(value[0])}" if is_list_of_batches(value) else describe(value)
+
+
+def _is_data_set(y: Any) -> bool:
+    is_collection = hasattr(y, "__iter__") or hasattr(y, "__getitem__")
+    return is_collection and not isinstance(y, (str, bytes, dict)) and not hasattr(y, "tocsr") and not is_array_tree(y)
 
 
 def _adapt_arrays(

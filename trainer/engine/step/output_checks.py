@@ -123,8 +123,8 @@ def _hint_of_parts(inputs: PyTree) -> str:
     if isinstance(inputs, (tuple, list)) and len(inputs) > 1:
         rows = " If each of its arrays is a row, pass `np.stack(x)`." if _may_be_rows(inputs) else ""
         return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs.{rows} If it is inputs and targets, "
-                "give them apart, as in `fit(x, y)`. If it is batches, give a list of tuples: `[(x, y), ...]`, or "
-                "`[(x,), ...]` without targets.")
+                "give them apart, as in `fit(x, y)`, and data to validate on as `validation_data=(x, y)`. If it is "
+                "batches, give a list of tuples: `[(x, y), ...]`, or `[(x,), ...]` without targets.")
     if isinstance(inputs, dict):
         return (" A dict is all inputs. If some of it are targets, yield `(batch[\"image\"], batch[\"label\"])`, with "
                 "the names of yours.")
