@@ -175,6 +175,20 @@ class _NamesLoss(callbacks.Callback):
         pass
 
 
+class _HasBuild(nn.Module):
+    def build(self, shape):
+        self.w = self.param("w", nn.initializers.ones, (shape[-1], 1))
+
+    def __call__(self, x):
+        return x @ self.w
+
+
+class _OfTokens(nn.Module):
+    @nn.compact
+    def __call__(self, tokens, mask=None, *, training=False):
+        return nn.Dense(1)(nn.Embed(3, 4)(tokens)[:, 0])
+
+
 class _TwoOutputs(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -210,6 +224,8 @@ CALLS = {
                                       "should not be passed"),
     "targets beside a dataset": Wrong(lambda: _model().fit(_BATCHES, Y, verbose=0), "y=array of shape",
                                       "should not be passed"),
+    "a batch of lists": Wrong(lambda: _model().fit([(X.tolist(), IDS.tolist())], verbose=0), "`x` of type list",
+                              r"`\[\(np\.array\(x\), np\.array\(y\)\), \.\.\.\]`"),
     "a split of a dataset": Wrong(lambda: _model().fit(_BATCHES, validation_split=0.2, verbose=0),
                                   r"Received: \(Dataset", "Pass `validation_data`"),
     "a single row": Wrong(lambda: _built().predict(X[0], verbose=0), r"rows of shape \(\)", r"`x\[None\]`"),
@@ -322,6 +338,15 @@ CALLS = {
     "PyTorch's load": Wrong(lambda: _built().load("a"), "'load'", r"`trainer\.load\(path, model\)`"),
     "ONNX by its suffix": Wrong(lambda: _built().export("a.onnx"), r"'a\.onnx'", '`format="onnx"`'),
     "logs of a history": Wrong(lambda: _fit()["loss"], "'loss'", r"`history\.history\['loss'\]`"),
+    "Keras's build": Wrong(lambda: _fit(_model(module=_HasBuild())), "\"_HasBuild\" object has no attribute \"w\"",
+                           r"does not call `build`: make 'w' in `setup\(self\)`"),
+    "a tokenizer's dict": Wrong(
+        lambda: _fit(_model(module=_OfTokens()), x={"input_ids": IDS[:, None], "attention_mask": IDS[:, None]}),
+        "'tokens', 'mask'. Received: 'attention_mask', 'input_ids'", "Rename them or leave them out"),
+    "a cell for a layer": Wrong(lambda: _fit(_model(module=[nn.LSTMCell(4)], kind=trainer.Sequential)),
+                                "LSTMCell is a cell", r"`nn\.RNN\(nn\.LSTMCell\(\.\.\.\)\)`"),
+    "a cell of NNX for a layer": Wrong(lambda: _fit(_model(module=nnx.GRUCell(4, 4, rngs=nnx.Rngs(0)))),
+                                       "GRUCell is a cell", r"`nnx\.RNN\(nnx\.GRUCell\(\.\.\.\)\)`"),
     "a module without return": Wrong(lambda: _fit(_model(module=_ReturnsNothing())), "NoneType", "with `return`"),
     "a module that reads names": Wrong(lambda: _fit(_model(module=_ReadsNames())), r"array of shape \(8, 4\)",
                                        "give a dict of arrays"),
