@@ -195,6 +195,10 @@ class _TwoOutputs(nn.Module):
         return nn.Dense(3)(x), nn.Dense(1)(x)
 
 
+def _reading(log: str) -> callbacks.Callback:
+    return callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs[log])
+
+
 def _rows(**columns: str) -> Any:
     return data.Dataset.from_columns([{"age": 1.0, "city": "Rome", "y": 0.0}] * 4, **columns)  # type: ignore[arg-type]
 
@@ -316,7 +320,7 @@ CALLS = {
                                          r"validation_data=\(x_val, y_val\)"),
     "two data sets": Wrong(lambda: _model().fit(_batches(), _batches()), "y=Dataset",
                           r"`fit\(train, validation_data=val\)`"),
-    "two lists of batches": Wrong(lambda: _model().fit([(X, Y)] * 2, [(X, Y)] * 2), r"y=2 batches like \(array of shape \(8, 4\)",
+    "two lists of batches": Wrong(lambda: _model().fit([(X, Y)] * 2, [(X, Y)] * 2), r"y=2 batches like \(array",
                                   r"`fit\(train, validation_data=val\)`"),
     "a list of batches and a pair": Wrong(lambda: _model().fit([(X, Y)] * 2, (X[:3], Y[:3])),
                                           r"y=\(array of shape \(3, 4\)", r"`fit\(train, validation_data=val\)`"),
@@ -335,6 +339,8 @@ CALLS = {
     "a layer by name": Wrong(lambda: trainer.Sequential([nn.Dense(3), "relu"]), "'relu'", r"`nn\.relu`"),
     "a Linen module with __init__": Wrong(lambda: _fit(_model(module=_HasInit())), "'parent'", "as fields"),
     "forward": Wrong(lambda: _fit(_model(module=_HasForward())), "not a callable object", "`__call__`"),
+    "a layer's output": Wrong(lambda: _model(module=[nn.Dense(1)], kind=trainer.Sequential).layers[-1].output,
+                              "'output'", r"`self\.sow\(\"intermediates\", \"hidden\", h\)`"),
     "PyTorch's load": Wrong(lambda: _built().load("a"), "'load'", r"`trainer\.load\(path, model\)`"),
     "ONNX by its suffix": Wrong(lambda: _built().export("a.onnx"), r"'a\.onnx'", '`format="onnx"`'),
     "logs of a history": Wrong(lambda: _fit()["loss"], "'loss'", r"`history\.history\['loss'\]`"),
@@ -384,6 +390,16 @@ CALLS = {
         r"Received: on_epoch_end\(logs\)\.", r"`on_epoch_end\(epoch, logs=None\)`"),
     "a hook with a loss": Wrong(lambda: _fit(callbacks=[_NamesLoss()]), r"on_train_batch_end\(batch, loss\)",
                                 r"`on_train_batch_end\(self, batch, logs=None\)`"),
+    "a callback's validation data": Wrong(lambda: callbacks.Callback().validation_data, "'validation_data'",
+                                          "Give the data to the callback"),
+    "a callback's own model": Wrong(lambda: setattr(callbacks.Callback(), "model", _model()), "`model` of the callback",
+                                    r"another name: `self\.other = model`"),
+    "a log of no validation": Wrong(lambda: _fit(callbacks=[_reading("val_loss")]), "no log 'val_loss'",
+                                    r"give `fit\(\.\.\., validation_data=\(x, y\)\)`"),
+    "an unknown log": Wrong(lambda: _fit(_model(metrics=["accuracy"]), callbacks=[_reading("acc")]), "no log 'acc'",
+                            "Did you mean 'accuracy'"),
+    "write_grads": Wrong(lambda: callbacks.TensorBoard("a", write_grads=True),  # type: ignore[call-arg]
+                         "'write_grads'", r"`compile\(log_norms=True\)`"),
     "period": Wrong(lambda: callbacks.ModelCheckpoint("a", period=3), "'period'", "`save_freq`"),  # type: ignore[call-arg]
     # steps
     "Keras's train_step": Wrong(lambda: _fit(_overriding(train_step=lambda self, data: {"loss": 0.0})),

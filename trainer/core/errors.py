@@ -30,6 +30,7 @@ _ELSEWHERE = {
     "period": 'Give `save_freq`: "epoch", or a number of batches.',
     "label_smoothing": "Labels that are class indices cannot be smoothed: give `CategoricalCrossentropy("
                        "label_smoothing=...)` one-hot labels, as `trainer.utils.to_categorical(y)` makes them.",
+    "write_grads": "There are no histograms of gradients: `compile(log_norms=True)` logs their \"grad_norm\".",
 }
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError, ArithmeticError, EOFError,
               MemoryError, NotImplementedError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)

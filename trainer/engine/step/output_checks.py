@@ -131,9 +131,11 @@ def _hint_of_keys(inputs: PyTree, error: Exception, input_names: Sequence[str]) 
     if not isinstance(inputs, dict) or not input_names or not isinstance(error, (TypeError, AttributeError)) or (
             not _OF_DICT.search(str(error))):
         return ""
-    others = ", ".join(repr(name) for name in inputs if name not in input_names)
-    return (f"The keys of `x` must be the inputs of the module's call: {', '.join(map(repr, input_names))}. Received: "
-            f"{others}. Rename them or leave them out; for one input give its array in place of a dict." if others else "")
+    known, others = (", ".join(map(repr, names)) for names in (
+        input_names, [name for name in inputs if name not in input_names]))
+    return others and (
+        f"The keys of `x` must be the inputs of the module's call: {known}. Received: {others}. Rename them or leave "
+        "them out; for one input give its array in place of a dict.")
 
 
 def _hint_of_names(inputs: PyTree, error: Exception) -> str:

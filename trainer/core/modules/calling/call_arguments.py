@@ -177,10 +177,12 @@ def _wrong_inputs(inputs: PyTree, missing: Sequence[str], needed: Sequence[str],
 def input_names(target: Any) -> tuple[str, ...]:
     """Returns the names of the inputs of a module's call: of its parameters without training flags and random keys.
 
+    They are empty for a module without a call.
+
     >>> input_names(lambda tokens, mask=None, *, training=False: tokens)
     ('tokens', 'mask')
     """
-    parameters = parameters_of(target)
+    parameters = parameters_of(target) if callable(target) else {}
     return tuple(name for name, parameter in parameters.items() if not (
         _is_flag(parameter) or _is_key(parameter, parameters) or _is_maker(parameter)))
 
