@@ -272,6 +272,9 @@ CALLS = {
                                "must be an array of numbers"),
     "swapped losses": Wrong(lambda: _fit(_model(module=_TwoOutputs(), loss=["mse", _SPARSE]), y=[IDS, Y]),
                             r"loss 'mean_squared_error' of the output 'output_1'", "in the order of the outputs"),
+    "swapped metrics": Wrong(
+        lambda: _fit(_model(module=_TwoOutputs(), loss=[_SPARSE, "mse"], metrics=[["mae"], ["accuracy"]]), y=[IDS, Y]),
+        "metric 'mae' of the output 'output_1'", "in the order of the outputs"),
     "a loss with swapped arguments": Wrong(
         lambda: _fit(_model(3, loss=lambda a, b: optax.softmax_cross_entropy_with_integer_labels(a, b)),
                      y=IDS), "loss '<lambda>'",

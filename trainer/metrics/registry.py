@@ -223,7 +223,7 @@ def _unknown(name: str) -> ValueError:
 
 
 def resolve(
-    identifier: object, y_true: PyTree, y_pred: PyTree, loss: object = None
+    identifier: object, y_true: PyTree, y_pred: PyTree, loss: object = None, output: str | None = None
 ) -> Metric:
     """Returns the metric for an identifier, validated and built for labels and predictions.
 
@@ -235,6 +235,7 @@ def resolve(
       y_true: labels: anything with `shape` and `dtype`, such as `jax.ShapeDtypeStruct`.
       y_pred: predictions, likewise.
       loss: the loss of this output, which sets `from_logits` of a crossentropy chosen by shapes.
+      output: the name of this output, if the model has several, for errors.
 
     Raises:
       ValueError: if the name is unknown, if the metric takes values instead of labels and predictions, such as `Mean`,
@@ -256,7 +257,7 @@ def resolve(
     _check_takes_labels(metric)
     if isinstance(identifier, str):
         metric.name = identifier
-    with named_in_errors("metric", metric.name, None, y_true, y_pred):
+    with named_in_errors("metric", metric.name, output, y_true, y_pred):
         try:
             metric.validate(y_true, y_pred)
             metric.build(y_true, y_pred)

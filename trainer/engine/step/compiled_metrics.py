@@ -171,7 +171,8 @@ class CompiledMetrics:
                         raise _no_targets(identifier, output_name)
                     spec = jax.ShapeDtypeStruct(targets[index].shape, targets[index].dtype)
                     output_spec = jax.ShapeDtypeStruct(predictions[index].shape, predictions[index].dtype)
-                    metric = metrics.resolve(identifier, spec, output_spec, of_outputs[index] if of_outputs else None)
+                    metric = metrics.resolve(identifier, spec, output_spec, of_outputs[index] if of_outputs else None,
+                                             output_name)
                     name = _free_name(metric.name, output_name, weighted, taken)
                     taken.add(name)
                     highest = highest_label(metric, tuple(output_spec.shape))
