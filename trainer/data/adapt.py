@@ -102,7 +102,14 @@ def adapt(
     if arrays is None and not is_batches and is_array_tree(x):
         if isinstance(x, list) and x and y is None and all(isinstance(row, dict) for row in x):
             raise _rows_of_columns(x)
-        arrays = _host_arrays(x, y, sample_weight)
+        if isinstance(x, list) and is_list_of_batches(x) and is_list_of_batches(y):  # also if all rows are equal
+            raise _no_targets(x, y)
+        try:
+            arrays = HostArrays.of((x, y, sample_weight))
+        except DataError:
+            if is_list_of_batches(x) or is_list_of_batches(y) or _is_data_set(y):
+                raise _no_targets(x, y) from None
+            raise
     if arrays is not None:
         return _adapt_arrays(arrays, batch_size, shuffle, seed, class_weights, steps)
     x, policy = (x.data, x.auto_shard_policy) if isinstance(x, DataWithOptions) else (x, AutoShardPolicy.AUTO)
@@ -123,21 +130,11 @@ def adapt(
     return WeightedSource(source, class_weights)
 
 
-def _host_arrays(x: Any, y: Any, sample_weight: Any) -> HostArrays:
-    """Returns the arrays of `x`, `y` and `sample_weight`, unless `y` is batches or a data set."""
-    of_batches = is_list_of_batches(x), is_list_of_batches(y)  # or nested inputs and targets, if their rows are equal
-    try:
-        if not all(of_batches):
-            return HostArrays.of((x, y, sample_weight))
-    except DataError:
-        if not any(of_batches) and not _is_data_set(y):
-            raise
-    raise ValueError("`y` must be arrays with the rows of `x`, and no batches or data set. Received: "
-                     f"x={_described(x)}, y={_described(y)}. {_VALIDATION}")
-
-
-def _described(value: Any) -> str:
-    return f"{len(value)} batches like {describe(value[0])}" if is_list_of_batches(value) else describe(value)
+def _no_targets(x: Any, y: Any) -> ValueError:
+    shown = ", ".join(f"{name}={len(value)} batches like {describe(value[0])}" if is_list_of_batches(value)
+                      else f"{name}={describe(value)}" for name, value in (("x", x), ("y", y)))
+    return ValueError("`y` must be arrays with the rows of `x`, and no batches or data set. Received: "
+                      f"{shown}. {_VALIDATION}")
 
 
 def _is_data_set(y: Any) -> bool:
