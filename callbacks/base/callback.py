@@ -8,10 +8,11 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from trainer.callbacks.base.run_protocol import Run, SavePoint
 from trainer.core.errors import unknown_argument
+from trainer.core.foreign_names import ForeignNames
 from trainer.core.types import Phase
 
 Logs: TypeAlias = dict[str, Any]
@@ -58,7 +59,7 @@ class LogNames(NamedTuple):
     batches: frozenset[str] | None
 
 
-class Callback:
+class Callback(ForeignNames):
     """Base class of callbacks, which act at given points of `fit`, `evaluate` and `predict`.
 
     Override the hooks of interest; `super().__init__()` may be left out. `fit` calls the hooks in this order::
@@ -104,6 +105,10 @@ class Callback:
     0 0.5
     """
 
+    _foreign_names = {
+        "validation_data": "Give the data to the callback: `MyCallback(x_val, y_val)`. The results of `fit` on its "
+                           "`validation_data` are in `logs` of `on_epoch_end`, such as `logs[\"val_loss\"]`.",
+    }
     # Class attributes, so that a subclass need not call super().__init__().
     params: Mapping[str, Any] | None = None
     _model: Any = None
@@ -152,6 +157,14 @@ class Callback:
     def model(self) -> Run:
         """The model of the run; None before the first run."""
         return self._model
+
+    if not TYPE_CHECKING:  # for type checkers it is read-only
+
+        @model.setter
+        def model(self, value):
+            raise AttributeError(f"`model` of the callback {type(self).__name__!r} cannot be set: `fit` gives it the "
+                                 "model in training. Leave it out of `__init__`, or keep a model under another name: "
+                                 "`self.other = model`.", name="model", obj=self)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that `load_state_dict` needs to continue from here.

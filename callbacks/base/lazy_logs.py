@@ -11,6 +11,8 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey
 
+from trainer.core.errors import near_hint
+
 _PENDING = object()  # stands in the dict for a value that has not been fetched
 
 
@@ -74,6 +76,13 @@ class LazyLogs(dict):
 
     def __getitem__(self, key):
         return dict.__getitem__(self._fetched(), key)
+
+    def __missing__(self, key):
+        known = list(self)
+        needs_validation = str(key).startswith("val_") and not any(name.startswith("val_") for name in known)
+        hint = ("A validation has it, at the end of an epoch: give `fit(..., validation_data=(x, y))`."
+                if needs_validation else near_hint(str(key), known))
+        raise KeyError(f"There is no log {key!r}. {hint}")
 
     def get(self, key, default=None):
         return dict.get(self._fetched(), key, default)

@@ -52,8 +52,10 @@ class ImageModel(ConvLayers):
         if self.pooling not in _POOLINGS:
             raise ValueError(f"`pooling` must be None, \"avg\" or \"max\". Received: {self.pooling!r}.")
         if min(x.shape[1:3]) < self.smallest_side:
-            raise ValueError(f"{name} expects images of at least {self.smallest_side}x{self.smallest_side} pixels. "
-                             f"Received: shape {x.shape}. Resize them.")
+            is_channels_first = x.shape[1] in (1, 3) and min(x.shape[2:]) >= self.smallest_side
+            fix = "Channels stand last: `np.moveaxis(x, 1, -1)`." if is_channels_first else "Resize them."
+            raise ValueError(f"{name} expects images of at least {self.smallest_side}x{self.smallest_side} pixels, of "
+                             f"shape (rows, height, width, channels). Received: shape {x.shape}. {fix}")
         x = self.features(x, training)
         return self.head(x, training) if self.include_top else self.headless(x)
 

@@ -38,7 +38,7 @@ def generator():
         (lambda: adapt(X, Y, shuffle="rows"), ["shuffle"]),
         (lambda: adapt(3), ["`x`", "scalar", "int"]),
         (lambda: adapt(X, 3), ["`y`", "scalar"]),
-        (lambda: adapt(X, generator()), ["`y`", "object"]),
+        (lambda: adapt(X, generator()), ["y=generator", "`fit(train, validation_data=val)`"]),
         (lambda: adapt(X, np.array(["a"] * 10)), ["`y`", "<U1"]),
         (lambda: adapt(None), ["Unrecognized data type", "NoneType"]),
         (lambda: adapt(generator(), batch_size=3), ["generator", "Received: batch_size=3."]),

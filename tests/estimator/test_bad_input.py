@@ -53,7 +53,7 @@ INPUTS = {
     "no rows": (lambda: (X[:0], Y[:0]), ValueError,
                 "features of input_fn cannot be used: .*at least one row"),
     "other rows of labels": (lambda: (X, Y[:3]), ValueError, "must have the same number of rows"),
-    "other columns of labels": (lambda: (X, np.c_[Y, Y]), ValueError, "Give one label for each output"),
+    "other columns of labels": (lambda: (X, np.c_[Y, Y]), ValueError, "Give one label for each number"),
     "no labels": (lambda: X, ValueError, "The loss needs targets"),
     "three parts": (lambda: (X, Y, Y), ValueError, r"must be `features` or `\(features, labels\)`. .*a tuple of 3"),
     "features that are text": (lambda: (IDS.astype(str), Y), ValueError,

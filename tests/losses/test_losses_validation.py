@@ -52,7 +52,10 @@ def test_integers_beyond_32_bits_keep_their_values_as_labels_predictions_and_wei
 
 
 @pytest.mark.parametrize(("loss", "y_true", "y_pred", "message"), [
-    (losses.MeanSquaredError(), spec(8, 1), spec(8, 3), "must have the same shape.*Give one label for each output"),
+    (losses.MeanSquaredError(), spec(8, 1), spec(8, 3), "must have the same shape.*Give one label for each number"),
+    (losses.MeanSquaredError(), spec(8, 1), spec(8, 3), "class indices use SparseCategoricalCrossentropy"),
+    (losses.MeanSquaredError(), spec(8), spec(8, 4, 1), r"axes between by `lambda x: x.mean\(axis=\(1,\)\)`"),
+    (SPARSE(), spec(8, dtype="int32"), spec(8, 4, 4, 3), r"flatten by .*reshape\(len\(x\), -1\).*axis=\(1, 2\)"),
     (losses.MeanSquaredError(), spec(8, 3), spec(8, 3, 2), "must have the same shape"),
     (losses.MeanSquaredError(), spec(8, 3), spec(4, 3), "must have the same shape"),
     (losses.MeanSquaredError(), spec(), spec(), r"must have shape \(batch, \.\.\.\).*'mean_squared_error'"),

@@ -288,7 +288,8 @@ class Fails(Highest):
 def test_an_error_of_a_metrics_own_code_names_the_metric(given, name):
     with pytest.raises(TypeError) as caught:
         evaluated(distribute.OneDeviceStrategy(), ["accuracy", given])
-    assert f"It was raised by the metric {name!r}." in caught.value.__notes__
+    assert any(note.startswith(f"It was raised by the metric {name!r} for (y_true, y_pred) = (array of shape (")
+               for note in caught.value.__notes__)
 
 
 def test_weights_are_refused_by_a_metric_that_takes_none():

@@ -174,7 +174,8 @@ def test_attention_refuses_channels_that_heads_do_not_divide():
     (models.UNet(), (64, 64, 3), r"channel axis"),
     (models.InceptionV3(), (1, 74, 80, 3), r"at least 75x75"),
     (models.Xception(), (1, 71, 70, 3), r"at least 71x71"),
-    (models.ConvNeXtTiny(), (1, 31, 31, 3), r"at least 32x32"),
+    (models.ConvNeXtTiny(), (1, 31, 31, 3), r"at least 32x32.*Resize them"),
+    (models.ResNet18(), (1, 3, 32, 32), r"Channels stand last: `np\.moveaxis\(x, 1, -1\)`"),
 ], ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else None)
 def test_images_of_a_size_that_does_not_fit_are_refused(model, shape, message):
     with pytest.raises(ValueError, match=message):

@@ -206,6 +206,30 @@ class _NamesLoss(callbacks.Callback):
         pass
 
 
+class _HasBuild(nn.Module):
+    def build(self, shape):
+        self.w = self.param("w", nn.initializers.ones, (shape[-1], 1))
+
+    def __call__(self, x):
+        return x @ self.w
+
+
+class _OfTokens(nn.Module):
+    @nn.compact
+    def __call__(self, tokens, mask=None, *, training=False):
+        return nn.Dense(1)(nn.Embed(3, 4)(tokens)[:, 0])
+
+
+class _TwoOutputs(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x), nn.Dense(1)(x)
+
+
+def _reading(log: str) -> callbacks.Callback:
+    return callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs[log])
+
+
 def _rows(**columns: str) -> Any:
     return data.Dataset.from_columns([{"age": 1.0, "city": "Rome", "y": 0.0}] * 4, **columns)  # type: ignore[arg-type]
 
@@ -235,6 +259,8 @@ CALLS = {
                                       "should not be passed"),
     "targets beside a dataset": Wrong(lambda: _model().fit(_BATCHES, Y, verbose=0), "y=array of shape",
                                       "should not be passed"),
+    "a batch of lists": Wrong(lambda: _model().fit([(X.tolist(), IDS.tolist())], verbose=0), "`x` of type list",
+                              r"`\[\(np\.array\(x\), np\.array\(y\)\), \.\.\.\]`"),
     "a split of a dataset": Wrong(lambda: _model().fit(_BATCHES, validation_split=0.2, verbose=0),
                                   r"Received: \(Dataset", "Pass `validation_data`"),
     "a single row": Wrong(lambda: _built().predict(X[0], verbose=0), r"rows of shape \(\)", r"`x\[None\]`"),
@@ -275,6 +301,21 @@ CALLS = {
                                       "'categorical_crossentropy'"),
     "a loss of nothing": Wrong(lambda: _fit(_model(loss=lambda y, y_pred: None)), "Received: NoneType",
                                "must be an array of numbers"),
+    "swapped losses": Wrong(lambda: _fit(_model(module=_TwoOutputs(), loss=["mse", _SPARSE]), y=[IDS, Y]),
+                            r"loss 'mean_squared_error' of the output 'output_1'", "in the order of the outputs"),
+    "swapped metrics": Wrong(
+        lambda: _fit(_model(module=_TwoOutputs(), loss=[_SPARSE, "mse"], metrics=[["mae"], ["accuracy"]]), y=[IDS, Y]),
+        "metric 'mae' of the output 'output_1'", "in the order of the outputs"),
+    "a loss with swapped arguments": Wrong(
+        lambda: _fit(_model(3, loss=lambda a, b: optax.softmax_cross_entropy_with_integer_labels(a, b)),
+                     y=IDS), "loss '<lambda>'",
+        r"for \(y_true, y_pred\) = \(array of shape \(8,\) and dtype int32, array of shape \(8, 3\)"),
+    "a metric of other shapes": Wrong(
+        lambda: _fit(_model(3, loss=_SPARSE, metrics=[lambda a, b: optax.sigmoid_focal_loss(b, a)]), y=IDS),
+        "metric '<lambda>'", r"for \(y_true, y_pred\) = \(array of shape \(8,\) and"),
+    "a forgotten flatten": Wrong(
+        lambda: _fit(_model(3, loss=_SPARSE), x=np.ones((8, 5, 5, 1), np.float32), y=IDS), r"y_true\.shape=\(8,\)",
+        r"`lambda x: x\.reshape\(len\(x\), -1\)`"),
     "smoothed class indices": Wrong(
         lambda: losses.SparseCategoricalCrossentropy(label_smoothing=0.1),  # type: ignore[call-arg]
         "'label_smoothing'", "to_categorical"),
@@ -311,7 +352,14 @@ CALLS = {
                                             "made for 5 features, and gets 4", r"`nnx\.Linear\(4,"),
     "validation data by position": Wrong(lambda: _model().fit(X, Y, X, Y), "arrays, as the third",  # type: ignore[arg-type]
                                          r"validation_data=\(x_val, y_val\)"),
-    "two data sets": Wrong(lambda: _model().fit(_batches(), _batches()), "y=Dataset", r"`validation_data=\.\.\.`"),
+    "two data sets": Wrong(lambda: _model().fit(_batches(), _batches()), "y=Dataset",
+                          r"`fit\(train, validation_data=val\)`"),
+    "two lists of batches": Wrong(lambda: _model().fit([(X, Y)] * 2, [(X, Y)] * 2), r"y=2 batches like \(array",
+                                  r"`fit\(train, validation_data=val\)`"),
+    "a list of batches and a pair": Wrong(lambda: _model().fit([(X, Y)] * 2, (X[:3], Y[:3])),
+                                          r"y=\(array of shape \(3, 4\)", r"`fit\(train, validation_data=val\)`"),
+    "targets that are a data set": Wrong(lambda: _model().fit(X, _batches()), "y=Dataset",
+                                         r"`fit\(train, validation_data=val\)`"),
     "the pair of apply": Wrong(lambda: _model().compute_loss(X, Y, (Y, {"batch_stats": {"mean": Y, "var": Y}})),
                                "the model's outputs are", r"`y_pred, model_state = self\.apply"),
     "arrays for a strategy": Wrong(
@@ -325,9 +373,20 @@ CALLS = {
     "a layer by name": Wrong(lambda: trainer.Sequential([nn.Dense(3), "relu"]), "'relu'", r"`nn\.relu`"),
     "a Linen module with __init__": Wrong(lambda: _fit(_model(module=_HasInit())), "'parent'", "as fields"),
     "forward": Wrong(lambda: _fit(_model(module=_HasForward())), "not a callable object", "`__call__`"),
+    "a layer's output": Wrong(lambda: _model(module=[nn.Dense(1)], kind=trainer.Sequential).layers[-1].output,
+                              "'output'", r"`self\.sow\(\"intermediates\", \"hidden\", h\)`"),
     "PyTorch's load": Wrong(lambda: _built().load("a"), "'load'", r"`trainer\.load\(path, model\)`"),
     "ONNX by its suffix": Wrong(lambda: _built().export("a.onnx"), r"'a\.onnx'", '`format="onnx"`'),
     "logs of a history": Wrong(lambda: _fit()["loss"], "'loss'", r"`history\.history\['loss'\]`"),
+    "Keras's build": Wrong(lambda: _fit(_model(module=_HasBuild())), "\"_HasBuild\" object has no attribute \"w\"",
+                           r"does not call `build`: make 'w' in `setup\(self\)`"),
+    "a tokenizer's dict": Wrong(
+        lambda: _fit(_model(module=_OfTokens()), x={"input_ids": IDS[:, None], "attention_mask": IDS[:, None]}),
+        "'tokens', 'mask'. Received: 'attention_mask', 'input_ids'", "Rename them or leave them out"),
+    "a cell for a layer": Wrong(lambda: _fit(_model(module=[nn.LSTMCell(4)], kind=trainer.Sequential)),
+                                "LSTMCell is a cell", r"`nn\.RNN\(nn\.LSTMCell\(\.\.\.\)\)`"),
+    "a cell of NNX for a layer": Wrong(lambda: _fit(_model(module=nnx.GRUCell(4, 4, rngs=nnx.Rngs(0)))),
+                                       "GRUCell is a cell", r"`nnx\.RNN\(nnx\.GRUCell\(\.\.\.\)\)`"),
     "a module without return": Wrong(lambda: _fit(_model(module=_ReturnsNothing())), "NoneType", "with `return`"),
     "a module that reads names": Wrong(lambda: _fit(_model(module=_ReadsNames())), r"array of shape \(8, 4\)",
                                        "give a dict of arrays"),
@@ -365,6 +424,16 @@ CALLS = {
         r"Received: on_epoch_end\(logs\)\.", r"`on_epoch_end\(epoch, logs=None\)`"),
     "a hook with a loss": Wrong(lambda: _fit(callbacks=[_NamesLoss()]), r"on_train_batch_end\(batch, loss\)",
                                 r"`on_train_batch_end\(self, batch, logs=None\)`"),
+    "a callback's validation data": Wrong(lambda: callbacks.Callback().validation_data, "'validation_data'",
+                                          "Give the data to the callback"),
+    "a callback's own model": Wrong(lambda: setattr(callbacks.Callback(), "model", _model()), "`model` of the callback",
+                                    r"another name: `self\.other = model`"),
+    "a log of no validation": Wrong(lambda: _fit(callbacks=[_reading("val_loss")]), "no log 'val_loss'",
+                                    r"give `fit\(\.\.\., validation_data=\(x, y\)\)`"),
+    "an unknown log": Wrong(lambda: _fit(_model(metrics=["accuracy"]), callbacks=[_reading("acc")]), "no log 'acc'",
+                            "Did you mean 'accuracy'"),
+    "write_grads": Wrong(lambda: callbacks.TensorBoard("a", write_grads=True),  # type: ignore[call-arg]
+                         "'write_grads'", r"`compile\(log_norms=True\)`"),
     "period": Wrong(lambda: callbacks.ModelCheckpoint("a", period=3), "'period'", "`save_freq`"),  # type: ignore[call-arg]
     # steps
     "Keras's train_step": Wrong(lambda: _fit(_overriding(train_step=lambda self, data: {"loss": 0.0})),

@@ -277,7 +277,8 @@ WRONG = {
     "type": (["--trainer.epochs=x"], 'key "trainer.epochs":\n  Expected a <class \'int\'>. Got value: x'),
     "no annotation": (["--model=configured_example.untyped"], "The parameter 'width' of 'configured_example.untyped' "
                       "has no annotation"),
-    "no module": (["--model=nowhere.model"], "No module named 'nowhere'"),
+    "no module": (["--model=configured_exampel.model"], "No module named 'configured_exampel'\nDid you mean "
+                  "'configured_example'? Modules of your own are found from the folder in which the command runs."),
     "no model": (["--model=configured_example.data"], "`model` is a class of Flax or a `trainer.Model`, or a function"),
     "no data": (["--data=configured_example.subscripted"], "'configured_example.subscripted' is a function whose "
                 "result is annotated as dict[str, tuple]\n`data` is a function whose result is annotated as a plain"),

@@ -30,6 +30,7 @@ _ELSEWHERE = {
     "period": 'Give `save_freq`: "epoch", or a number of batches.',
     "label_smoothing": "Labels that are class indices cannot be smoothed: give `CategoricalCrossentropy("
                        "label_smoothing=...)` one-hot labels, as `trainer.utils.to_categorical(y)` makes them.",
+    "write_grads": "There are no histograms of gradients: `compile(log_norms=True)` logs their \"grad_norm\".",
 }
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError, ArithmeticError, EOFError,
               MemoryError, NotImplementedError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
@@ -55,6 +56,30 @@ def naming_file(path: str) -> Iterator[None]:
             raise
         raise ValueError(f"{path!r} is malformed ({type(error).__name__}: {brief(error)}). Save it again, or take "
                          "another copy of it.") from error
+
+
+@contextlib.contextmanager
+def named_in_errors(
+    kind: str, name: str, output: str | None = None, y_true: object = None, y_pred: object = None
+) -> Iterator[None]:
+    """Adds a note with the name of a loss or a metric to errors raised in the block whose message lacks it.
+
+    Args:
+      kind: "loss" or "metric".
+      name: its name.
+      output: the name of its output, if the model has several.
+      y_true: the labels that it received; None to leave them out of the note.
+      y_pred: the predictions, likewise.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not all(repr(part) in str(error) for part in (name, output) if part is not None):
+            of_output = "" if output is None else (
+                f" of the output {output!r} (losses, metrics and targets in a list are in the order of the outputs)")
+            received = "" if y_true is None else f" for (y_true, y_pred) = {describe((y_true, y_pred))}"
+            error.add_note(f"It was raised by the {kind} {name!r}{of_output}{received}.")
+        raise
 
 
 def brief(text: object) -> str:

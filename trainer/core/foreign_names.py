@@ -22,6 +22,8 @@ class ForeignNames:
     AttributeError: 'Dataset' object has no attribute 'cache'. Leave it out.
     """
 
+    __slots__ = ()  # for subclasses with slots
+
     _foreign_names: ClassVar[Mapping[str, str]] = {}
 
     if not TYPE_CHECKING:  # type checkers would take any attribute

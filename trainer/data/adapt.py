@@ -27,7 +27,7 @@ from trainer.data.sharding.auto_shard import AutoShardPolicy, DataWithOptions
 from trainer.data.sharding.grain_shards import shard_grain
 from trainer.data.sharding.joined import JoinedSource
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batches
+from trainer.data.sources.arrays import DataError, is_array_tree, is_leaf, is_list_of_batches
 from trainer.data.sources.batches import pack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.columns import ColumnBatches, ColumnSource
@@ -45,6 +45,7 @@ from trainer.data.sources.sources import (
 )
 
 DEFAULT_BATCH_SIZE = 32
+_VALIDATION = "Data to validate on are given by name: `fit(train, validation_data=val)`."
 
 
 def adapt(
@@ -101,7 +102,14 @@ def adapt(
     if arrays is None and not is_batches and is_array_tree(x):
         if isinstance(x, list) and x and y is None and all(isinstance(row, dict) for row in x):
             raise _rows_of_columns(x)
-        arrays = HostArrays.of((x, y, sample_weight))
+        if isinstance(x, list) and is_list_of_batches(x) and is_list_of_batches(y):  # also if all rows are equal
+            raise _no_targets(x, y)
+        try:
+            arrays = HostArrays.of((x, y, sample_weight))
+        except DataError:
+            if is_list_of_batches(x) or is_list_of_batches(y) or _is_data_set(y):
+                raise _no_targets(x, y) from None
+            raise
     if arrays is not None:
         return _adapt_arrays(arrays, batch_size, shuffle, seed, class_weights, steps)
     x, policy = (x.data, x.auto_shard_policy) if isinstance(x, DataWithOptions) else (x, AutoShardPolicy.AUTO)
@@ -110,7 +118,7 @@ def adapt(
         if value is not None:
             rows = (" If its elements are rows, give a `torch.utils.data.DataLoader` of it, or arrays."
                     if name == "batch_size" and hasattr(x, "__getitem__") else "")
-            validation = " Data for validation are `validation_data=...`." if name == "y" else ""
+            validation = f" {_VALIDATION}" if name == "y" else ""
             raise ValueError(f"When providing `x` as a {_kind(x)}, `{name}` should not be passed: "
                              f"batches are taken as the {_kind(x)} yields them. Received: "
                              f"{name}={value if isinstance(value, int) else describe(value)}.{rows}{validation}")
@@ -120,6 +128,18 @@ def adapt(
         raise ValueError("`class_weight` cannot be used with data that workers read. Give their batches sample "
                          "weights.")
     return WeightedSource(source, class_weights)
+
+
+def _no_targets(x: Any, y: Any) -> ValueError:
+    shown = ", ".join(f"{name}={len(value)} batches like {describe(value[0])}" if is_list_of_batches(value)
+                      else f"{name}={describe(value)}" for name, value in (("x", x), ("y", y)))
+    return ValueError("`y` must be arrays with the rows of `x`, and no batches or data set. Received: "
+                      f"{shown}. {_VALIDATION}")
+
+
+def _is_data_set(y: Any) -> bool:
+    is_collection = hasattr(y, "__iter__") or hasattr(y, "__getitem__")
+    return is_collection and not isinstance(y, (str, bytes, dict)) and not hasattr(y, "tocsr") and not is_array_tree(y)
 
 
 def _adapt_arrays(

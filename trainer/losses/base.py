@@ -441,7 +441,9 @@ class BuiltinLoss(Loss):
 
     def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_arrays(y_true, y_pred)
-        check_same_shape(y_true, y_pred)
+        check_same_shape(y_true, y_pred, "Give one label for each number of `y_pred`, or the last layer one unit for "
+                                         "each label. For labels that are class indices use "
+                                         "SparseCategoricalCrossentropy.")
         self.check_rank(y_pred)
 
     def check_rank(self, y_pred: jax.Array) -> None:

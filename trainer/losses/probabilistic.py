@@ -216,7 +216,7 @@ class DenseCrossentropy(Crossentropy):
     def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_arrays(y_true, y_pred)
         check_same_shape(y_true, y_pred, "For labels that are class indices use SparseCategoricalCrossentropy; "
-                                         "otherwise give one label for each output.")
+                                         "otherwise give one label for each number of `y_pred`.")
         self.check_rank(y_pred)
 
 

@@ -150,18 +150,32 @@ def check_arrays(y_true: ArrayLike, y_pred: ArrayLike) -> None:
             raise wrong_type(argument, value, "an array")
 
 
-def check_same_shape(y_true: jax.Array, y_pred: jax.Array, fix: str = "Give one label for each output.") -> None:
+def check_same_shape(
+    y_true: jax.Array, y_pred: jax.Array,
+    fix: str = "Give one label for each number of `y_pred`, or the last layer one unit for each label.",
+) -> None:
     """Raises ValueError unless labels and predictions have the same shape after `matched_shapes`.
 
     Args:
       y_true: anything with a shape.
       y_pred: anything with a shape.
-      fix: last sentence of the error message.
+      fix: last sentence of the error message, unless the labels are of whole rows and the predictions are not.
     """
     true_shape, pred_shape = matched_shapes(tuple(y_true.shape), tuple(y_pred.shape))
     if true_shape != pred_shape:
+        fix = _fix_of_rows(tuple(y_true.shape), tuple(y_pred.shape)) or fix
         raise ValueError(f"`y_true` and `y_pred` must have the same shape. Received: y_true.shape="
                          f"{tuple(y_true.shape)}, y_pred.shape={tuple(y_pred.shape)}. {fix}")
+
+
+def _fix_of_rows(true_shape: tuple[int, ...], pred_shape: tuple[int, ...]) -> str:
+    """Returns a sentence for labels of rows, and predictions that have further axes; an empty string for others."""
+    if len(pred_shape) < 3 or true_shape not in (pred_shape[:1], (*pred_shape[:1], 1)):
+        return ""
+    between = tuple(range(1, len(pred_shape) - 1))
+    return ("For one label for each row, make one prediction for each: before the last layer, flatten by `lambda x: "
+            f"x.reshape(len(x), -1)`, or average over the axes between by `lambda x: x.mean(axis={between})`. "
+            "Otherwise give one label for each prediction.")
 
 
 def as_float_pair(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
@@ -185,7 +199,8 @@ def check_class_indices(y_true: jax.Array, y_pred: jax.Array, axis: int) -> None
     if true_shape in (flat, kept):
         return
     fix = ("The labels are one-hot: use CategoricalCrossentropy, or give `y_true.argmax(axis)`."
-           if true_shape == pred_shape else "Give one class index for each prediction.")
+           if true_shape == pred_shape
+           else _fix_of_rows(true_shape, pred_shape) or "Give one class index for each prediction.")
     raise ValueError(f"`y_true` must hold class indices of shape {flat} or {kept}, for y_pred.shape={pred_shape}. "
                      f"Received: y_true.shape={true_shape}. {fix}")
 

@@ -44,17 +44,6 @@ def snake_case(class_name: str) -> str:
     return re.sub(_WORD_STARTS, "_", class_name).lower()
 
 
-@contextlib.contextmanager
-def named_in_errors(name: str) -> Iterator[None]:
-    """Adds the metric's name to errors raised in the block whose message lacks it."""
-    try:
-        yield
-    except Exception as error:
-        if repr(name) not in str(error):
-            error.add_note(f"It was raised by the metric {name!r}.")
-        raise
-
-
 class StepMetrics(Protocol):
     """The methods that replace a metric's methods while a step is traced and the metric cannot store its state."""
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from trainer import losses
 from trainer.core import configs
-from trainer.core.errors import see, unknown_name
+from trainer.core.errors import named_in_errors, see, unknown_name
 from trainer.core.registry import Registry
 from trainer.core.types import PyTree, keras_class
 from trainer.losses import Loss, as_loss
@@ -35,7 +35,7 @@ from trainer.metrics import (
 )
 from trainer.metrics.adapted import adapted, check_is_object, is_of_another_library
 from trainer.metrics.arrays import one_hot_advice
-from trainer.metrics.base import Metric, is_builtin, named_in_errors, snake_case
+from trainer.metrics.base import Metric, is_builtin, snake_case
 
 CLASSES: tuple[type[Metric], ...] = (
     reduction.Mean,
@@ -223,7 +223,7 @@ def _unknown(name: str) -> ValueError:
 
 
 def resolve(
-    identifier: object, y_true: PyTree, y_pred: PyTree, loss: object = None
+    identifier: object, y_true: PyTree, y_pred: PyTree, loss: object = None, output: str | None = None
 ) -> Metric:
     """Returns the metric for an identifier, validated and built for labels and predictions.
 
@@ -235,6 +235,7 @@ def resolve(
       y_true: labels: anything with `shape` and `dtype`, such as `jax.ShapeDtypeStruct`.
       y_pred: predictions, likewise.
       loss: the loss of this output, which sets `from_logits` of a crossentropy chosen by shapes.
+      output: the name of this output, if the model has several, for errors.
 
     Raises:
       ValueError: if the name is unknown, if the metric takes values instead of labels and predictions, such as `Mean`,
@@ -256,7 +257,7 @@ def resolve(
     _check_takes_labels(metric)
     if isinstance(identifier, str):
         metric.name = identifier
-    with named_in_errors(metric.name):
+    with named_in_errors("metric", metric.name, output, y_true, y_pred):
         try:
             metric.validate(y_true, y_pred)
             metric.build(y_true, y_pred)

@@ -86,6 +86,11 @@ class FunctionalModule(abc.ABC):
           "intermediates" and others) are added to it.
         """
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs of the module's call, which the keys of a dict of inputs may be; empty if unknown."""
+        return ()
+
     def is_batch_statistic(self, path: str) -> bool:
         """Returns whether a path of the state is a running average of BatchNorm, or is kept along with the averages."""
         return False

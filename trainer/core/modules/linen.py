@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 from trainer.core.compile.constraints import on_mesh_of_strategy
 from trainer.core.modules.annotations import layouts_of_boxes
 from trainer.core.modules.base import INTERMEDIATES, LOSSES, FunctionalModule, IsFrozen, key_for
-from trainer.core.modules.calling.call_arguments import CallKwargs, MakeKey, call_arguments
+from trainer.core.modules.calling.call_arguments import CallKwargs, MakeKey, call_arguments, input_names
 from trainer.core.modules.calling.mode_check import ModeCheck
 from trainer.core.modules.linen_calls import LinenCalls, StreamWanted, holds_configured_batch_norm
 from trainer.core.modules.remat import Rematerialisation
@@ -73,6 +73,10 @@ class LinenFunctional(FunctionalModule):
         self._sows_losses = False
         self._layouts: dict[str, Layout] = {}
         self._embeddings: set[str] = set()
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return input_names(self.module)
 
     def is_batch_statistic(self, path: str) -> bool:
         return path.startswith(f"batch_stats{SEPARATOR}")

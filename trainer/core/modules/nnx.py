@@ -30,7 +30,7 @@ from trainer.core.compile.traces.passed_through import is_passed_through
 from trainer.core.modules.annotations import layouts_of_metadata
 from trainer.core.modules.base import INTERMEDIATES, LOSSES, FunctionalModule, IsFrozen, key_for
 from trainer.core.modules.batch_norm import is_layer_frozen
-from trainer.core.modules.calling.call_arguments import CallKwargs, MakeKey, call_arguments
+from trainer.core.modules.calling.call_arguments import CallKwargs, MakeKey, call_arguments, input_names
 from trainer.core.modules.calling.mode_check import ModeCheck
 from trainer.core.modules.linen_calls import LinenCalls
 from trainer.core.modules.nnx_batch_norm import params_of_nnx_batch_norms, replace_nnx_batch_norms, set_nnx_policy
@@ -128,6 +128,10 @@ class NNXFunctional(FunctionalModule):
             self._sows_losses = LOSSES in jax.eval_shape(
                 lambda: self._apply(params, model_state, inputs, _Variant(training=True), make_key)[0][1])
         return params, model_state, outputs
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return input_names(self.module)
 
     def is_batch_statistic(self, path: str) -> bool:
         return path in self._batch_statistics

@@ -275,7 +275,9 @@ def _to_numpy(value: Any, name: Callable[[], str] = lambda: "A value") -> np.nda
         return np.asarray(value)
     except (TypeError, ValueError) as error:
         hint = ""
-        if isinstance(value, (list, tuple)) and "inhomogeneous" in str(error):
+        if isinstance(value, list) and all(isinstance(item, tuple) for item in value):
+            hint = " If its tuples are batches, make arrays of their lists: `[(np.array(x), np.array(y)), ...]`."
+        elif isinstance(value, (list, tuple)) and "inhomogeneous" in str(error):
             hint = (" Rows of several lengths are padded to one, by `trainer.utils.pad_sequences` or "
                     "`trainer.data.bucketed`.")
         raise DataError(f"{name()} of type {type(value).__name__} cannot become an array.{hint} NumPy says: "

@@ -164,7 +164,8 @@ class CompiledLoss:
             if rows is not None and output.shape[:1] not in ((), (rows,)):
                 # A custom loss may broadcast it against the targets, so that it belongs to no row.
                 raise without_rows(output, rows, "Reshape it to (rows, ...), or override `compute_loss`.")
-            values[entry.name] = _loss_of_output(entry, entry.loss, target, output, weight)
+            with errors.named_in_errors("loss", entry.loss.name, entry.name, target, output):
+                values[entry.name] = _loss_of_output(entry, entry.loss, target, output, weight)
         return values
 
     def total(self, values: Mapping[str | None, jax.Array]) -> jax.Array:

@@ -18,7 +18,7 @@ from trainer.losses.linear_logits import LinearLogits, leaves_of, with_shapes
 from trainer.metrics import Metric, Variable
 from trainer.metrics.adapted import parts
 from trainer.metrics.arrays import full_weights
-from trainer.metrics.base import MetricValue, is_builtin, named_in_errors
+from trainer.metrics.base import MetricValue, is_builtin
 from trainer.metrics.registry import check, highest_label, takes_class_indices
 
 
@@ -115,7 +115,7 @@ class CompiledMetrics:
         """
         values = {}
         for entry, arguments in self.matched(y, outputs, sample_weight):
-            with named_in_errors(entry.log_name):
+            with errors.named_in_errors("metric", entry.log_name, None, *arguments[:2]):
                 accumulated = updated(entry.metric, entry.metric.stateless_reset_state(), *arguments)
             values[entry.log_name] = computed(MetricValue(accumulated, entry.metric))
         return values
@@ -171,7 +171,8 @@ class CompiledMetrics:
                         raise _no_targets(identifier, output_name)
                     spec = jax.ShapeDtypeStruct(targets[index].shape, targets[index].dtype)
                     output_spec = jax.ShapeDtypeStruct(predictions[index].shape, predictions[index].dtype)
-                    metric = metrics.resolve(identifier, spec, output_spec, of_outputs[index] if of_outputs else None)
+                    metric = metrics.resolve(identifier, spec, output_spec, of_outputs[index] if of_outputs else None,
+                                             output_name)
                     name = _free_name(metric.name, output_name, weighted, taken)
                     taken.add(name)
                     highest = highest_label(metric, tuple(output_spec.shape))
@@ -231,7 +232,7 @@ class CompileMetrics(Metric, is_composite=True):
     def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: PyTree = None) -> None:
         """Updates each metric with its output."""
         for entry, arguments in self._compiled.matched(y_true, y_pred, sample_weight):
-            with named_in_errors(entry.log_name):
+            with errors.named_in_errors("metric", entry.log_name, None, *arguments[:2]):
                 entry.metric.update_state(*arguments)
 
     def result(self) -> dict[str, Any]:

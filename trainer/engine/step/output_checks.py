@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax
@@ -36,6 +37,8 @@ _OTHER_YES_OR_NO = "Give `y > 0` for labels of -1 and 1, or `y - 1` for labels o
 # Messages of Python, NumPy and JAX for `x["name"]`.
 _OF_FEATURES = re.compile(r"contracting dimensions to have the same shape, got \((\d+),\) and \((\d+),\)")
 _SHAPE = re.compile(r"shape \(([\d, ]*)\)")
+_LACKS_ATTRIBUTE = re.compile(r'"(\w+)" object has no attribute "(\w+)"')  # of Flax
+_OF_DICT = re.compile(r"\bdict\b")
 _INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers, slices.* valid ind|string indexing")
 
 
@@ -77,8 +80,14 @@ def check_inputs_of_rank_one(
                          f"{type(error).__name__}: {error}") from error
 
 
-def explain_inputs(inputs: PyTree, error: Exception) -> ValueError:
-    """Returns an error about inputs for which a module raised `error` during initialization."""
+def explain_inputs(inputs: PyTree, error: Exception, input_names: Sequence[str] = ()) -> ValueError:
+    """Returns an error about inputs for which a module raised `error` during initialization.
+
+    Args:
+      inputs: the inputs.
+      error: the error.
+      input_names: names of the inputs of the module's call; empty if unknown.
+    """
     if asks_for_value(error):
         several = ""
         if isinstance(inputs, (dict, list, tuple)):  # which operations on one array convert
@@ -88,23 +97,45 @@ def explain_inputs(inputs: PyTree, error: Exception) -> ValueError:
             "Choose with `jnp.where` or `jax.lax.cond` in place of `if`, and compute with `jnp` in place of `np` and "
             "`float`. "
             f"{errors.see('traced-value')} It raised {type(error).__name__}: {error}")
-    hint = _hint_of_module(error) or _hint_of_names(inputs, error) or _hint_of_parts(inputs).strip()
+    hint = (_hint_of_module(error) or _hint_of_names(inputs, error) or _hint_of_keys(inputs, error, input_names)
+            or _hint_of_parts(inputs).strip())
     return ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}.{hint and ' ' + hint} "
                       f"It raised {type(error).__name__}: {error}")
 
 
 def _hint_of_module(error: Exception) -> str:
     """Returns a sentence for an error about a module that is written as in another library, or an empty string."""
-    text = str(error) if isinstance(error, TypeError) else ""
+    text = str(error) if isinstance(error, (TypeError, AttributeError)) else ""
     if "is not a callable object" in text:
         return "A module needs a `__call__`, which returns its outputs, in place of a `forward` or `call`."
     if "unexpected keyword argument 'parent'" in text:
         return ("A Linen module has no `__init__`: write its arguments as fields, `units: int`, and its layers in "
                 "`setup(self)`, or in a `__call__` with `@nn.compact`.")
+    if (lacking := _LACKS_ATTRIBUTE.match(text)) and _defines_build(error, lacking[1]):
+        return (f"Flax does not call `build`: make {lacking[2]!r} in `setup(self)`, or by `self.param` in a `__call__` "
+                "with `@nn.compact`, which knows the shape of its inputs.")
     if sizes := _OF_FEATURES.search(text):
         return (f"A layer of the module was made for {sizes[2]} features, and gets {sizes[1]}: write "
                 f"`nnx.Linear({sizes[1]}, ...)`, or give other features.")
     return ""
+
+
+def _defines_build(error: Exception, class_name: str) -> bool:
+    """Returns whether the Linen module of that name, in whose call an error was raised, has a method `build`."""
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(type(owner).__name__ == class_name and hasattr(type(owner), "build") for owner in owners)
+
+
+def _hint_of_keys(inputs: PyTree, error: Exception, input_names: Sequence[str]) -> str:
+    """Returns a sentence for a dict that a module takes for an array, as its keys are no inputs, or an empty string."""
+    if not isinstance(inputs, dict) or not input_names or not isinstance(error, (TypeError, AttributeError)) or (
+            not _OF_DICT.search(str(error))):
+        return ""
+    known, others = (", ".join(map(repr, names)) for names in (
+        input_names, [name for name in inputs if name not in input_names]))
+    return others and (
+        f"The keys of `x` must be the inputs of the module's call: {known}. Received: {others}. Rename them or leave "
+        "them out; for one input give its array in place of a dict.")
 
 
 def _hint_of_names(inputs: PyTree, error: Exception) -> str:
@@ -123,8 +154,8 @@ def _hint_of_parts(inputs: PyTree) -> str:
     if isinstance(inputs, (tuple, list)) and len(inputs) > 1:
         rows = " If each of its arrays is a row, pass `np.stack(x)`." if _may_be_rows(inputs) else ""
         return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs.{rows} If it is inputs and targets, "
-                "give them apart, as in `fit(x, y)`. If it is batches, give a list of tuples: `[(x, y), ...]`, or "
-                "`[(x,), ...]` without targets.")
+                "give them apart, as in `fit(x, y)`, and data to validate on as `validation_data=(x, y)`. If it is "
+                "batches, give a list of tuples: `[(x, y), ...]`, or `[(x,), ...]` without targets.")
     if isinstance(inputs, dict):
         return (" A dict is all inputs. If some of it are targets, yield `(batch[\"image\"], batch[\"label\"])`, with "
                 "the names of yours.")

@@ -6,10 +6,11 @@ Owns the knowledge of jsonargparse's texts: a rule is a pattern of them, and a f
 from __future__ import annotations
 
 import inspect
+import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from trainer.core.errors import near_hint
 
@@ -24,6 +25,8 @@ _RATE = "It is an argument of the optimizer: `--compile.optimizer Adam --compile
 _OTHER_PLACES = {"fit": "The arguments of `fit` are in the section 'trainer'.", "learning_rate": _RATE, "lr": _RATE}
 
 _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\w+)")
+# Not of a module that a found module imports.
+_UNKNOWN_MODULE = re.compile(r"class_path '(\w+)\.[\w.]+':\s+No module named '\1'")
 _UNKNOWN_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
 # At the top, in a group, and of a command line.
 _UNKNOWN_KEY = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'(?: is not accepted)?$|"
@@ -102,9 +105,21 @@ def _near_classes(message: str, classes: Collection[str]) -> str:
             return f"{short[1]!r} is {_described(short[1])}\n{_HINTS[section]}"
         near = near_hint(short[1], classes)
         return near if near.startswith("Did you mean") else ""
+    if missing := _UNKNOWN_MODULE.search(message):
+        return (f"{near_hint(missing[1], _modules_in([os.curdir]))} Modules of your own are found from the folder in "
+                "which the command runs.")
     if (path := _UNKNOWN_ATTRIBUTE.search(message)) and path[1] in sys.modules:
-        return near_hint(path[2], [name for name in dir(sys.modules[path[1]]) if not name.startswith("_")])
+        module = sys.modules[path[1]]
+        names = {*dir(module), *_modules_in(getattr(module, "__path__", ()))}
+        return near_hint(path[2], [name for name in names if not name.startswith("_")])
     return ""
+
+
+def _modules_in(folders: Iterable[str]) -> list[str]:
+    """Returns the names of the Python files and of the folders that can be imported from some folders."""
+    entries = [entry for folder in folders for entry in os.scandir(folder)]
+    names = [entry.name.removesuffix(".py") for entry in entries if entry.is_dir() or entry.name.endswith(".py")]
+    return [name for name in names if name.isidentifier()]
 
 
 def _described(path: str) -> str:

@@ -149,6 +149,10 @@ def call_arguments(target: object, inputs: PyTree, training: bool, make_key: Mak
         is_alone = type(inputs) in (tuple, list) and len(inputs) == 1
         return (), {by_name[0]: inputs[0] if is_alone else inputs, **with_keys(by_name)}
     missing = [*required(names)[len(values):], *by_name]
+    if missing and hasattr(target, "initialize_carry"):
+        cell, library = type(target).__name__, "nn" if isinstance(target, nn.Module) else "nnx"
+        raise TypeError(f"{cell} is a cell, which makes one step, and not a layer over a sequence. Write "
+                        f"`{library}.RNN({library}.{cell}(...))`")
     if missing:
         raise _wrong_inputs(inputs, missing, [*required(names), *by_name], is_by_name=bool(by_name))
     # Parameters after a flag or a key in the signature are passed by name.
@@ -168,6 +172,19 @@ def _wrong_inputs(inputs: PyTree, missing: Sequence[str], needed: Sequence[str],
         lacks = f"{len(inputs)}"
     return TypeError(f"the call needs {len(needed)} inputs, and `x` has {lacks}. Pass `x` as {form}; where data yield "
                      f"batches, a batch of `x` alone is `({form},)`")
+
+
+def input_names(target: Any) -> tuple[str, ...]:
+    """Returns the names of the inputs of a module's call: of its parameters without training flags and random keys.
+
+    They are empty for a module without a call.
+
+    >>> input_names(lambda tokens, mask=None, *, training=False: tokens)
+    ('tokens', 'mask')
+    """
+    parameters = parameters_of(target) if callable(target) else {}
+    return tuple(name for name, parameter in parameters.items() if not (
+        _is_flag(parameter) or _is_key(parameter, parameters) or _is_maker(parameter)))
 
 
 def parameters_of(target: Any) -> dict[str, inspect.Parameter]:

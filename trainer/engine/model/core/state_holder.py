@@ -184,7 +184,7 @@ class StateHolder:
             with replica_context.enter(replica_context.context_outside(inputs)):
                 params, model_state, _ = self._module.init(stream_key(seed, "params"), inputs, initial_values)
         except Exception as error:
-            raise explain_inputs(inputs, error) from error
+            raise explain_inputs(inputs, error, self._module.input_names) from error
         configuration = self._configuration
         self._module.check_params(params)
         params = configuration.options.stored(params)

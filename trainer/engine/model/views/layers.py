@@ -12,15 +12,21 @@ from typing import Any, NoReturn
 import numpy as np
 
 from trainer.core import errors
+from trainer.core.foreign_names import ForeignNames
 from trainer.core.modules.summary import ModuleLayer
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import ArrayLike
 from trainer.engine.model.views.variables import ModelVariable
 
+_VALUES = ("The values of a layer are in the call of its module: return them too, or keep them by "
+           "`self.sow(\"intermediates\", \"hidden\", h)`, which `outputs, values = model.apply(model.state.params, "
+           "model.state, x)` returns.")
+_SHAPES = "`model.summary()` shows the shapes of outputs."
+
 Write = Callable[[Sequence[ModelVariable], Sequence[ArrayLike]], None]
 
 
-class ModelLayer:
+class ModelLayer(ForeignNames):
     """A layer of a model: a submodule of its module, or a function of a stack.
 
     Args:
@@ -38,6 +44,7 @@ class ModelLayer:
       >>> model.get_layer("Dense_0").set_weights([bias, kernel])  # doctest: +SKIP
     """
 
+    _foreign_names = {"output": _VALUES, "input": _VALUES, "output_shape": _SHAPES, "input_shape": _SHAPES}
     __slots__ = ("_inside", "_variables", "_write", "module", "path")
 
     def __init__(self, layer: ModuleLayer, inside: Sequence[ModuleLayer],
