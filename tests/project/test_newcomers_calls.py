@@ -7,7 +7,8 @@ import pytest
 from flax import linen as nn
 
 import trainer
-from tests.support.newcomers_calls import CALLS, WARNED, X, Y, message_of
+from tests.support.newcomers_calls import CALLS, X, Y, message_of
+from tests.support.newcomers_warned_calls import WARNED
 
 
 @pytest.fixture(scope="module", autouse=True)

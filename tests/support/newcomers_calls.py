@@ -69,12 +69,6 @@ def _batches() -> data.Dataset:
     return data.Dataset.from_arrays((X, Y)).batch(4)
 
 
-class _InTrainMode(nn.Module):
-    @nn.compact
-    def __call__(self, x: jax.Array, is_train_mode: bool = False) -> jax.Array:
-        return nn.Dense(1)(nn.Dropout(0.5, deterministic=not is_train_mode)(x))
-
-
 def _of_numpy(y_true: Any, y_pred: Any) -> Any:
     return np.asarray(y_true == y_pred).mean()
 
@@ -153,21 +147,10 @@ class _Appends(metrics.Metric):
         return jnp.mean(jnp.concatenate(self.values))
 
 
-class _Stops(callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        self.stop_training = True
-
-
 class _ReturnsNothing(nn.Module):
     @nn.compact
     def __call__(self, x):
         nn.Dense(1)(x)
-
-
-class _Softmax(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.softmax(nn.Dense(1)(x))
 
 
 class _HasInit(nn.Module):
@@ -571,32 +554,6 @@ CALLS = {
         "`LinearRegressor.train` has no argument 'epochs'", r"`dataset\.repeat\(epochs\)`"),
     "Keras's units of an estimator": Wrong(lambda: estimator.DNNClassifier(units=[3]),  # type: ignore[call-arg]
                                            "`DNNClassifier` has no argument 'units'", "Give `hidden_units`"),
-}
-
-
-# Calls that train, and the words of their warnings.
-WARNED: dict[str, tuple[Callable[[], Any], str]] = {
-    "a warm-up without its end": (lambda: optimizers.schedules.CosineDecay(0.1, 10, warmup_steps=2),
-                                  "no effect without `warmup_target`"),
-    "a flag of another name": (lambda: _fit(_model(module=_InTrainMode())),
-                               "stays False.*train_kwargs={'is_train_mode"),
-    "precision of logits": (
-        lambda: _fit(_model(loss=losses.BinaryCrossentropy(from_logits=True), metrics=[metrics.Precision()]), y=Y),
-        r"above 0.5 for yes.*`trainer\.metrics\.Precision\(thresholds=0\.0"),
-    "no epoch": (lambda: _fit(epochs=3, initial_epoch=3), "trains no epoch: initial_epoch=3"),
-    "an optax chain without a rate": (
-        lambda: _model(optimizer=optax.chain(optax.clip(1.0), optax.scale_by_adam())),
-        "clip, scale_by_adam has no learning rate.*scale_by_learning_rate"),
-    "a softmax of one output": (
-        lambda: _fit(_model(module=_Softmax(), loss="binary_crossentropy")), "over a single output.*`nn.sigmoid`"),
-    "equality with probabilities": (
-        lambda: _fit(_model(3, metrics=[metrics.Accuracy()], loss=_DENSE), y=np.eye(3)[IDS]),
-        r'equal their labels.*`metrics=\["accuracy"\]`'),
-    "a callback's own stop_training": (lambda: _fit(callbacks=[_Stops()]), r"`self\.model\.stop_training = True`"),
-    "Lightning's training_step": (lambda: type("Own", (trainer.Model,), {"training_step": lambda self, batch: 0.0}),
-                                  "does not call `Own.training_step`.*`train_step"),
-    "Keras's call": (lambda: type("Own", (trainer.Model,), {"call": lambda self, x: x}),
-                     "does not call `Own.call`.*Flax module"),
 }
 
 
