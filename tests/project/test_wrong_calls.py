@@ -24,7 +24,7 @@ MEANINGS = {
     ("loss_weights", "3"): "of the one output",
     ("classifier_activation", "None"): "logits",
     ("validation_split", "None"): "0", ("validation_freq", "3"): "in each third epoch",
-    ("decay_steps", "1.5"): "a period of 1.5 updates", ("warmup_steps", "1.5"): "a period of 1.5 updates",
+    ("decay_steps", "1.5"): "a period of 1.5 updates",
     ("first_decay_steps", "1.5"): "a period of 1.5 updates",
     ("dtype", "None"): "the default", ("num_oov_buckets", "None"): "0", ("axis", "[]"): "no axis",
     ("axis", "None"): "all axes", ("profile_batch", "3"): "the third batch", ("shape", "3"): "(3,)",
