@@ -297,11 +297,10 @@ WRONG = {
     "no path, as no class has the name": (["--data=mine"], "'mine' is a name without that of its Python file"),
     "optimizer": (["--compile.optimizer=adm"],  # without the errors of the other types
                   "error: Parser key \"compile.optimizer\":\n  Unknown optimizer 'adm'. Did you mean 'adam'"),
-    "optimizer's key": (["--compile.optimizer.lr=1"], "\nOption 'lr' is not accepted. Did you mean 'learning_rate'?"),
-    "optimizer's value": (["--compile.optimizer.learning_rate=x"],
-                          'key "learning_rate":\n            Expected a <class \'float\'>'),
+    "optimizer's key": (["--compile.optimizer.lr=1"], " Option 'lr' is not accepted. Did you mean 'learning_rate'?\n"),
+    "optimizer's value": (["--compile.optimizer.learning_rate=x"], "Expected a <class 'float'>"),
     "loss": (["--compile.loss=msee"], "Unknown loss 'msee'. Did you mean 'mse'"),
-    "loss's value": (["--compile.loss=Huber", "--compile.loss.delta=x"], "Parser key \"delta\":\n          Expected a "
+    "loss's value": (["--compile.loss=Huber", "--compile.loss.delta=x"], "Parser key \"delta\":\n        Expected a "
                      "<class 'float'>. Got value: x"),
     "metric": (["--compile.metrics=[accurac]"], "Unknown metric 'accurac'. Did you mean 'accuracy'"),
     "word": (["--compile.batch_norm=all"], "Expected a typing.Literal['global', 'per_replica']. Got value: all"),

@@ -288,6 +288,8 @@ def takes_half_for_yes(metric: Metric) -> bool:
     >>> takes_half_for_yes(accuracies.BinaryAccuracy()), takes_half_for_yes(accuracies.BinaryAccuracy(threshold=0.0))
     (True, False)
     """
+    if type(metric) not in CLASSES:  # a subclass may take logits
+        return False
     if isinstance(metric, accuracies.BinaryAccuracy):
         return metric.threshold == 0.5
     return isinstance(metric, confusion.ConfusionMetric) and metric.thresholds == [0.5]

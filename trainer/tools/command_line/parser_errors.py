@@ -100,7 +100,8 @@ def _shortened(union: re.Match[str]) -> str:
 
 def _near_classes(message: str, classes: Collection[str]) -> str:
     """Returns a line with similar names for an error about the name of a class or a function, or an empty string."""
-    if short := _UNKNOWN_CLASS.search(message):
+    short = None if "Given value: NestedArg(" in message else _UNKNOWN_CLASS.search(message)  # else of an argument
+    if short:
         if section := next((name for name in _HINTS if f'key "{name}"' in message), None):
             return f"{short[1]!r} is {_described(short[1])}\n{_HINTS[section]}"
         near = near_hint(short[1], classes)
