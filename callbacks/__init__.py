@@ -12,6 +12,7 @@ _FOREIGN_NAMES = {
     "MLFlowLogger": "Instead: `LogTo(loggers.MLflow())`.",
     "TensorBoardLogger": "Instead: `TensorBoard(log_dir)`.",
     "LearningRateMonitor": "Instead: `LearningRateScheduler`, which logs the rate, or `TensorBoard`.",
+    **dict.fromkeys(("ProgressBar", "TQDMProgressBar", "RichProgressBar"), "`fit(verbose=1)` shows a bar."),
     "Timer": "Instead: `fit(max_time=seconds)`.",
 }
 

@@ -26,6 +26,7 @@ _MISSING = {
     "Input": "There is no functional API: the call of a Flax module is the graph, and `trainer.Model(MyModule())` "
              "takes the shapes of its inputs from the first batch",
     "mixed_precision": "Use `compile(precision=\"mixed_bfloat16\")`",
+    "save_model": "Use `model.save(path)`",
     "saving": "Use `trainer.load_model` and `Model.save`",
     "preprocessing": "Use `trainer.data.preprocessing`",
     "Trainer": "A model trains itself: `model = trainer.Model(module)`, `model.compile(...)`, `model.fit(...)`",

@@ -59,9 +59,8 @@ class MonitorCallback(Callback):
         if baseline is not None:
             arguments.require_number(baseline=baseline)
         if mode not in ("auto", "min", "max"):
-            warnings.warn(
-                f"{type(self).__name__} mode '{mode}' is unknown, fallback to auto mode.", UserWarning, stacklevel=3
-            )
+            warnings.warn(f"{type(self).__name__} mode '{mode}' is unknown, fallback to auto mode. Known modes: 'min', "
+                          "'max' and 'auto'.", UserWarning, stacklevel=3)
             mode = "auto"
         self.monitor = monitor
         self.mode = mode

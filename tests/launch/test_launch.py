@@ -401,7 +401,7 @@ def test_time_that_is_over_ends_all_with_124_and_without_a_restart(capfd):
     (["--workers", "2", "--restarts", "-1", "worker.py"], "`restarts` must be at least 0. Received: -1."),
     (["--workers", "2", "--grace", "nan", "worker.py"], "`grace_secs` must be at least 0. Received: nan."),
     (["--workers", "2", "--timeout", "-1", "worker.py"], "`timeout_secs` must be at least 0. Received: -1.0."),
-    (["--workers", "2", "--worker", "worker.py"], "unrecognized arguments: --worker worker.py"),
+    (["--workers", "2", "--worker", "worker.py"], "unknown option '--worker'"),
     (["--workers", "2", "missing.py"], "There is no script 'missing.py' in "),
     (["--workers", "2"], "there is nothing to run. Give a script, or -m and a module"),
     (["--workers", "2", "-m"], "there is nothing to run. Give a script, or -m and a module"),

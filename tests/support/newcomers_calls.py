@@ -147,6 +147,12 @@ class _Appends(metrics.Metric):
         return jnp.mean(jnp.concatenate(self.values))
 
 
+class _OfLabels(nn.Module):
+    @nn.compact
+    def __call__(self, x, labels):
+        return jnp.mean((nn.Dense(1)(x) - labels) ** 2)
+
+
 class _ReturnsNothing(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -439,6 +445,18 @@ CALLS = {
     "compute_loss of rows": Wrong(
         lambda: _fit(_overriding(compute_loss=lambda self, x, y, y_pred, sample_weight: y_pred[:, 0])),
         r"array of shape \(8,\)", "Take its mean"),
+    "a module that returns its loss": Wrong(
+        lambda: _fit(_model(module=_OfLabels())), "none for labels", "leave labels out of its call"),
+    "a single number for outputs": Wrong(
+        lambda: _fit(_model(module=[nn.Dense(3), jnp.mean])), "returned a single number", "a row for each row of `x`"),
+    "lora of a model": Wrong(lambda: _model().lora(rank=2), "'lora'", r"`trainer\.lora\(model"),
+    "a name of another package": Wrong(
+        lambda: trainer.MirroredStrategy(), "'MirroredStrategy'", r"It is `trainer\.distribute\.MirroredStrategy`"),
+    "PyTorch's loss": Wrong(lambda: losses.CrossEntropyLoss(), "'CrossEntropyLoss'", "SparseCategoricalCrossentropy"),
+    "a GPU that is not there": Wrong(
+        lambda: trainer.distribute.MirroredStrategy(devices=["/tpu:0"]), "no 'tpu' backend", "Leave `devices` out"),
+    "a list of dicts": Wrong(
+        lambda: _fit(x=[{"image": X, "label": Y}], y=None), "named columns", r"if each is a batch, `\(batch\["),
     "Flax's init of a model": Wrong(
         lambda: _model().init(jax.random.key(0), X), "no attribute 'init'", r"`build\(x\)`"),
     "a tree of weights as the state": Wrong(

@@ -77,7 +77,7 @@ def named_in_errors(
         if not all(repr(part) in str(error) for part in (name, output) if part is not None):
             of_output = "" if output is None else (
                 f" of the output {output!r} (losses, metrics and targets in a list are in the order of the outputs)")
-            received = "" if y_true is None else f" for (y_true, y_pred) = {describe((y_true, y_pred))}"
+            received = "" if y_true is None else f" for (y_true, y_pred) = {describe((y_true, y_pred))}, in this order"
             error.add_note(f"It was raised by the {kind} {name!r}{of_output}{received}.")
         raise
 

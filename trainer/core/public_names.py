@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 
@@ -36,8 +38,9 @@ def attach_stub(
     def load(name: str) -> object:
         home = homes.get(name)
         if home is None:
-            hint = f". {missing[name]}" if missing and name in missing else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name, obj=module)
+            hint = missing[name] if missing and name in missing else _place_of(name, names)
+            text = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(f"{text}. {hint}" if hint else text, name=name, obj=module)
         value: object = (importlib.import_module(f"{package}.{name}") if home == package
                          else getattr(__import__(home, fromlist=[name]), name))
         setattr(module, name, value)
@@ -47,6 +50,23 @@ def attach_stub(
         return sorted([*names, *(name for name in vars(module) if name.startswith("__") and name.endswith("__"))])
 
     return load, listed, names
+
+
+def _place_of(name: str, names: Collection[str]) -> str:
+    """Returns a sentence with the place of a name in another public package, or with similar names; or no text."""
+    from trainer.core.errors import near_hint  # not at the top, for the launcher, which imports little
+
+    if name.startswith("_"):
+        return ""
+    root = os.path.dirname(sys.modules["trainer"].__file__ or "")
+    for folder in ["", *sorted(os.listdir(root))]:
+        stub = os.path.join(root, folder, "__init__.pyi")
+        if os.path.exists(stub):
+            with open(stub, encoding="utf-8") as file:
+                if re.search(rf"\bas {re.escape(name)}\b", file.read()):
+                    return f"It is `{'.'.join(filter(None, ('trainer', folder, name)))}`."
+    near = near_hint(name, names)
+    return near if near.startswith("Did you mean") else ""
 
 
 def own_names(name: str) -> tuple[Callable[[], list[str]], list[str]]:

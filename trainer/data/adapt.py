@@ -217,7 +217,8 @@ def _rows_of_columns(x: object) -> ValueError:
     return ValueError(
         f"`x` must be arrays, or yield batches. Received: a {_kind(x)} of rows with named columns, which does not say "
         "which columns are inputs and which are targets. Pass `trainer.data.Dataset.from_columns(data, x=\"image\", "
-        "y=\"label\").batch(32)` with the names of yours.")
+        "y=\"label\").batch(32)` with the names of yours; or, if each is a batch, `(batch[\"image\"], "
+        "batch[\"label\"])` in its place.")
 
 
 def _is_indexed(x: object) -> bool:

@@ -25,6 +25,7 @@ from trainer.launch.job import Job
 from trainer.launch.supervisor import FAILED, PEER_LOST, REFUSED, TIMEOUT, Outcome, describe_end, supervise
 
 _MAX_WORKERS = 1024
+_NUMBER_OF_PROCESSES = ("n", "np", "nproc", "nproc_per_node", "nproc-per-node", "num_processes", "num-processes")
 _DESCRIPTION = """\
 Runs a Python script as the workers of a cluster on this machine. Each gets TF_CONFIG and its part of the GPUs, and its
 output a prefix. When a worker fails, the others are ended."""
@@ -102,6 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     own, command = _split(sys.argv[1:] if arguments is None else arguments)
+    known = parser._option_string_actions
+    for option in own:
+        name = option.partition("=")[0]
+        if name[:1] == "-" and name.strip("-")[:1].isalpha() and name not in known:
+            hint = " The number of processes is `--workers N`." if name.strip("-") in _NUMBER_OF_PROCESSES else ""
+            parser.error(f"unknown option {name!r}.{hint} Known options: {', '.join(known)}.")
     options = parser.parse_args(own)
     if command in ([], ["-m"]):
         parser.error("there is nothing to run. Give a script, or -m and a module, after the options.")

@@ -6,4 +6,13 @@ stub beside this file.
 
 from trainer.core.public_names import attach_stub
 
-__getattr__, __dir__, __all__ = attach_stub(__name__)
+_FOREIGN_NAMES = {  # of PyTorch
+    "MSELoss": "Instead: `MeanSquaredError()`.",
+    "L1Loss": "Instead: `MeanAbsoluteError()`.",
+    "CrossEntropyLoss": "Instead: `SparseCategoricalCrossentropy(from_logits=True)`.",
+    "NLLLoss": "Instead: `SparseCategoricalCrossentropy()`, of probabilities.",
+    "BCELoss": "Instead: `BinaryCrossentropy()`.",
+    "BCEWithLogitsLoss": "Instead: `BinaryCrossentropy(from_logits=True)`.",
+}
+
+__getattr__, __dir__, __all__ = attach_stub(__name__, missing=_FOREIGN_NAMES)

@@ -44,7 +44,9 @@ def find_device(device: object, argument: str = "devices") -> jax.Device:
         known = jax.local_devices(backend=platform)
     except RuntimeError:
         raise ValueError(f"`{argument}` has {device!r}, but JAX has no {platform!r} backend here. "
-                         f"Local devices: {_list(jax.local_devices())}.") from None
+                         f"Local devices: {_list(jax.local_devices())}. Leave `{argument}` out to use these, or "
+                         "install JAX for your hardware, such as `pip install \"jax[cuda12]\"`; `python -m trainer "
+                         "doctor` says what is missing.") from None
     if index >= len(known):
         hint = (" Simulated CPU devices are made by XLA_FLAGS=--xla_force_host_platform_device_count=N, set before JAX "
                 "starts." if platform == "cpu" else "")

@@ -150,6 +150,9 @@ class CompiledLoss:
         if not arrays:
             raise ValueError("The model has no outputs for the loss. Received: "
                              f"{errors.describe(outputs)}. End the call of its module with `return`.")
+        if all(leaf.ndim == 0 for leaf in arrays):
+            raise ValueError("The module returned a single number, such as a loss. It must return outputs, a row for "
+                             "each row of `x`; `compile(loss=...)` takes the loss of labels and outputs.")
         if not self.per_output:
             self.per_output = self._matched(outputs)
             self.outputs = shapes_of(outputs)

@@ -66,6 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return REFUSED
         return configured.main(arguments[0], arguments[1:])
     parser, parsers = _parsers()
+    if arguments and arguments[0].endswith(".py"):
+        script = arguments[0]
+        parser.error(f"{script!r} is no command. Run a script by `python {script}`, or in several processes by "
+                     f"`python -m trainer launch --workers N {script}`.")
     options, others = parser.parse_known_args(arguments)
     if options.command == "plan":
         return plan.run(parsers["plan"], options, others)

@@ -33,6 +33,7 @@ a default other than None is no key, nor is "key" next to "query" or "value". Ea
 it receives an `nnx.Rngs` unless annotated as an array or a key; in Linen modules, only if annotated as `nnx.Rngs`."""
 
 _LIKE_A_FLAG = re.compile("train|determin|infer|eval", re.IGNORECASE)
+_LABELS = ("y", "y_true", "label", "labels", "target", "targets")
 _ATTENTION = ("query", "queries", "value", "values")
 _EMPTY = inspect.Parameter.empty
 
@@ -170,6 +171,9 @@ def _wrong_inputs(inputs: PyTree, missing: Sequence[str], needed: Sequence[str],
         lacks = f"the keys {', '.join(map(repr, inputs))}"
     elif type(inputs) in (tuple, list) and len(inputs) > len(needed):
         lacks = f"{len(inputs)}"
+    if labels := [name for name in missing if name in _LABELS]:
+        return TypeError(f"the call needs {len(needed)} inputs, and `x` has {lacks}. A module returns outputs, and not "
+                         f"its loss: leave {', '.join(labels)} out of its call, and give the loss to `compile`")
     return TypeError(f"the call needs {len(needed)} inputs, and `x` has {lacks}. Pass `x` as {form}; where data yield "
                      f"batches, a batch of `x` alone is `({form},)`")
 

@@ -61,6 +61,10 @@ def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
                 raise ValueError(f"{path!r} is {_kind_of_zip(path) or kind}. Expected: {expected}. Read it with the "
                                  "program that it is of, and give its arrays to `set_weights`, in the order of "
                                  "`get_weights`.") from None
+        if path.endswith(".msgpack"):
+            raise ValueError(f"{path!r} is a file of `flax.serialization`. Expected: {expected}. Read it by `params = "
+                             "flax.serialization.msgpack_restore(open(path, \"rb\").read())`; after `build(x)`, "
+                             "`model.state = model.state.replace(params=params)` sets it.") from None
         raise ValueError(f"{error} Expected: {expected}.") from None
 
 
