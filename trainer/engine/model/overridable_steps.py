@@ -68,10 +68,6 @@ class OverridableSteps:
 
             return super().compute_loss(x, x, y_pred, sample_weight)  # an autoencoder, with compile(loss="mse")
         """
-        if y_pred is None and y is not None:
-            raise TypeError("`compute_loss` received no outputs: `y_pred` is of type NoneType. End the call of the "
-                            "module with `return`. A step of yours calls `compute_loss(x, y, y_pred, sample_weight)`, "
-                            "or, for targets and outputs alone, `compute_loss(y=y, y_pred=y_pred)`.")
         loss = self._core.configuration.loss
         if not loss.is_given and self._core.module.sows_losses:  # the sown losses are the whole loss
             return jnp.zeros((), jnp.float32)

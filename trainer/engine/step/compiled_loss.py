@@ -148,8 +148,9 @@ class CompiledLoss:
             raise MissingTargetsError("The loss needs targets, but `y` was not given.")
         arrays, outputs, rows = leaves_of(outputs), with_shapes(outputs), get_replica_context().rows
         if not arrays:
-            raise ValueError("The model has no outputs for the loss. Received: "
-                             f"{errors.describe(outputs)}. End the call of its module with `return`.")
+            raise ValueError(f"The loss received no outputs: `y_pred` is {errors.describe(outputs)}. End the call of "
+                             "the module with `return`. A step of yours calls `compute_loss(x, y, y_pred, "
+                             "sample_weight)`, or, for targets and outputs alone, `compute_loss(y=y, y_pred=y_pred)`.")
         if all(leaf.ndim == 0 for leaf in arrays):
             raise ValueError("The module returned a single number, such as a loss. It must return outputs, a row for "
                              "each row of `x`; `compile(loss=...)` takes the loss of labels and outputs.")

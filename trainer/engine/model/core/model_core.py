@@ -389,6 +389,7 @@ class ModelCore:
         """Warns of a custom `train_step` that never says if it trains, where the module differs in training."""
         if self.configuration.training_arguments != {None}:
             return
+
         def digest(training: bool) -> str:
             return program_digest(lambda state, x: self._model.apply(state.params, state, x, training=training),
                                   state, unpack_x_y_sample_weight(batch)[0])
