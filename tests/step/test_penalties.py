@@ -207,3 +207,16 @@ def test_a_penalty_that_is_no_scalar_is_refused_by_its_pattern(penalty, shape):
     model.compile("sgd", "mse", regularizers={"kernel": penalty})
     with pytest.raises(ValueError, match=rf"penalty of `regularizers` for 'kernel' must be a scalar.*{shape}.*Sum it"):
         model.fit(np.ones((4, 4), np.float32), np.ones((4, 1), np.float32), verbose=0)
+
+
+def test_a_module_that_sows_its_whole_loss_may_return_nothing():
+    class Sowing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            self.sow("losses", "square", (nn.Dense(1)(x) ** 2).mean())
+
+    model = trainer.Model(Sowing())
+    model.compile("sgd", None)
+    x = np.ones((8, 4), np.float32)
+    first, last = model.fit(x, x[:, :1], epochs=2, verbose=0).history["loss"]
+    assert last < first
