@@ -7,6 +7,7 @@ same lines: they say where a name lives, and it is imported from there when it i
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import re
@@ -38,7 +39,7 @@ def attach_stub(
     def load(name: str) -> object:
         home = homes.get(name)
         if home is None:
-            hint = missing[name] if missing and name in missing else _place_of(name, names)
+            hint = missing[name] if missing and name in missing else _place_of(name, tuple(names))
             text = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(f"{text}. {hint}" if hint else text, name=name, obj=module)
         value: object = (importlib.import_module(f"{package}.{name}") if home == package
@@ -52,7 +53,8 @@ def attach_stub(
     return load, listed, names
 
 
-def _place_of(name: str, names: Collection[str]) -> str:
+@functools.cache  # libraries ask modules for names that they lack, such as `hasattr` in a loop over all classes
+def _place_of(name: str, names: tuple[str, ...]) -> str:
     """Returns a sentence with the place of a name in another public package, or with similar names; or no text."""
     from trainer.core.errors import near_hint  # not at the top, for the launcher, which imports little
 
