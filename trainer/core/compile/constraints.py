@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import sysconfig
 import threading
@@ -106,7 +107,8 @@ def _restricted(axes: Collection[str], spec: PartitionSpec) -> PartitionSpec:
 _lock = threading.Lock()
 _replaced: list[tuple[ModuleType, str]] = []  # Python modules, and the names of JAX's functions in them
 _blocks = 0  # number of running blocks, in all threads
-_PACKAGES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+_TRAINER = os.path.dirname(sys.modules["trainer"].__file__ or "")  # elsewhere if it is installed to be edited
+_PACKAGES = (_TRAINER, *{sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 _searched: set[str] = set()  # names of modules of installed packages
 _uses_in_packages: list[tuple[ModuleType, str]] = []
 
