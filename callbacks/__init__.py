@@ -13,6 +13,12 @@ _FOREIGN_NAMES = {
     "TensorBoardLogger": "Instead: `TensorBoard(log_dir)`.",
     "LearningRateMonitor": "Instead: `LearningRateScheduler`, which logs the rate, or `TensorBoard`.",
     **dict.fromkeys(("ProgressBar", "TQDMProgressBar", "RichProgressBar"), "`fit(verbose=1)` shows a bar."),
+    **dict.fromkeys(("ModelSummary", "RichModelSummary"), "Instead: `print(model.summary())`."),
+    **dict.fromkeys(("EMA", "ExponentialMovingAverage", "StochasticWeightAveraging"),
+                    "Instead: `compile(ema_decay=0.999)`."),
+    **dict.fromkeys(("GradientAccumulator", "GradientAccumulationScheduler"),
+                    "Instead: `Adam(0.001, gradient_accumulation_steps=4)`."),
+    "Checkpoint": "Instead: `ModelCheckpoint(path)` keeps weights, `BackupAndRestore(folder)` resumes a run.",
     "Timer": "Instead: `fit(max_time=seconds)`.",
 }
 

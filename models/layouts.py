@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from flax import linen as nn
 
+from trainer.core.calls.misfits import explains_arguments
 from trainer.models.text.llama import Llama
 from trainer.models.text.transformer_encoder import TransformerEncoder
 from trainer.models.text.transformer_lm import TransformerLM
@@ -32,6 +33,7 @@ _LAYOUTS: dict[type[nn.Module], dict[str, tuple[str | None, ...]]] = {
 }
 
 
+@explains_arguments
 def layout_map(module: nn.Module, axis: str = _AXIS) -> dict[str, tuple[str | None, ...]]:
     """Returns the layouts of a Transformer's parameters for tensor parallelism over a mesh axis.
 

@@ -17,6 +17,12 @@ from trainer.core.public_names import attach_stub  # noqa: E402
 
 # Names of other libraries: the sentences that end their errors.
 _MISSING = {
+    **dict.fromkeys(("fit", "evaluate", "predict", "compile", "save", "load_weights", "save_weights", "export",
+                     "summary"), "It is a method of `trainer.Model`: `model = trainer.Model(MyModule())`."),
+    **dict.fromkeys(("set_seed", "seed_everything", "random_seed", "manual_seed"),
+                    "Instead: `trainer.utils.set_random_seed(0)`."),
+    **dict.fromkeys(("nn", "Dense", "Conv2D", "Linear", "Module"), "Layers are Flax's: `from flax import linen as nn`"),
+    "keras": "Keras's names are in `trainer` itself, such as `trainer.Model` and `trainer.callbacks.EarlyStopping`",
     "layers": "Layers are Flax's: `from flax import linen as nn`",
     "activations": "Activations are Flax's, such as `flax.linen.relu`",
     "initializers": "Initializers are JAX's: `jax.nn.initializers`",

@@ -14,6 +14,7 @@ import numpy as np
 from flax import linen as nn
 
 from trainer.core.arguments import as_dtype, as_path
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import brief, naming_file
 from trainer.core.files import read_json
 from trainer.models.text.llama import Llama3Scaling
@@ -25,6 +26,7 @@ _SCALING = {"factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq
             "original_max_position_embeddings": "original_max_len"}
 
 
+@explains_arguments
 def from_hf(folder: str | os.PathLike[str], **attributes: Any) -> nn.Module:
     """Returns the module that the configuration of a model of Hugging Face describes, without weights.
 

@@ -20,6 +20,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core.arguments import as_path, check_count
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import brief
 from trainer.core.tree_paths import named_leaves
 from trainer.models.weights.hf_config import CONFIG_NAME, check_config, check_exists, config_of, float_dtype
@@ -33,6 +34,7 @@ _NUMBER = re.compile(r"(?<=[.])\d+(?=[.])")
 _ROWS_AT_ONCE = 4096
 
 
+@explains_arguments
 def load_hf_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_head: bool = False) -> None:
     """Loads weights of Hugging Face's GPT-2, Llama 2 and 3, BERT or ViT into a model of the same architecture.
 
@@ -91,6 +93,7 @@ def load_hf_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_hea
     model.set_weights(values)
 
 
+@explains_arguments
 def save_hf_weights(
     model: HasWeights, folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None,
     max_file_bytes: int = 5 * 10**9,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainer.core.arguments import as_path
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import naming_file
 from trainer.models.weights.keras_files import keras_layers, read
 from trainer.models.weights.keras_matching import Loaded, arrays_of, corresponding, in_order, matched
@@ -22,6 +23,7 @@ from trainer.models.weights.model_layers import HasWeights, listed, problems_of,
 _HEAD = re.compile(r"(.*_)?(predictions|logits|conv_preds|fc1|fc2|head_dense|head_layernorm)|conv_2|classifier")
 
 
+@explains_arguments
 def load_keras_weights(
     model: HasWeights, path: str | os.PathLike[str], *, skip_mismatch: bool = False, skip_head: bool = False
 ) -> None:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from trainer.core.calls.misfits import explains_arguments
+
 _BGR_MEANS = (103.939, 116.779, 123.68)
 _RGB_MEANS, _RGB_DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -24,6 +26,7 @@ _MODES = {
 }
 
 
+@explains_arguments
 def preprocess_input(x: np.ndarray | jax.Array, model: str | type | nn.Module) -> jax.Array:
     """Returns images preprocessed for a model's published weights, as in `keras.applications`.
 

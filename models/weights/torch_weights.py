@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.core.arguments import as_path
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import naming_file
 from trainer.models.weights.model_layers import (
     HasWeights,
@@ -33,6 +34,7 @@ _COUNTER = "num_batches_tracked"
 _AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # transpositions of PyTorch kernels, by number of axes
 
 
+@explains_arguments
 def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_head: bool = False) -> None:
     """Loads a safetensors file of torchvision's or timm's weights into a model of the same architecture.
 

@@ -460,7 +460,7 @@ def test_the_error_of_a_feature_of_texts_says_the_modes_that_work(layer_mode, fe
 
 
 @pytest.mark.parametrize(("call", "error", "message"), [
-    (lambda: space()(TABLE), ValueError, "Feature 'city': StringLookup has no vocabulary"),
+    (lambda: space()(TABLE), ValueError, "Feature 'city': The layer has no vocabulary"),
     (lambda: space().adapt({"city": ["a"], "siz": [1.0]}), ValueError, "no column 'size'.*Did you mean 'siz'"),
     (lambda: space().adapt({"city": ["a", None], "size": [1.0, 2.0]}), ValueError, "Feature 'city':.*missing"),
     (lambda: space().adapt({"city": ["a", "b"], "size": [1.0]}), ValueError, "same number of rows"),

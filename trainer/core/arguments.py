@@ -198,6 +198,9 @@ def as_seed(argument: str, value: object) -> int:
       ValueError: `value` is negative or too large.
     """
     expected = "a whole number from 0 to 2**32 - 1"
+    if hasattr(value, "dtype") and not isinstance(value, np.generic):
+        raise TypeError(f"`{argument}` must be {expected}, from which JAX's keys are made. Received: "
+                        f"{describe(value)}. In the place of `jax.random.key(0)`: `{argument}=0`.")
     seed = as_count(argument, value, 0, expected)
     if seed >= 2**32:
         raise ValueError(f"`{argument}` must be {expected}. Received: {argument}={seed}.")

@@ -149,6 +149,12 @@ def near_hint(received: str, known: Iterable[str]) -> str:
     return f"The nearest of {len(nearest)} known names: {', '.join(nearest[:_MAX_NEAR])}."
 
 
+def name_hint(received: str, known: Iterable[str]) -> str:
+    """Returns a hint for an unknown attribute: names in `known` that are similar, or the page that lists all names."""
+    near = near_hint(received, known)
+    return near if near.startswith("Did you mean") else f"All names: {page_url('genindex')}"
+
+
 def _nearness(received: str, name: str) -> float:
     one, other = _letters(received), _letters(name)
     ratio = difflib.SequenceMatcher(None, one, other).ratio()

@@ -6,8 +6,11 @@ table for the names of a module.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainer.core.errors import name_hint
 
 
 class ForeignNames:
@@ -29,9 +32,9 @@ class ForeignNames:
     if not TYPE_CHECKING:  # type checkers would take any attribute
 
         def __getattr__(self, name: str) -> Any:
-            hint = foreign_hint(type(self), name)
-            if hint is None or hasattr(type(self), name):
+            if (name.startswith("_") and foreign_hint(type(self), name) is None) or hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # raises the error again, perhaps from within a property
+            hint = foreign_hint(type(self), name) or _similar_names(type(self), name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}. {hint}",
                                  name=name, obj=self)
 
@@ -49,8 +52,8 @@ class ForeignNamesOfClass(type):
     if not TYPE_CHECKING:
 
         def __getattr__(cls, name: str) -> Any:
-            hint = foreign_hint(cls, name)
-            end = "" if hint is None else f". {hint}"
+            hint = foreign_hint(cls, name) or ("" if name.startswith("_") else _similar_names(cls, name))
+            end = f". {hint}" if hint else ""
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}{end}", name=name, obj=cls)
 
 
@@ -58,3 +61,8 @@ def foreign_hint(kind: type, name: str) -> str | None:
     """Returns the sentence about a name that a class or a base of it lacks; None if there is none."""
     return next((each.__dict__["_foreign_names"][name] for each in kind.__mro__
                  if name in each.__dict__.get("_foreign_names", ())), None)
+
+
+@functools.lru_cache(maxsize=1024)  # `hasattr(model, name)` in a loop
+def _similar_names(kind: type, name: str) -> str:
+    return name_hint(name, [known for known in dir(kind) if not known.startswith("_")])

@@ -7,12 +7,19 @@ same lines: they say where a name lives, and it is imported from there when it i
 from __future__ import annotations
 
 import ast
+import dis
+import enum
 import functools
 import importlib
-import os
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
+from types import ModuleType
+from typing import NoReturn
+
+# Public modules in public packages.
+_NESTED = ("data/preprocessing/__init__.pyi", "data/augmentation.py", "optimizers/schedules.py")
 
 
 def attach_stub(
@@ -39,11 +46,10 @@ def attach_stub(
     def load(name: str) -> object:
         home = homes.get(name)
         if home is None:
-            hint = missing[name] if missing and name in missing else _place_of(name, tuple(names))
-            text = f"module {package!r} has no attribute {name!r}"
-            raise AttributeError(f"{text}. {hint}" if hint else text, name=name, obj=module)
+            raise _no_attribute(module, name, names, missing)
         value: object = (importlib.import_module(f"{package}.{name}") if home == package
                          else getattr(__import__(home, fromlist=[name]), name))
+        _explain_arguments(value)
         setattr(module, name, value)
         return value
 
@@ -53,34 +59,74 @@ def attach_stub(
     return load, listed, names
 
 
-@functools.cache  # libraries ask modules for names that they lack, such as `hasattr` in a loop over all classes
-def _place_of(name: str, names: tuple[str, ...]) -> str:
-    """Returns a sentence with the place of a name in another public package, or with similar names; or no text."""
-    from trainer.core.errors import near_hint  # not at the top, for the launcher, which imports little
+def own_names(
+    name: str, missing: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], NoReturn], Callable[[], list[str]], list[str]]:
+    """Returns `__getattr__`, `__dir__` and `__all__` for a public module that defines its names itself.
 
-    if name.startswith("_"):
-        return ""
-    root = os.path.dirname(sys.modules["trainer"].__file__ or "")
-    for folder in ["", *sorted(os.listdir(root))]:
-        stub = os.path.join(root, folder, "__init__.pyi")
-        if os.path.exists(stub):
-            with open(stub, encoding="utf-8") as file:
-                if re.search(rf"\bas {re.escape(name)}\b", file.read()):
-                    return f"It is `{'.'.join(filter(None, ('trainer', folder, name)))}`."
-    near = near_hint(name, names)
-    return near if near.startswith("Did you mean") else ""
-
-
-def own_names(name: str) -> tuple[Callable[[], list[str]], list[str]]:
-    """Returns `__dir__` and `__all__` for a public module that defines its names itself; called at its end.
+    Called at the end of the module.
 
     Args:
       name: the `__name__` of the module.
+      missing: as for `attach_stub`.
 
-    >>> __dir__, __all__ = own_names("trainer.core.public_names")
+    >>> __getattr__, __dir__, __all__ = own_names("trainer.core.public_names")
     >>> __all__
     ['attach_stub', 'own_names']
     """
-    names = sorted(public for public, value in vars(sys.modules[name]).items()
+    module = sys.modules[name]
+    names = sorted(public for public, value in vars(module).items()
                    if not public.startswith("_") and getattr(value, "__module__", None) == name)
-    return lambda: names, names
+
+    for name in names:
+        _explain_arguments(getattr(module, name))
+
+    def refuse(attribute: str) -> NoReturn:
+        raise _no_attribute(module, attribute, names, missing)
+
+    return refuse, lambda: names, names
+
+
+def _explain_arguments(value: object) -> None:
+    """Lets the errors of a public class for missing and unknown arguments say what to write."""
+    from trainer.core.calls.misfits import explains_arguments
+
+    if not isinstance(value, type) or issubclass(value, (enum.Enum, tuple, BaseException)):
+        return
+    if value.__init__ is not object.__init__:
+        explains_arguments(value)
+
+
+def _no_attribute(
+    module: ModuleType, name: str, names: list[str], missing: Mapping[str, str] | None
+) -> AttributeError | ImportError:
+    hint = missing[name] if missing and name in missing else _place_of(name, tuple(names))
+    end = f". {hint}" if hint else ""
+    if _is_imported():
+        return ImportError(f"cannot import name {name!r} from {module.__name__!r}{end}",
+                           name=module.__name__, path=module.__file__)
+    return AttributeError(f"module {module.__name__!r} has no attribute {name!r}{end}", name=name, obj=module)
+
+
+def _is_imported() -> bool:
+    """Whether `from module import name` asks for the name: Python drops the message of an `AttributeError` then."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_name == "__getattr__"):
+        frame = frame.f_back
+    code = frame.f_code.co_code
+    return 0 <= frame.f_lasti < len(code) and code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]
+
+
+@functools.cache  # libraries ask modules for names that they lack, such as `hasattr` in a loop over all classes
+def _place_of(name: str, names: tuple[str, ...]) -> str:
+    """Returns a sentence with the place of a name in another public package, or with similar names."""
+    from trainer.core.errors import name_hint  # not at the top, for the launcher, which imports little
+
+    if name.startswith("_"):
+        return ""
+    root = pathlib.Path(sys.modules["trainer"].__file__ or "").parent
+    for file in (root / "__init__.pyi", *sorted(root.glob("*/__init__.pyi")), *(root / file for file in _NESTED)):
+        if re.search(rf"\bas {re.escape(name)}\b|^(class|def) {re.escape(name)}\b", file.read_text("utf-8"), re.M):
+            package = file.parent if file.stem == "__init__" else file.with_suffix("")
+            return f"It is `{'.'.join(('trainer', *package.relative_to(root).parts, name))}`."
+    return name_hint(name, names)

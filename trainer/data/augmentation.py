@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core.arguments import as_count, as_number, check_word, require_positive, require_share
-from trainer.core.calls.entry_points import foreign_arguments
+from trainer.core.calls.misfits import foreign_arguments
 from trainer.core.errors import describe
 from trainer.core.public_names import own_names
 from trainer.data.files import resizing
@@ -27,6 +27,17 @@ from trainer.data.sources.arrays import DataError
 
 _RANDOM_MAP = ("Give it to `random_map`, which calls it with a random generator: "
                "`dataset.random_map(augmentation.RandomFlip())`.")
+_FOREIGN_NAMES = {  # of Keras, torchvision and Albumentations
+    **dict.fromkeys(("Rescaling", "Normalize", "ToTensor"),
+                    "Scale in the module, or by `dataset.map(lambda image, label: (image / 255.0, label))`."),
+    **dict.fromkeys(("Resizing", "Resize", "CenterCrop"),
+                    "`trainer.data.image_dataset_from_directory(image_size=(224, 224))` resizes; arrays by "
+                    "`jax.image.resize`."),
+    **dict.fromkeys(("RandomHorizontalFlip", "HorizontalFlip"), "Instead: `RandomFlip(\"horizontal\")`."),
+    **dict.fromkeys(("RandomVerticalFlip", "VerticalFlip"), "Instead: `RandomFlip(\"vertical\")`."),
+    **dict.fromkeys(("ColorJitter", "RandomColorJitter"), "Instead: `RandomBrightness` and `RandomContrast`."),
+    "Compose": "Call `random_map` once for each: `dataset.random_map(a).random_map(b)`.",
+}
 _CALL = dict.fromkeys(("image", "training"), _RANDOM_MAP)
 
 
@@ -360,4 +371,4 @@ def _mirrored(numbers: np.ndarray, side: int) -> np.ndarray:
     return np.minimum(numbers, 2 * side - 1 - numbers)
 
 
-__dir__, __all__ = own_names(__name__)
+__getattr__, __dir__, __all__ = own_names(__name__, _FOREIGN_NAMES)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import describe
 from trainer.core.foreign_names import ForeignNames
 from trainer.data.sources import foreign_names
@@ -25,6 +26,7 @@ from trainer.data.sources.order import generator_of_pass
 _SAMPLE_WEIGHT = "sample_weight"
 
 
+@explains_arguments
 def bucketed(
     data: Any, bucket_boundaries: Sequence[int], bucket_batch_sizes: int | Sequence[int] | None = None, *,
     max_tokens: int | None = None, padding_values: Any = 0, mask: str | None = _SAMPLE_WEIGHT,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core import errors
+from trainer.core.calls.misfits import explains_arguments
 from trainer.engine.model.core.model_core import core_of
 from trainer.engine.model.model import Model
 from trainer.engine.model.overridable_steps import OverridableSteps
@@ -21,6 +22,7 @@ _OVERRIDABLE = ("train_step", "test_step", "predict_step", "compute_loss", "comp
 _OF_SPEC = ("optimizer", "loss", "metrics", "weighted_metrics")
 
 
+@explains_arguments
 def model_to_estimator(
     model: Model,
     model_dir: str | os.PathLike[str] | None = None,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.core import arguments
-from trainer.core.calls.entry_points import foreign_arguments
+from trainer.core.calls.misfits import foreign_arguments
 from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import wrong_type
 from trainer.core.public_names import own_names
@@ -30,6 +30,22 @@ _ARGUMENTS = {
                          "/ batch_size)` is an epoch.",
     "decay_rate": "An example: `ExponentialDecay(0.001, decay_steps=1000, decay_rate=0.96)`.",
     **dict.fromkeys(("steps", "total_steps", "transition_steps", "T_max"), f"Give `decay_steps`. {_STEPS}"),
+}
+_FOREIGN_NAMES = {  # of PyTorch, Hugging Face and optax
+    **dict.fromkeys(("CosineAnnealingLR", "CosineAnnealing", "cosine_decay_schedule"),
+                    "Instead: `CosineDecay(0.001, decay_steps)`."),
+    **dict.fromkeys(("warmup_cosine_decay_schedule", "get_cosine_schedule_with_warmup", "WarmupCosine", "WarmUp",
+                     "LinearWarmup"),
+                    "Instead: `CosineDecay(0.0, decay_steps, warmup_target=0.001, warmup_steps=1000)`."),
+    "CosineAnnealingWarmRestarts": "Instead: `CosineDecayRestarts(0.001, first_decay_steps)`.",
+    **dict.fromkeys(("StepLR", "MultiStepLR", "piecewise_constant_schedule"),
+                    "Instead: `PiecewiseConstantDecay(boundaries=[1000, 2000], values=[0.1, 0.01, 0.001])`."),
+    **dict.fromkeys(("ExponentialLR", "exponential_decay"),
+                    "Instead: `ExponentialDecay(0.001, decay_steps, decay_rate=0.96)`."),
+    **dict.fromkeys(("LinearLR", "PolynomialLR", "LinearDecay", "linear_schedule", "get_linear_schedule_with_warmup"),
+                    "Instead: `PolynomialDecay(0.001, decay_steps, end_learning_rate=0.0)`."),
+    **dict.fromkeys(("LambdaLR", "OneCycleLR"), "A schedule is a function: `Adam(lambda step: ...)`, or one of optax."),
+    "ReduceLROnPlateau": "It is a callback: `trainer.callbacks.ReduceLROnPlateau`.",
 }
 
 
@@ -365,4 +381,4 @@ def _half_cosine(fraction: jax.Array, alpha: float, peak: jax.Array | float = 1.
     return (1 - alpha) * (0.5 * peak * (1 + jnp.cos(math.pi * fraction))) + alpha
 
 
-__dir__, __all__ = own_names(__name__)
+__getattr__, __dir__, __all__ = own_names(__name__, _FOREIGN_NAMES)

@@ -27,6 +27,7 @@ from trainer.callbacks import Callback
 from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.distribute.cluster import TF_CONFIG
 
 _STEP_VARIABLE = "TRAINER_KILL_AT_STEP"
@@ -111,6 +112,7 @@ class _KillAt(TrainBatchCallback):
             os.kill(os.getpid(), self._signal)
 
 
+@explains_arguments
 def kill_at(step: int | None = None) -> Callback:
     """Returns a callback that kills its own process with SIGKILL, which no code can catch.
 
@@ -129,6 +131,7 @@ def kill_at(step: int | None = None) -> Callback:
                    int(os.environ.get(_PROCESS_VARIABLE, 0)), int(os.environ.get(_SIGNAL_VARIABLE, signal.SIGKILL)))
 
 
+@explains_arguments
 def assert_resumes_exactly(
     command: Sequence[str],
     kills: Sequence[Kill | int],

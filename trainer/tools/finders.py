@@ -19,6 +19,7 @@ import numpy as np
 from trainer.callbacks import Callback
 from trainer.callbacks.base.callback import Logs
 from trainer.core import arguments, errors
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.calls.tracebacks import is_out_of_memory
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayTree, Data
@@ -114,6 +115,7 @@ def _centred_averages(values: np.ndarray, width: int) -> np.ndarray:
     return np.convolve(padded, np.full(width, 1 / width), mode="valid")
 
 
+@explains_arguments
 def find_learning_rate(
     model: Model, x: Data, y: ArrayTree | None = None, *, batch_size: int | None = None,
     sample_weight: ArrayTree | None = None, min_rate: float = 1e-7, max_rate: float = 10.0, steps: int = 100,
@@ -257,6 +259,7 @@ class BatchSizeSearch:
         return f"BatchSizeSearch(batch_size={self.batch_size}, {end})"
 
 
+@explains_arguments
 def find_batch_size(
     model: Model, x: ArrayTree, y: ArrayTree | None = None, *, sample_weight: ArrayTree | None = None, start: int = 32,
     limit: int = 65536, refine: int = 2, run: bool = False, memory_bytes: int | None = None,

@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import describe
 
 _ENDS = ("pre", "post")
 
 
+@explains_arguments
 @arguments.checked
 def to_categorical(x: ArrayLike, num_classes: int | None = None) -> np.ndarray:
     """Converts class indices to one-hot vectors.
@@ -49,6 +51,7 @@ def to_categorical(x: ArrayLike, num_classes: int | None = None) -> np.ndarray:
     return np.eye(num_classes)[labels]
 
 
+@explains_arguments
 @arguments.checked
 def normalize(x: ArrayLike, axis: int = -1, order: int | float = 2) -> np.ndarray:
     """Scales vectors to a norm of 1; zero vectors are unchanged.
@@ -68,6 +71,7 @@ def normalize(x: ArrayLike, axis: int = -1, order: int | float = 2) -> np.ndarra
     return values / np.where(norms == 0, 1, norms)
 
 
+@explains_arguments
 @arguments.checked
 def pad_sequences(
     sequences: Sequence[Any], maxlen: int | None = None, dtype: DTypeLike = "int32", padding: str = "pre",

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import describe
 from trainer.core.types import ArrayTree
 from trainer.data import Dataset
@@ -20,6 +21,7 @@ from trainer.data.sources.host_arrays import HostArrays
 _CHUNK_ROWS = 1024  # of an unbatched dataset, read at once
 
 
+@explains_arguments
 def split_dataset(
     dataset: ArrayTree | Dataset | Iterable[Any], left_size: float | None = None, right_size: float | None = None,
     shuffle: bool = False, seed: int | None = None,

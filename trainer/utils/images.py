@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import MAX_ITEMS, brief, wrong_type
 from trainer.core.files import open_file
 from trainer.core.types import ArrayLike
@@ -26,6 +27,7 @@ _FILTERS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
 _FORMATS = ("channels_last", "channels_first")
 
 
+@explains_arguments
 def load_img(
     path: str | bytes | os.PathLike[str] | IO[bytes], color_mode: str = "rgb",
     target_size: tuple[int, int] | None = None, interpolation: str = "nearest", keep_aspect_ratio: bool = False,
@@ -85,6 +87,7 @@ def load_img(
     return image.resize(size[::-1], reader.Resampling[interpolation.upper()], box=box)
 
 
+@explains_arguments
 def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None,
                  dtype: DTypeLike = "float32") -> np.ndarray:
     """Converts a Pillow image to an array of shape `(height, width, channels)`.
@@ -110,6 +113,7 @@ def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None,
     return values.transpose(2, 0, 1) if channels_first else values
 
 
+@explains_arguments
 def array_to_img(x: ArrayLike, data_format: str | None = None, scale: bool = True,
                  dtype: DTypeLike = "float32") -> Image.Image:
     """Converts an array to a Pillow image of 8 bits.
@@ -150,6 +154,7 @@ def array_to_img(x: ArrayLike, data_format: str | None = None, scale: bool = Tru
     return writer.fromarray(values.astype("uint8"))
 
 
+@explains_arguments
 def save_img(
     path: str | os.PathLike[str] | IO[bytes], x: ArrayLike, data_format: str | None = None,
     file_format: str | None = None, scale: bool = True, **kwargs: Any,

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainer.core import arguments, replica_context
 from trainer.core.ambient.notebook import is_in_notebook
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import wrong_type
 from trainer.core.tree_paths import named_leaves
 from trainer.engine.model.core.model_core import core_of
@@ -26,6 +27,7 @@ _DIRECTIONS = ("TB", "BT", "LR", "RL")
 _TIMEOUT_SECS = 300
 
 
+@explains_arguments
 def plot_model(
     model: Model, to_file: str | os.PathLike[str] = "model.png", show_shapes: bool = False, show_dtype: bool = False,
     show_layer_names: bool = False, rankdir: str = "TB", expand_nested: bool = False, dpi: int = 200,
@@ -72,6 +74,7 @@ def plot_model(
     return None
 
 
+@explains_arguments
 def model_to_dot(
     model: Model, show_shapes: bool = False, show_dtype: bool = False, show_layer_names: bool = False,
     rankdir: str = "TB", expand_nested: bool = False, dpi: int = 200, show_trainable: bool = False,

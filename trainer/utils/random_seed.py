@@ -8,9 +8,11 @@ import sys
 import numpy as np
 
 from trainer.core.arguments import as_seed
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.rng import set_default_seed
 
 
+@explains_arguments
 def set_random_seed(seed: int) -> None:
     """Seeds Python's `random`, NumPy, torch and TensorFlow if imported, and all models created later.
 

@@ -5,7 +5,8 @@ All entry points have these properties:
 - A mesh that the script has set for its own code (`jax.set_mesh`) is hidden, because JAX puts each new array on that
   mesh and refuses other meshes, and the trainer's arrays and programs use the mesh of their strategy. The script's mesh
   is back after the call.
-- Errors show the script's lines (`tracebacks.py`), and errors about unknown and missing arguments have a hint.
+- Errors show the script's lines (`tracebacks.py`), and say what to write for unknown and missing arguments
+  (`misfits.py`).
 """
 
 from __future__ import annotations
@@ -13,21 +14,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from trainer.core.calls.misfits import is_misfit, misfit
 from trainer.core.calls.tracebacks import shortened
-from trainer.core.errors import unknown_argument
 
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_FUNCTION = re.compile(r"^[\w.<>]*\(\)")  # in Python's errors
 _NO_MESH = Mesh(np.empty((), object), ())
 _RATE = "Give it to the optimizer: `optimizer=trainer.optimizers.Adam(learning_rate=...)`."
 _CLIP = "Clipping belongs to the optimizer: `trainer.optimizers.Adam(global_clipnorm=1.0)`, `clipnorm` or `clipvalue`."
@@ -81,46 +80,11 @@ def entry_point(function: Function) -> Function:
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                if _is_misfit(function, args, kwargs, error):
-                    raise _misfit(function, args, kwargs, hints, error) from None
+                if is_misfit(function, args, kwargs, error):
+                    raise misfit(function, args, kwargs, hints, error) from None
                 raise
 
     return call  # type: ignore[return-value]
-
-
-def foreign_arguments(hints: Mapping[str, str]) -> Callable[[Function], Function]:
-    """Returns a decorator of a function or class whose error for arguments that it does not take says what to do.
-
-    Args:
-      hints: names of arguments that the function, or the constructor of the class, lacks or needs, and the sentences
-        that end the errors. The sentence of "*" is for too many arguments by position.
-
-    Raises:
-      TypeError: from the decorated function or constructor.
-
-    >>> @foreign_arguments({"buffer_size": "Leave it out."})
-    ... def shuffle(seed=0): ...
-    >>> shuffle(buffer_size=10)
-    Traceback (most recent call last):
-    TypeError: `shuffle` has no argument 'buffer_size'. Leave it out.
-    """
-    def decorate(function: Function) -> Function:
-        if isinstance(function, type):
-            function.__init__ = decorate(function.__init__)  # type: ignore[misc]
-            return function
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return function(*args, **kwargs)
-            except TypeError as error:
-                if _is_misfit(function, args, kwargs, error):
-                    raise _misfit(function, args, kwargs, hints, error) from None
-                raise
-
-        return call  # type: ignore[return-value]
-
-    return decorate
 
 
 def with_entry_points(decorated: Class) -> Class:
@@ -163,42 +127,3 @@ def _script_mesh_hidden() -> Iterator[None]:
         is_set = False
     with jax.set_mesh(_NO_MESH) if is_set else contextlib.nullcontext():
         yield
-
-
-def _is_misfit(
-    function: Callable[..., Any], args: tuple[Any, ...], received: Mapping[str, Any], error: TypeError
-) -> bool:
-    """Returns whether an error is Python's, for arguments that do not fit the signature; Flax raises it deeper."""
-    if not _FUNCTION.match(str(error)):
-        return False
-    try:
-        inspect.signature(function).bind(*args, **received)
-    except TypeError:
-        return True
-    return False
-
-
-def _misfit(
-    function: Callable[..., Any], args: tuple[Any, ...], received: Mapping[str, Any], hints: Mapping[str, str],
-    error: TypeError,
-) -> TypeError:
-    """Returns the error for arguments that do not fit, with the name that the script knows, and a hint."""
-    called = f"`{_called(function, args)}`"
-    known = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
-    text = _FUNCTION.sub(called, str(error))
-    name = next((name for name in received if name not in known), None)
-    if name is not None and "missing" not in text:
-        return unknown_argument(called, name, known, hints.get(name))
-    if "were given" in text or "multiple values" in text:  # too many by position
-        hint = hints.get("*")
-    else:
-        hint = next((hints[name] for name in known if name in hints and f"'{name}'" in text), None)
-    return TypeError(text if hint is None else f"{text}. {hint}")
-
-
-def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """Returns the name of a method in the public class of its object, not in the base that defines the method."""
-    public = [each for each in type(args[0]).__mro__ if each.__module__.startswith("trainer.")] if args else []
-    is_method = public and any(hasattr(each, function.__name__) for each in public)
-    name = f"{public[0].__name__}.{function.__name__}" if is_method else function.__qualname__
-    return name.removesuffix(".__init__")

@@ -12,11 +12,13 @@ from typing import Any, cast
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.files import storage
 
 _STORES = ("gs://", "s3://")  # that JAX's cache opens, by etils
 
 
+@explains_arguments
 def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib.Path:
     """Keeps all programs compiled from now on in a folder, and loads them from there.
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import brief
 from trainer.data.files.folder_dataset import FirstFile, folder_datasets
 from trainer.data.files.folders import LabelledFiles, Labels, open_in_folder
@@ -54,6 +55,7 @@ class _Sounds:
         return sound if self._labels is None else (sound, self._labels[number])
 
 
+@explains_arguments
 def audio_dataset_from_directory(
     directory: str | os.PathLike[str], labels: Labels = "inferred", label_mode: str | None = "int",
     class_names: Sequence[str] | None = None, batch_size: int | None = 32, sampling_rate: int | None = None,

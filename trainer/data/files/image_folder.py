@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.data.files import folders, resizing
 from trainer.data.files.decoding import CHANNELS, SUFFIXES, TooManyPixelsError, decode_image, load_image, pillow
 from trainer.data.files.folder_dataset import folder_datasets
@@ -41,6 +42,7 @@ class _Images:
         return image if self._labels is None else (image, self._labels[number])
 
 
+@explains_arguments
 def image_dataset_from_directory(
     directory: str | os.PathLike[str],
     labels: Labels = "inferred",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import brief, describe, wrong_type
 from trainer.core.files import MOST_BYTES, read_at_most
 from trainer.data.files.folder_dataset import FirstFile, folder_datasets
@@ -63,6 +64,7 @@ def _as_text(text: str) -> np.ndarray:
     return array
 
 
+@explains_arguments
 def text_dataset_from_directory(
     directory: str | os.PathLike[str], encode: Callable[[str], Any] | None = None, labels: Labels = "inferred",
     label_mode: str | None = "int", class_names: Sequence[str] | None = None, batch_size: int | None = 32,

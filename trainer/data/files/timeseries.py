@@ -8,11 +8,13 @@ import numpy as np
 
 from trainer.core import arguments
 from trainer.core.arguments import as_count
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import unknown_name
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.dataset import Dataset
 
 
+@explains_arguments
 @arguments.checked
 def timeseries_dataset_from_array(
     data: Any, targets: Any, sequence_length: int, sequence_stride: int = 1, sampling_rate: int = 1,

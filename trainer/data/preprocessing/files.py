@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import brief, naming_file
 from trainer.core.files import open_file, read_json, storage
 from trainer.core.registry import Registry
@@ -17,6 +18,7 @@ _ALL: Registry[PreprocessingLayer] = Registry(
     {cls.__name__: cls for cls in (*CLASSES, FeatureSpace)})
 
 
+@explains_arguments
 def load(filepath: str | os.PathLike[str], custom_objects: dict[str, Any] | None = None) -> PreprocessingLayer:
     """Returns a layer that `save` wrote, with its statistics and vocabulary.
 

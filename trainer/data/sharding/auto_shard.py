@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterator
 from typing import Any
 
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import describe, unknown_name
 from trainer.core.types import Data
 from trainer.data.sources.arrays import is_array_tree, is_list_of_batches
@@ -70,6 +71,7 @@ def policy_of(data: Data) -> AutoShardPolicy:
     return data.auto_shard_policy if isinstance(data, DataWithOptions) else AutoShardPolicy.AUTO
 
 
+@explains_arguments
 def with_options(data: Data, auto_shard_policy: AutoShardPolicy | str) -> DataWithOptions:
     """Returns data with a policy for sharing by several processes.
 

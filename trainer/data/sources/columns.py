@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import describe, near_hint
 from trainer.data.sources.arrays import DataError, column_array
 from trainer.data.sources.batches import Batch, pack_x_y_sample_weight
@@ -40,6 +41,7 @@ class ColumnBatches:
         return jax.tree.map(functools.partial(_column, columns), self.names)
 
 
+@explains_arguments
 def batches_from_columns(batches: Iterable[Any], x: Any, y: Any = None, sample_weight: Any = None) -> ColumnBatches:
     """Returns batches `x`, `(x, y)` or `(x, y, sample_weight)` of an iterable of dicts of columns.
 

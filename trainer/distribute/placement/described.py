@@ -18,6 +18,7 @@ from jax.experimental import topologies
 from jax.sharding import Sharding
 
 from trainer.core import errors
+from trainer.core.calls.misfits import explains_arguments
 from trainer.distribute.placement.gpu_kinds import GPU_KINDS, GpuKind
 
 EXTRA = "gpu-programs"
@@ -81,6 +82,7 @@ class Topology(NamedTuple):
         return f"{f'{self.hosts}x' if self.hosts > 1 else ''}{self.gpus_per_host}x{self.kind}"
 
 
+@explains_arguments
 def described_devices(topology: str | Topology) -> list[jax.Device]:
     """Returns devices, host by host, that programs can be compiled for, but that nothing can be placed on.
 

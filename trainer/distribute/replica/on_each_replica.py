@@ -13,11 +13,13 @@ import jax
 import numpy as np
 
 from trainer.core import errors
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.replica_context import get_replica_context
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+@explains_arguments
 def on_each_replica(function: Function) -> Function:
     """Returns a function that runs once on each replica, with the rows of its share of the batch.
 

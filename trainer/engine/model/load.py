@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
+from trainer.core.calls.misfits import explains_arguments
 from trainer.engine.model.core import saved_model
 from trainer.engine.model.core.model_core import core_of
 from trainer.engine.model.model import Model
@@ -13,6 +14,7 @@ from trainer.engine.saving.arrays.file_kinds import checked_path
 M = TypeVar("M", bound=Model)
 
 
+@explains_arguments
 def load_model(filepath: str | os.PathLike[str], model: M | None = None) -> M:
     """Restores a model to the training state that `Model.save` wrote: weights, optimizer, step and seed.
 

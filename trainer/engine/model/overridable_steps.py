@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import errors, overwritten, replica_context, tree_paths
-from trainer.core.calls.entry_points import foreign_arguments
+from trainer.core.calls.misfits import foreign_arguments
 from trainer.core.precision import apply_with_policy, with_matmul_precision
 from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
@@ -113,6 +113,10 @@ class OverridableSteps:
           `(logs, state)`. A log is a scalar, which is averaged over steps, weighted by their rows; or a result of
           `compute_metrics`.
         """
+        if not isinstance(state, TrainState):
+            raise TypeError(f"`state` must be the state of a model. Received: {errors.describe(state)}. "
+                            f"{_OF_STEPS['batch']} `model.train_on_batch(x, y)` makes a step by itself.")
+
         def loss_and_outputs(
             params: Any, state: TrainState, batch: Batch
         ) -> tuple[jax.Array, tuple[Any, Any, list[Any]]]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from trainer.core import arguments, errors
 from trainer.core.calls.entry_points import entry_point
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.compile.jit import compiled
 from trainer.core.files import parse_json, storage
 from trainer.core.train_state import TrainState
@@ -71,6 +72,7 @@ def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: Train
         save_with_text(path, MANIFEST_KEY, text, arrays)
 
 
+@explains_arguments
 def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
     """Loads a model that `Model.export` wrote. The model's code is not needed.
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.categories.fingerprints import DEFAULT_HASH_KEY, chain
 from trainer.core.categories.hash_buckets import hashes
 from trainer.core.errors import wrong_type
@@ -65,6 +66,7 @@ class CrossedColumn(LookedUpColumn):
         return sorted(self.leaves, key=lambda leaf: isinstance(leaf, str))
 
 
+@explains_arguments
 def crossed_column(
     keys: Sequence[str | CategoricalColumn], hash_bucket_size: int, hash_key: int | None = None
 ) -> CrossedColumn:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import wrong_type
 from trainer.estimator.feature_columns.base import (
     CategoricalColumn,
@@ -84,6 +85,7 @@ class SharedEmbeddingColumn(_OfTable):
         return self.shared_table
 
 
+@explains_arguments
 def embedding_column(
     categorical_column: CategoricalColumn,
     dimension: int,
@@ -121,6 +123,7 @@ def embedding_column(
     return EmbeddingColumn(column, int(dimension), combiner, initializer, max_norm, trainable)
 
 
+@explains_arguments
 def shared_embeddings(
     categorical_columns: Sequence[CategoricalColumn],
     dimension: int,

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 from jax.typing import DTypeLike
 
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.categories.hash_buckets import hashes
 from trainer.estimator.feature_columns.base import MISSING_ID
 from trainer.estimator.feature_columns.keyed import KeyedColumn
@@ -37,6 +38,7 @@ class HashedColumn(KeyedColumn):
         return np.where(missing_in(categories), MISSING_ID, ids)
 
 
+@explains_arguments
 def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int, dtype: DTypeLike = "string") -> HashedColumn:
     """Returns a column of strings or integers that are hashed into buckets, with TensorFlow's ids.
 

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.estimator.feature_columns.keyed import KeyedColumn
 from trainer.estimator.feature_columns.values import checks
 from trainer.estimator.feature_columns.values.raw_features import RawFeatures, missing_in
@@ -46,6 +47,7 @@ class IdentityColumn(KeyedColumn):
         return ids
 
 
+@explains_arguments
 def categorical_column_with_identity(
     key: str, num_buckets: int, default_value: int | None = None
 ) -> IdentityColumn:

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from trainer.core.calls.misfits import explains_arguments
 from trainer.estimator.feature_columns.base import (
     CategoricalColumn,
     DenseOfCategorical,
@@ -34,6 +35,7 @@ class IndicatorColumn(DenseOfCategorical):
         return jnp.sum(hits if weights is None else hits * weights[..., None], axis=-2)
 
 
+@explains_arguments
 def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
     """Returns a dense column with the count of each id in a row, or the sum of its weights.
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import describe, wrong_type
 from trainer.estimator.feature_columns.base import (
     CategoricalColumn,
@@ -158,6 +159,7 @@ def normalize(normalizer_fn: Callable[[Any], Any] | None, numbers: Any) -> Any:
     return numbers.astype(np.float32)
 
 
+@explains_arguments
 def numeric_column(
     key: str,
     shape: int | Sequence[int] = (1,),
@@ -191,6 +193,7 @@ def numeric_column(
                          checks.as_numeric_dtype("dtype", dtype), normalizer_fn)
 
 
+@explains_arguments
 def bucketized_column(source_column: NumericColumn, boundaries: Sequence[float]) -> BucketizedColumn:
     """Returns a column of bucket indices, both dense (one-hot) and categorical.
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import describe
 from trainer.estimator.feature_columns.base import (
     DenseColumn,
@@ -190,6 +191,7 @@ class SequenceNumericColumn(DenseColumn):
         return SequenceNumbers(self.key, self.shape)
 
 
+@explains_arguments
 def sequence_numeric_column(
     key: str,
     shape: int | Sequence[int] = (1,),
@@ -222,6 +224,7 @@ def sequence_numeric_column(
         checks.as_numeric_dtype("dtype", dtype), normalizer_fn)
 
 
+@explains_arguments
 def sequence_categorical_column_with_identity(
     key: str, num_buckets: int, default_value: int | None = None
 ) -> SequenceCategoricalColumn:
@@ -236,6 +239,7 @@ def sequence_categorical_column_with_identity(
     return SequenceCategoricalColumn(categorical_column_with_identity(key, num_buckets, default_value))
 
 
+@explains_arguments
 def sequence_categorical_column_with_vocabulary_list(
     key: str,
     vocabulary_list: Sequence[Word],
@@ -253,6 +257,7 @@ def sequence_categorical_column_with_vocabulary_list(
         categorical_column_with_vocabulary_list(key, vocabulary_list, dtype, default_value, num_oov_buckets))
 
 
+@explains_arguments
 def sequence_categorical_column_with_vocabulary_file(
     key: str,
     vocabulary_file: str | os.PathLike[str],
@@ -272,6 +277,7 @@ def sequence_categorical_column_with_vocabulary_file(
         key, vocabulary_file, vocabulary_size, dtype, default_value, num_oov_buckets, file_format))
 
 
+@explains_arguments
 def sequence_categorical_column_with_hash_bucket(
     key: str, hash_bucket_size: int, dtype: DTypeLike = "string"
 ) -> SequenceCategoricalColumn:

@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.categories.hash_buckets import hash_buckets
 from trainer.core.categories.vocabularies import positions, read_vocabulary
 from trainer.core.errors import MAX_ITEMS, wrong_type
@@ -108,6 +109,7 @@ class VocabularyFileColumn(_VocabularyColumn):
                              (status.st_mtime_ns, status.st_size))
 
 
+@explains_arguments
 def categorical_column_with_vocabulary_list(
     key: str,
     vocabulary_list: Sequence[Word],
@@ -154,6 +156,7 @@ def categorical_column_with_vocabulary_list(
     return VocabularyListColumn(checks.as_key("key", key), name, default_value, num_oov_buckets, words)
 
 
+@explains_arguments
 def categorical_column_with_vocabulary_file(
     key: str,
     vocabulary_file: str | os.PathLike[str],

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from jax.typing import DTypeLike
 
+from trainer.core.calls.misfits import explains_arguments
 from trainer.estimator.feature_columns.base import (
     CategoricalColumn,
     Features,
@@ -81,6 +82,7 @@ class WeightedCategoricalColumn(CategoricalColumn):
         return Weights(self.categorical_column, self.weight_feature_key)
 
 
+@explains_arguments
 def weighted_categorical_column(
     categorical_column: CategoricalColumn, weight_feature_key: str, dtype: DTypeLike = "float32"
 ) -> WeightedCategoricalColumn:

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from trainer.core import errors
+from trainer.core.calls.misfits import explains_arguments
 from trainer.engine.saving.checkpoint import CheckpointError, processes
 from trainer.estimator.training import checkpoints, serving
 from trainer.estimator.training.estimator import Estimator
@@ -20,6 +21,7 @@ _POLL_SECS = 1.0
 _REMINDER_SECS = 600.0
 
 
+@explains_arguments
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec,
                        eval_spec: EvalSpec) -> tuple[dict[str, Any] | None, list[str | None] | None] | None:
     """Trains an estimator, and evaluates and exports its checkpoints.

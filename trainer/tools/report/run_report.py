@@ -11,6 +11,7 @@ import jax
 
 from trainer.callbacks.record.run_record import FILE_NAME, FORMAT
 from trainer.core import arguments
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import naming_file, wrong_type
 from trainer.core.files import read_json, replace_file, storage
 from trainer.core.types import Data
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 SUFFIXES = {"html": ".html", "markdown": ".md"}
 
 
+@explains_arguments
 def report(
     folder: str | os.PathLike[str],
     path: str | os.PathLike[str] | None = None,

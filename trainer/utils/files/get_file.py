@@ -17,6 +17,7 @@ from typing import Any
 from trainer.callbacks.progress.progbar import Progbar
 from trainer.core import arguments
 from trainer.core.ambient.interactive_logging import print_message
+from trainer.core.calls.misfits import explains_arguments
 from trainer.core.files import open_file
 from trainer.utils.files import archives
 
@@ -33,6 +34,7 @@ def cache_home() -> str:
         os.path.expanduser("~"), ".keras")
 
 
+@explains_arguments
 def get_file(
     fname: str | os.PathLike[str] | None = None,
     origin: str | os.PathLike[str] | None = None,

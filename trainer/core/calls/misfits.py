@@ -1,0 +1,123 @@
+"""Errors for arguments that do not fit a function: what it is called, what is missing or unknown, and what to write.
+
+Imports nothing but the wording of errors, for the launcher, which starts without JAX.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from trainer.core.errors import unknown_argument
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_FUNCTION = re.compile(r"^[\w.<>]*\(\)")  # in Python's errors
+
+
+def foreign_arguments(hints: Mapping[str, str] | None = None) -> Callable[[Function], Function]:
+    """Returns a decorator of a function or class whose error for arguments that it does not take says what to do.
+
+    Args:
+      hints: names of arguments that the function, or the constructor of the class, lacks or needs, and the sentences
+        that end the errors. The sentence of "*" is for too many arguments by position. Without a sentence, a missing
+        argument is explained by its docstring, and an unknown one by similar names.
+
+    Raises:
+      TypeError: from the decorated function or constructor.
+
+    >>> @foreign_arguments({"buffer_size": "Leave it out."})
+    ... def shuffle(seed=0): ...
+    >>> shuffle(buffer_size=10)
+    Traceback (most recent call last):
+    TypeError: `shuffle` has no argument 'buffer_size'. Leave it out.
+    """
+    def decorate(function: Function) -> Function:
+        if isinstance(function, type):
+            function.__init__ = decorate(function.__init__)  # type: ignore[misc]
+            return function
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                if is_misfit(function, args, kwargs, error):
+                    raise misfit(function, args, kwargs, hints or {}, error) from None
+                raise
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def explains_arguments(function: Function) -> Function:
+    """Decorates a public function or class whose errors for missing and unknown arguments say what to write.
+
+    >>> @explains_arguments
+    ... def load(filepath):
+    ...     \"\"\"Loads a file.
+    ...
+    ...     Args:
+    ...       filepath: path of a file that `save` has written.
+    ...     \"\"\"
+    >>> load()
+    Traceback (most recent call last):
+    TypeError: `load` missing 1 required positional argument: 'filepath'. `filepath`: path of a file that `save` has \
+written.
+    """
+    return foreign_arguments()(function)
+
+
+def is_misfit(
+    function: Callable[..., Any], args: tuple[Any, ...], received: Mapping[str, Any], error: TypeError
+) -> bool:
+    """Returns whether an error is Python's, for arguments that do not fit the signature; Flax raises it deeper."""
+    if not _FUNCTION.match(str(error)):
+        return False
+    try:
+        inspect.signature(function).bind(*args, **received)
+    except TypeError:
+        return True
+    return False
+
+
+def misfit(
+    function: Callable[..., Any], args: tuple[Any, ...], received: Mapping[str, Any], hints: Mapping[str, str],
+    error: TypeError,
+) -> TypeError:
+    """Returns the error for arguments that do not fit, with the name that the script knows, and a hint."""
+    called = f"`{_called(function, args)}`"
+    known = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+    text = _FUNCTION.sub(called, str(error))
+    name = next((name for name in received if name not in known), None)
+    if name is not None and "missing" not in text:
+        return unknown_argument(called, name, known, hints.get(name))
+    if "were given" in text or "multiple values" in text:  # too many by position
+        hint = hints.get("*")
+    else:
+        absent = [name for name in known if f"'{name}'" in text]
+        hint = next((hints[name] for name in absent if name in hints), None) or _documented(function, args, absent)
+    return TypeError(text if hint is None else f"{text}. {hint}")
+
+
+def _documented(function: Callable[..., Any], args: tuple[Any, ...], absent: list[str]) -> str | None:
+    """Returns the first sentence of the docstring about the first of some arguments."""
+    text = inspect.cleandoc((type(args[0]) if function.__name__ == "__init__" else function).__doc__ or "")
+    for name in absent:
+        found = re.search(rf"^  {name}: (.*(?:\n    .*)*)", text, re.M)
+        if found:
+            words = re.split(r"(?<=[.:]) +(?=[A-Z])", " ".join(found[1].split()))[0].rstrip(".")
+            return f"`{name}`: {words}."
+    return None
+
+
+def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Returns the name of a method in the public class of its object, not in the base that defines the method."""
+    public = [each for each in type(args[0]).__mro__ if each.__module__.startswith("trainer.")] if args else []
+    is_method = public and any(hasattr(each, function.__name__) for each in public)
+    name = f"{public[0].__name__}.{function.__name__}" if is_method else function.__qualname__
+    return name.removesuffix(".__init__")
