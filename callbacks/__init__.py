@@ -4,7 +4,7 @@ Owns the hooks (`Callback`), the calls of several callbacks (`CallbackList`), an
 they are given. Imports nothing from the trainer: `Run` is the interface between callbacks and the model.
 """
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 _WANDB = "Instead: `LogTo(loggers.WandB(project=...))`."
 _FOREIGN_NAMES = {

@@ -3,7 +3,7 @@
 The modules are plain Linen modules. They do not depend on the trainer and work with any Flax training loop.
 """
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 # Names of `keras.applications`, `keras.models` and Hugging Face: the sentences that end their errors.
 _MISSING = {

@@ -13,7 +13,7 @@ if _os.path.exists(_os.path.join(_os.path.dirname(__file__), _FOREIGN)):
         "each an environment of its own: `pip uninstall trainer coqui-tts-trainer trainer-jax`, then install the one "
         f"that is needed here. See {page_url('errors', 'other-distribution')}")
 
-from trainer.core.public_names import attach_stub  # noqa: E402
+from trainer.core.calls.public_names import attach_stub  # noqa: E402
 
 # Names of other libraries: the sentences that end their errors.
 _MISSING = {

@@ -4,6 +4,6 @@ Owns the `Logger` protocol, a file of JSON lines, and adapters of packages that 
 package when it is created. The model describes the run in numbers and texts.
 """
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -43,9 +43,9 @@ ROOMS = ("core/ambient", "core/updates", "core", "core/calls", "core/files", "co
 FACADE = "trainer"  # re-exports from every room, each name when it is first used
 # What a room may import of the trainer, where that is less than all rooms before it.
 NARROW = {"callbacks": ("core", "core/ambient", "core/calls", "core/files", "core/updates", "callbacks*"),
-          "models/weights": ("core", "core/files", "models*"),
+          "models/weights": ("core", "core/calls", "core/files", "models*"),
           "models": ("core/ambient", "core/calls", "losses", "models*"), "launch": ("launch",),
-          "estimator/feature_columns": ("core", "core/ambient", "core/categories", "core/files",
+          "estimator/feature_columns": ("core", "core/ambient", "core/calls", "core/categories", "core/files",
                                         "estimator/feature_columns*")}
 MODELS_MAY_IMPORT = {"flax", "jax", "numpy", "h5py", "safetensors"}
 # Rooms that others use through what their package exports, and not by its modules.
@@ -54,7 +54,6 @@ CLOSED = ("distribute/cluster",)
 ALLOWED = {
     ("trainer.distribute", "trainer.engine.model.sidecar_evaluator"),  # `tf.distribute` has this name in this place
     ("trainer.distribute.strategies.strategy", "trainer.tools.plan"),  # `Strategy.plan` and `explain` call the tool
-    ("trainer.models", "trainer.core.public_names"),  # the names of the architectures, and nothing in them
 }
 STANDARD_LIBRARY = sys.stdlib_module_names
 

@@ -229,7 +229,7 @@ def test_files_of_another_distribution_are_found(tmp_path):
     # As `pip install trainer` leaves them beside ours: those of names that we do not have.
     package = pathlib.Path(trainer.__file__).parent
     (tmp_path / "trainer" / "core").mkdir(parents=True)
-    for name in ("__init__.py", "__init__.pyi", "core/__init__.py", "core/public_names.py", "core/errors.py",
+    for name in ("__init__.py", "__init__.pyi", "core/__init__.py", "core/calls/public_names.py", "core/errors.py",
                  "core/received_text.py"):
         shutil.copy(package / name, tmp_path / "trainer" / name)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -20,8 +20,8 @@ import numpy as np
 
 from trainer.core.arguments import as_count, as_number, check_word, require_positive, require_share
 from trainer.core.calls.misfits import foreign_arguments
+from trainer.core.calls.public_names import own_names
 from trainer.core.errors import describe
-from trainer.core.public_names import own_names
 from trainer.data.files import resizing
 from trainer.data.sources.arrays import DataError
 

@@ -3,6 +3,6 @@
 Owns the search for Keras's files and their reading: nothing in them is executed.
 """
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__)

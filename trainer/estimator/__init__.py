@@ -1,6 +1,6 @@
 """TensorFlow's Estimator API for Flax modules, on `trainer.Model` and every strategy."""
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 _MISSING = {
     "feature_column": "Feature columns are here: `trainer.estimator.numeric_column`.",

@@ -4,7 +4,7 @@ To add a loss, write a function and a class (see `BuiltinLoss`), and add the cla
 stub beside this file.
 """
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 _FOREIGN_NAMES = {  # of PyTorch
     "MSELoss": "Instead: `MeanSquaredError()`.",

@@ -4,7 +4,7 @@ To add a metric, write a class in the module that fits (see `Metric`, `MeanMetri
 to `registry.CLASSES` and to the stub beside this file.
 """
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 _CONFUSION = "Of predictions: `sklearn.metrics.confusion_matrix(labels, model.predict(x).argmax(-1))`."
 _FOREIGN_NAMES = {  # of torchmetrics and scikit-learn

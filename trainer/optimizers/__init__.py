@@ -1,6 +1,6 @@
 """Optimizers with Keras's names and numbers, and wrappers of optax transformations."""
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 _FOREIGN_NAMES = {
     **{f"{name}Optimizer": f"It is `trainer.optimizers.{name}`."  # of TensorFlow 1

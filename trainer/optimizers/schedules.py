@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from trainer.core import arguments
 from trainer.core.calls.misfits import foreign_arguments
+from trainer.core.calls.public_names import own_names
 from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import wrong_type
-from trainer.core.public_names import own_names
 from trainer.core.registry import Registry
 
 _STEPS = "It counts updates, one per batch: `decay_steps=epochs * math.ceil(len(x) / batch_size)` spans a `fit`."

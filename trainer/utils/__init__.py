@@ -4,6 +4,6 @@ Owns the preparation of data and scripts around a model. Utilities that lower ro
 here.
 """
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -105,13 +105,17 @@ def misfit(
 
 
 def _documented(function: Callable[..., Any], args: tuple[Any, ...], absent: list[str]) -> str | None:
-    """Returns the first sentence of the docstring about the first of some arguments."""
-    text = inspect.cleandoc((type(args[0]) if function.__name__ == "__init__" else function).__doc__ or "")
+    """Returns the first sentence of the docstrings about the first of some arguments, or the sentence that names it."""
+    documented = type(args[0]).__mro__[:-1] if function.__name__ == "__init__" else (function,)
+    texts = [inspect.cleandoc(each.__doc__ or "") for each in documented]
     for name in absent:
-        found = re.search(rf"^  {name}: (.*(?:\n    .*)*)", text, re.M)
-        if found:
-            words = re.split(r"(?<=[.:]) +(?=[A-Z])", " ".join(found[1].split()))[0].rstrip(".")
-            return f"`{name}`: {words}."
+        for text in texts:
+            found = re.search(rf"^  {name}: (.*(?:\n    .*)*)", text, re.M)
+            if found:
+                words = re.split(r"(?<=[.:]) +(?=[A-Z])", " ".join(found[1].split()))[0].rstrip(".")
+                return f"`{name}`: {words}."
+        if texts and f"`{name}`" in texts[0].partition("\n")[0]:
+            return texts[0].partition("\n")[0]
     return None
 
 

@@ -3,6 +3,6 @@
 Code outside of this package does not depend on the kind of a module.
 """
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__)

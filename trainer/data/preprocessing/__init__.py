@@ -4,6 +4,6 @@ Owns the layers, their statistics and vocabularies, and the JSON file of a layer
 arrays; layers of numbers also in a module, as constants of its program. The room knows no model.
 """
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -4,6 +4,6 @@ Owns both halves: `HostTransform`, which converts features to numbers on the hos
 input of a model from these numbers on the device. Does not depend on models, losses or input pipelines.
 """
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__)

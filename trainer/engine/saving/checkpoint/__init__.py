@@ -3,6 +3,6 @@
 The lowest level of an exact resume. It knows names, arrays and plain values, nothing of models, loops or callbacks.
 """
 
-from trainer.core.public_names import attach_stub
+from trainer.core.calls.public_names import attach_stub
 
 __getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -70,7 +70,7 @@ def own_names(
       name: the `__name__` of the module.
       missing: as for `attach_stub`.
 
-    >>> __getattr__, __dir__, __all__ = own_names("trainer.core.public_names")
+    >>> __getattr__, __dir__, __all__ = own_names("trainer.core.calls.public_names")
     >>> __all__
     ['attach_stub', 'own_names']
     """
