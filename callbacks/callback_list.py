@@ -411,10 +411,11 @@ def _check_hooks(callback: Callback) -> None:
             else:
                 signature.bind(*names)
         except TypeError:
-            is_method = hook not in vars(callback)
+            if is_method := hook not in vars(callback):
+                signature = inspect.signature(getattr(type(callback), hook))
             wanted = ", ".join(("self", *names) if is_method else names)
             raise TypeError(f"`{type(callback).__name__}.{hook}` must be `{hook}({wanted}=None)`. Received: "
-                            f"{hook}{signature}{', without `self`' if is_method else ''}.") from None
+                            f"{hook}{signature}.") from None
 
 
 def _check_place(callback: Callback) -> None:

@@ -61,7 +61,7 @@ class History(Callback):
 
     @history.setter
     def history(self, history: dict[str, list[Any]]) -> None:
-        self._history = _Logs(history)
+        self._history = history
         self._epochs: dict[str, list[int]] = {}  # of the values
         self._unread: tuple[int, Mapping[str, Any]] | None = None
 
@@ -86,6 +86,9 @@ class History(Callback):
         [1]
         """
         require_text(log=log)
+        if log not in self.history:
+            known = ", ".join(map(repr, self.history)) or "none yet"
+            raise KeyError(f"The history has no log {log!r}. Known logs: {known}.")
         values = self.history[log]
         epochs = self._epochs.get(log, [])
         # Values may be assigned.
@@ -148,14 +151,6 @@ class History(Callback):
         for name, value in values:
             self._history.setdefault(name, []).append(_python_number(value))
             self._epochs.setdefault(name, []).append(epoch)
-
-
-class _Logs(dict[str, list[Any]]):
-    """The values of each log. The error for an unknown log lists the known ones."""
-
-    def __missing__(self, log: object) -> NoReturn:
-        known = ", ".join(map(repr, self)) or "none yet"
-        raise KeyError(f"The history has no log {log!r}. Known logs: {known}.")
 
 
 def _python_number(value: Any) -> Any:

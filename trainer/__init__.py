@@ -36,6 +36,8 @@ _MISSING = {
     "saving": "Use `trainer.load_model` and `Model.save`",
     "preprocessing": "Use `trainer.data.preprocessing`",
     "Trainer": "A model trains itself: `model = trainer.Model(module)`, `model.compile(...)`, `model.fit(...)`",
+    **dict.fromkeys(("TrainingArguments", "Seq2SeqTrainingArguments", "TrainerConfig"),
+                    "They are arguments of `model.compile(...)`, `model.fit(...)` and callbacks"),
     "LightningModule": "Write a Flax module, and give it to `trainer.Model`",
     "DataLoader": "Give arrays, a generator or PyTorch's loader to `fit`, or make a `trainer.data.Dataset`",
 }

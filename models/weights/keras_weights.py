@@ -15,6 +15,7 @@ import numpy as np
 
 from trainer.core.arguments import as_path
 from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import naming_file
 from trainer.models.weights.keras_files import keras_layers, read
 from trainer.models.weights.keras_matching import Loaded, arrays_of, corresponding, in_order, matched
@@ -93,7 +94,7 @@ def load_keras_weights(
                 weights[number] = read(array).transpose(axes)
     if differ:
         warnings.warn(f"{len(differ)} of {len(own)} layers have other shapes than in {path!r}, and stay as they are: "
-                      f"{listed(sorted(differ))}.", stacklevel=2)
+                      f"{listed(sorted(differ))}.", stacklevel=user_stacklevel())
     model.set_weights(weights)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from flax import linen as nn
 
 from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.tracebacks import user_stacklevel
 
 _BGR_MEANS = (103.939, 116.779, 123.68)
 _RGB_MEANS, _RGB_DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -51,7 +52,8 @@ def preprocess_input(x: np.ndarray | jax.Array, model: str | type | nn.Module) -
     mode = _mode_of(model)
     if isinstance(x, np.ndarray) and x.size and np.issubdtype(x.dtype, np.floating) and x.min() >= 0 < x.max() <= 1:
         warnings.warn(f"`preprocess_input` expects values from 0 to 255. Received: values from {x.min():.2g} to "
-                      f"{x.max():.2g}. If these are images from 0 to 1, give `255 * x`.", RuntimeWarning, stacklevel=2)
+                      f"{x.max():.2g}. If these are images from 0 to 1, give `255 * x`.", RuntimeWarning,
+                      stacklevel=user_stacklevel())
     x = jnp.asarray(x)
     if x.ndim < 3 or x.shape[-1] != 3:
         raise ValueError(f"Images must have three channels, in the last axis. Received: shape {x.shape}.")

@@ -147,7 +147,7 @@ def test_inputs_that_a_module_reads_by_name_are_asked_for_by_name():
 
 @pytest.mark.parametrize("data", [Table, lambda: list(Table())], ids=["table", "list of rows"])
 def test_rows_with_named_columns_are_refused_with_the_way_to_read_them(data):
-    with pytest.raises(ValueError, match=r"rows with named columns.*Dataset\.from_columns\(data, x=\"image\", y="):
+    with pytest.raises(ValueError, match=r"rows or batches with named columns.*from_columns\(data, x="):
         model().fit(data(), verbose=0)
 
 

@@ -228,9 +228,9 @@ def test_the_wheel_and_what_it_needs_come_from_an_index(published, tmp_path):
 def test_files_of_another_distribution_are_found(tmp_path):
     # As `pip install trainer` leaves them beside ours: those of names that we do not have.
     package = pathlib.Path(trainer.__file__).parent
-    (tmp_path / "trainer" / "core").mkdir(parents=True)
-    for name in ("__init__.py", "__init__.pyi", "core/__init__.py", "core/calls/public_names.py", "core/errors.py",
-                 "core/received_text.py"):
+    (tmp_path / "trainer" / "core" / "calls").mkdir(parents=True)
+    for name in ("__init__.py", "__init__.pyi", "core/__init__.py", "core/calls/__init__.py",
+                 "core/calls/public_names.py", "core/errors.py", "core/received_text.py"):
         shutil.copy(package / name, tmp_path / "trainer" / name)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-P", "-c", "import trainer; print(trainer.__file__)"]

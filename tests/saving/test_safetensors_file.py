@@ -409,7 +409,7 @@ def test_a_match_tells_apart_what_is_missing_unexpected_and_of_another_shape():
         ("up/bias",), ("new/bias",), ("old/bias",), ())
     assert report.mismatched == {"up/kernel": (((2, 3), float32), ((2, 4), float32))}
     assert str(report).splitlines() == [
-        "1 arrays match.", "1 missing from the file: new/bias (near: old/bias)",
+        "1 array matches.", "1 missing from the file: new/bias (near: old/bias)",
         "1 not in the model: old/bias (near: new/bias)",
         "1 of another shape or kind of dtype: up/kernel (file: float32(2, 3), model: float32(2, 4))"]
 
@@ -446,7 +446,7 @@ def test_dtypes_match_if_they_are_of_one_kind(found, wanted, fits):
 
 def test_an_incomplete_match_is_an_error_unless_partial():
     report = match_arrays(specs(up=(2,), dwn=(2,)), specs(up=(2,), down=(2,)))
-    with pytest.raises(ValueError, match=r"do not fit the model\. 1 arrays match\.\n1 missing from the file: down "
+    with pytest.raises(ValueError, match=r"do not fit the model\. 1 array matches\.\n1 missing from the file: down "
                                          r"\(near: dwn\)\n1 not in the model: dwn \(near: down\)\nPass `partial=True`"):
         report.raise_unless_complete()
     report.raise_unless_complete(partial=True)

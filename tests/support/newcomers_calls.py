@@ -411,7 +411,7 @@ CALLS = {
     "a function without the epoch": Wrong(
         lambda: _fit(callbacks=[callbacks.LambdaCallback(on_epoch_end=lambda logs: None)]),
         r"Received: on_epoch_end\(logs\)\.", r"`on_epoch_end\(epoch, logs=None\)`"),
-    "a hook with a loss": Wrong(lambda: _fit(callbacks=[_NamesLoss()]), r"on_train_batch_end\(batch, loss\)",
+    "a hook with a loss": Wrong(lambda: _fit(callbacks=[_NamesLoss()]), r"on_train_batch_end\(self, batch, loss\)",
                                 r"`on_train_batch_end\(self, batch, logs=None\)`"),
     "a callback's validation data": Wrong(lambda: callbacks.Callback().validation_data, "'validation_data'",
                                           "Give the data to the callback"),
@@ -456,7 +456,7 @@ CALLS = {
     "a GPU that is not there": Wrong(
         lambda: trainer.distribute.MirroredStrategy(devices=["/tpu:0"]), "no 'tpu' backend", "Leave `devices` out"),
     "a list of dicts": Wrong(
-        lambda: _fit(x=[{"image": X, "label": Y}], y=None), "named columns", r"if each is a batch, `\(batch\["),
+        lambda: _fit(x=[{"image": X, "label": Y}], y=None), "named columns", r"`\(batch\['image'\], batch\['label'"),
     "Flax's init of a model": Wrong(
         lambda: _model().init(jax.random.key(0), X), "no attribute 'init'", r"`build\(x\)`"),
     "a tree of weights as the state": Wrong(
@@ -526,7 +526,17 @@ CALLS = {
         r"`dataset\.random_map\(RandomFlip"),
     "random_map without a function": Wrong(lambda: _batches().random_map(seed=1),  # type: ignore[call-arg]
                                            "missing 1 .*'fn'", "`random_map.lambda rng, x, y"),
+    "texts in a model": Wrong(
+        lambda: trainer.Sequential([data.preprocessing.TextVectorization(), nn.Dense(1)]), "a TextVectorization",
+        r"`dataset\.map\(lambda x, y: \(layer\(x\), y\)\)`"),
+    "PyTorch's criterion": Wrong(lambda: _model(criterion="mse"), "no argument 'criterion'", "Give `loss`"),
+    "a mesh without its shape": Wrong(
+        lambda: trainer.distribute.ModelParallelStrategy(), "missing 1 .*'mesh_shape'",  # type: ignore[call-arg]
+        '`{"replica": 4, "model": 2}`'),
     # custom loops
+    "a step of inputs and labels": Wrong(
+        lambda: _one_device().run(_built().train_step, args=(X, Y)), r"Received: array of shape \(8, 4\)",
+        r"args=\(model\.state, batch\)"),
     "a step without the state": Wrong(
         lambda: _one_device().run(_built().train_step, args=((X, Y),)), "`Model.train_step` missing",
         r"`strategy\.run\(model\.train_step, args=\(model\.state, batch\)\)`"),

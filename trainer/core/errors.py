@@ -123,7 +123,10 @@ def unknown_argument(owner: str, received: str, known: Iterable[str], hint: str 
     >>> unknown_argument("Adam", "lr", ["self", "learning_rate", "beta_1"])
     TypeError("Adam has no argument 'lr'. Did you mean 'learning_rate'?")
     """
-    hint = hint or _ELSEWHERE.get(received) or near_hint(received, [name for name in known if name != "self"])
+    names = [name for name in known if name != "self"]
+    hint = hint or _ELSEWHERE.get(received) or near_hint(received, names)
+    if hint.startswith("The nearest of"):  # near by chance: the first arguments are the main ones
+        hint = f"It takes {', '.join(names[:_MAX_NEAR])}, and {len(names) - _MAX_NEAR} more arguments."
     return TypeError(f"{owner} has no argument {received!r}. {hint}")
 
 

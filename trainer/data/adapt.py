@@ -214,11 +214,14 @@ def _rows_of_columns(x: object) -> ValueError:
             f"`x` must be arrays, or yield batches. Received: a {_kind(x)} of named columns, which does not say which "
             "columns are inputs and which are targets. Pass `trainer.data.batches_from_columns(data.batch(32), "
             'x="tokens", y="label")` with the names of yours.')
+    names = list(x[0]) if isinstance(x, (list, tuple)) and len(x[0]) > 1 else []
+    target = next((name for name in names if "label" in str(name) or "target" in str(name)), (names or ["label"])[-1])
+    source = next((name for name in names if name != target), "image")
     return ValueError(
-        f"`x` must be arrays, or yield batches. Received: a {_kind(x)} of rows with named columns, which does not say "
-        "which columns are inputs and which are targets. Pass `trainer.data.Dataset.from_columns(data, x=\"image\", "
-        "y=\"label\").batch(32)` with the names of yours; or, if each is a batch, `(batch[\"image\"], "
-        "batch[\"label\"])` in its place.")
+        f"`x` must be arrays, or yield batches. Received: a {_kind(x)} of rows or batches with named columns, which "
+        f"does not say which columns are inputs and which are targets. Rows: pass `trainer.data.Dataset.from_columns("
+        f"data, x={source!r}, y={target!r}).batch(32)`. Batches: yield `(batch[{source!r}], batch[{target!r}])`."
+        f"{'' if names else ' Give the names of yours.'}")
 
 
 def _is_indexed(x: object) -> bool:

@@ -39,6 +39,7 @@ _HINTS: dict[str, dict[str, str]] = {
     "compile": {
         "lr": _RATE, "learning_rate": _RATE,
         **dict.fromkeys(("gradient_clip_val", "max_grad_norm", "clipnorm", "clipvalue", "global_clipnorm"), _CLIP),
+        **dict.fromkeys(("criterion", "objective", "loss_function"), "Give `loss`."),
         "strategy": "Make, compile and fit the model in `with strategy.scope():`.",
     },
     "build": {

@@ -13,6 +13,7 @@ import numpy as np
 
 from trainer.core import arguments
 from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.data.files import folders, resizing
 from trainer.data.files.decoding import CHANNELS, SUFFIXES, TooManyPixelsError, decode_image, load_image, pillow
 from trainer.data.files.folder_dataset import folder_datasets
@@ -179,6 +180,6 @@ def _readable(files: folders.LabelledFiles, color_mode: str, max_pixels: int) ->
                         f"{', ...' if len(paths) > 3 else ''}" for found, paths in sorted(bad.items()))
     if left_out == len(files.paths):
         raise DataError(f"None of the files can be used. {reasons}.")
-    warnings.warn(f"{left_out} of {len(files.paths)} files are left out. {reasons}.", stacklevel=5)
+    warnings.warn(f"{left_out} of {len(files.paths)} files are left out. {reasons}.", stacklevel=user_stacklevel())
     kept = np.array([found is None for found in problems])
     return files.part(kept)

@@ -233,7 +233,7 @@ class IndexLookup(AdaptableLayer):
 
     def _check_has_vocabulary(self) -> list[Word]:
         if self._words is None:
-            raise ValueError("The layer has no vocabulary. Call its `adapt(data)`, or give it `vocabulary`.")
+            raise ValueError("The layer has no vocabulary: call its `adapt(data)`, or give it `vocabulary`.")
         return self._words
 
     def indices_of(self, words: list[Word]) -> np.ndarray:

@@ -60,6 +60,8 @@ class StringLookup(IndexLookup):
     Source: `keras.layers.StringLookup`.
     """
 
+    not_a_layer = "It makes numbers of text on the host: `dataset.map(lambda x, y: (layer(x), y))` with a {}."
+
     def __init__(
         self, max_tokens: int | None = None, num_oov_indices: int = 1, mask_token: str | None = None,
         oov_token: str | None = "[UNK]", vocabulary: Vocabulary | None = None, idf_weights: ArrayLike | None = None,

@@ -71,6 +71,7 @@ class TextVectorization(AdaptableLayer):
     """
 
     _ignored = ("trainable", "dtype", "vocabulary_size")
+    not_a_layer = "It makes numbers of text on the host: `dataset.map(lambda x, y: (layer(x), y))` with a {}."
 
     def __init__(
         self, max_tokens: int | None = None, standardize: str | Standardize | None = "lower_and_strip_punctuation",

@@ -129,8 +129,9 @@ def split_validation(data: PyTree, validation_split: float) -> tuple[HostArrays,
     """
     arguments.require({"validation_split": validation_split}, "a number between 0 and 1", lambda share: 0 < share < 1)
     if not is_array_tree(data):
-        raise ValueError("`validation_split` is only supported for arrays. "
-                         f"Received: {describe(data)}. Pass `validation_data` instead.")
+        given = [part for part in data if part is not None] if isinstance(data, tuple) else [data]
+        raise ValueError("`validation_split` is only supported for arrays. Received: "
+                         f"{', '.join(map(describe, given))}. Pass `validation_data` instead.")
     arrays = HostArrays.of(data)
     split_at = math.floor(arrays.rows * (1 - validation_split))
     if split_at in (0, arrays.rows):

@@ -105,6 +105,8 @@ def explain_inputs(inputs: PyTree, error: Exception, input_names: Sequence[str] 
 
 def _hint_of_module(error: Exception) -> str:
     """Returns a sentence for an error about a module that is written as in another library, or an empty string."""
+    if isinstance(error, flax.errors.AssignSubModuleError):
+        return "A `__call__` that makes layers needs `@nn.compact` above it; or `setup` makes them."
     text = str(error) if isinstance(error, (TypeError, AttributeError)) else ""
     if "is not a callable object" in text:
         return "A module needs a `__call__`, which returns its outputs, in place of a `forward` or `call`."
@@ -187,11 +189,11 @@ def explain_other_inputs(inputs: PyTree, built_on: PyTree, error: Exception) -> 
         shown = ", ".join(received[:errors.MAX_ITEMS]) + (", ..." if len(received) > errors.MAX_ITEMS else "")
         are_rows = [leaf.shape for leaf in jax.tree.leaves(inputs)] == [
             leaf.shape[1:] for leaf in jax.tree.leaves(built_on)]
-        one_row = " It has the shape of a single row: a batch of one row is `x[None]`." if are_rows else ""
-        raise ValueError(
-            f"`x` has rows of shape {shown}, but the model was built on rows of shape "
-            f"{', '.join(built)}, and cannot take others.{one_row}{_hint_of_parts(inputs)} It raised "
-            f"{type(error).__name__}: {error}") from error
+        why = (" It has the shape of a single row: a batch of one row is `x[None]`." if are_rows else
+               f"{_hint_of_parts(inputs)} Give such rows, or make another model. It raised {type(error).__name__}: "
+               f"{error}")
+        raise ValueError(f"`x` has rows of shape {shown}, but the model was built on rows of shape "
+                         f"{', '.join(built)}, and cannot take others.{why}") from error
     if not isinstance(error, flax.errors.ScopeParamShapeError):
         return
     rows, built_rows = ([leaf.shape[:1] for leaf in jax.tree.leaves(tree)] for tree in (inputs, built_on))

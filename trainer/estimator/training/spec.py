@@ -31,7 +31,7 @@ _OF_COMPILE = {"optimizer", "loss", "metrics", "weighted_metrics"}
 _MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
 # Arguments of TensorFlow's EstimatorSpec, and their replacements.
 _OTHER_NAMES = {
-    "train_op": "give `optimizer`, which applies the gradients of `loss`.",
+    "train_op": "give `module`, `loss` and `optimizer`, which applies the gradients.",
     "eval_metric_ops": "give `metrics`, as `Model.compile` takes them.",
     "scaffold": "leave it out: there is no graph to prepare.",
 }

@@ -28,6 +28,8 @@ Prints the entry of the page "Errors and exit codes" that a message of the train
 meaning of an exit code, such as 75. It needs no network. (`strategy.explain(model)` is another thing: what a device
 holds.)"""
 _TIMEOUT_SECS = 3.0
+_FOREIGN_COMMANDS = {"train": "fit", "run": "fit", "eval": "evaluate", "test": "evaluate", "validate": "evaluate",
+                     "infer": "predict", "serve": "export"}
 _CONFIGURED = {
     "fit": "trains the model of a configuration, or continues its run",
     "evaluate": "the loss and the metrics of a run's model",
@@ -70,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         script = arguments[0]
         parser.error(f"{script!r} is no command. Run a script by `python {script}`, or in several processes by "
                      f"`python -m trainer launch --workers N {script}`.")
+    if arguments and arguments[0] in _FOREIGN_COMMANDS:
+        parser.error(f"there is no command {arguments[0]!r}. Give `{_FOREIGN_COMMANDS[arguments[0]]}`.")
     options, others = parser.parse_known_args(arguments)
     if options.command == "plan":
         return plan.run(parsers["plan"], options, others)

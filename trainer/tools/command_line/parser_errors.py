@@ -49,7 +49,7 @@ def explained(message: str, keys: Collection[str], classes: Collection[str]) -> 
     for pattern, explain in _RULES:
         if found := pattern.search(message):
             message = explain(message, found)
-    if near := _near_classes(message, classes):
+    if "Did you mean" not in message and (near := _near_classes(message, classes)):
         message = f"{message}\n{near}"
     if unknown := _UNKNOWN_KEY.match(message):
         message = f"{message}. {_of_unknown_key('.'.join(filter(None, unknown.groups())), keys)}"

@@ -12,6 +12,7 @@ import jax
 from trainer.callbacks.record.run_record import FILE_NAME, FORMAT
 from trainer.core import arguments
 from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import naming_file, wrong_type
 from trainer.core.files import read_json, replace_file, storage
 from trainer.core.types import Data
@@ -135,7 +136,8 @@ def _compare(model: Model, recorded: Mapping[str, Any], folder: str) -> None:
               if here[name] is not None and recorded.get(name) and here[name] != recorded[name]]
     if differ:
         warnings.warn(f"`model` does not match the run in {folder!r}: it differs in {' and '.join(differ)}. The page "
-                      "has the curves of the run, and the layers and predictions of this model.", stacklevel=3)
+                      "has the curves of the run, and the layers and predictions of this model.",
+                      stacklevel=user_stacklevel())
 
 
 def _read(folder: str) -> dict[str, Any]:

@@ -256,7 +256,7 @@ class MatchReport:
     skipped: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.matched)} arrays match."]
+        lines = ["1 array matches." if len(self.matched) == 1 else f"{len(self.matched)} arrays match."]
         lines += errors.listed("missing from the file", self.missing, self.unexpected)
         lines += errors.listed("not in the model", self.unexpected, self.missing)
         lines += errors.listed("of another shape or kind of dtype",
@@ -278,7 +278,7 @@ class MatchReport:
         """
         incomplete = bool(self.missing or self.unexpected)
         if self.mismatched or (incomplete and not (partial and self.matched)):
-            hint = f"\n{self._hint(partial)}" if self.matched and partial is not None else ""
+            hint = f"\n{self._hint(partial)}" if (self.matched or self.mismatched) and partial is not None else ""
             raise ValueError(f"The file's arrays do not fit the model. {self}{hint}")
 
     def _hint(self, partial: bool) -> str:
@@ -293,6 +293,8 @@ class MatchReport:
         names = "|".join(re.escape(layer) for layer in layers)
         pattern = f"^(?!({names})(/|$)).*" if len(layers) > 1 else f"^(?!{names}(/|$)).*"
         remain = [name for name in (*self.missing, *self.unexpected) if tree_paths.matches(pattern, name)]
+        if not any(tree_paths.matches(pattern, name) for name in self.matched):
+            return "Make the module with the arguments that it had when the file was saved."
         also = " and `partial=True`" if remain and not partial else ""
         return f"To leave out the layers whose shapes differ, pass `patterns={[pattern]!r}`{also}."
 
