@@ -251,7 +251,7 @@ CALLS = {
     "a batch of lists": Wrong(lambda: _model().fit([(X.tolist(), IDS.tolist())], verbose=0), "`x` of type list",
                               r"`\[\(np\.array\(x\), np\.array\(y\)\), \.\.\.\]`"),
     "a split of a dataset": Wrong(lambda: _model().fit(_BATCHES, validation_split=0.2, verbose=0),
-                                  r"Received: \(Dataset", "Pass `validation_data`"),
+                                  r"Received: Dataset", "Pass `validation_data`"),
     "a single row": Wrong(lambda: _built().predict(X[0], verbose=0), r"rows of shape \(\)", r"`x\[None\]`"),
     "more features": Wrong(lambda: _built().predict(np.ones((3, 9)), verbose=0), r"shape \(9,\)",
                            r"built on rows of shape \(4,\)"),
@@ -406,7 +406,7 @@ CALLS = {
     "a monitor's old name": Wrong(
         lambda: _fit(_model(metrics=["accuracy"]), validation_data=(X, Y),
                      callbacks=[callbacks.EarlyStopping(monitor="val_acc")]), "'val_acc'", "'val_accuracy'"),
-    "a hook without logs": Wrong(lambda: _fit(callbacks=[_WithoutLogs()]), r"Received: on_epoch_end\(epoch\)",
+    "a hook without logs": Wrong(lambda: _fit(callbacks=[_WithoutLogs()]), r"Received: on_epoch_end\(self, epoch\)",
                                  r"`on_epoch_end\(self, epoch, logs=None\)`"),
     "a function without the epoch": Wrong(
         lambda: _fit(callbacks=[callbacks.LambdaCallback(on_epoch_end=lambda logs: None)]),
