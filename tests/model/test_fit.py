@@ -266,6 +266,19 @@ def test_evaluate_returns_a_dict_or_keras_list():
     assert isinstance(compiled().evaluate(x, y, verbose=0, return_dict=False), float)
 
 
+def test_a_dict_of_evaluate_cannot_be_unpacked_by_mistake():
+    x, y, _ = classification(8)
+    model = compiled(metrics=["accuracy"])
+    with pytest.raises(TypeError, match=r"Keras's list: `evaluate\(\.\.\., return_dict=False\)`"):
+        loss, accuracy = model.evaluate(x, y, verbose=0)
+    with pytest.raises(TypeError, match="returns a dict"):
+        loss, *_ = model.evaluate(x, y, verbose=0)
+    logs = model.evaluate(x, y, verbose=0)
+    assert [*logs] == sorted(model.evaluate(x, y, verbose=0), reverse=True) == ["loss", "accuracy"]
+    loss, accuracy = model.evaluate(x, y, verbose=0, return_dict=False)
+    assert [loss, accuracy] == [*logs.values()]
+
+
 @pytest.mark.slow
 def test_train_on_batch_equals_fit_and_gives_the_logs_of_its_batch():
     x, y, _ = classification(8)

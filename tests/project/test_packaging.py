@@ -230,7 +230,7 @@ def test_files_of_another_distribution_are_found(tmp_path):
     package = pathlib.Path(trainer.__file__).parent
     (tmp_path / "trainer" / "core" / "calls").mkdir(parents=True)
     for name in ("__init__.py", "__init__.pyi", "core/__init__.py", "core/calls/__init__.py",
-                 "core/calls/public_names.py", "core/errors.py", "core/received_text.py"):
+                 "core/calls/callers.py", "core/calls/public_names.py", "core/errors.py", "core/received_text.py"):
         shutil.copy(package / name, tmp_path / "trainer" / name)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-P", "-c", "import trainer; print(trainer.__file__)"]

@@ -7,7 +7,6 @@ same lines: they say where a name lives, and it is imported from there when it i
 from __future__ import annotations
 
 import ast
-import dis
 import enum
 import functools
 import importlib
@@ -17,6 +16,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
 from typing import NoReturn
+
+from trainer.core.calls.callers import imports_the_name
 
 # Public modules in public packages.
 _NESTED = ("data/preprocessing/__init__.pyi", "data/augmentation.py", "optimizers/schedules.py")
@@ -102,19 +103,10 @@ def _no_attribute(
 ) -> AttributeError | ImportError:
     hint = missing[name] if missing and name in missing else _place_of(name, tuple(names))
     end = f". {hint}" if hint else ""
-    if _is_imported():
+    if imports_the_name():
         return ImportError(f"cannot import name {name!r} from {module.__name__!r}{end}",
                            name=module.__name__, path=module.__file__)
     return AttributeError(f"module {module.__name__!r} has no attribute {name!r}{end}", name=name, obj=module)
-
-
-def _is_imported() -> bool:
-    """Whether `from module import name` asks for the name: Python drops the message of an `AttributeError` then."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_name == "__getattr__"):
-        frame = frame.f_back
-    code = frame.f_code.co_code
-    return 0 <= frame.f_lasti < len(code) and code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]
 
 
 @functools.cache  # libraries ask modules for names that they lack, such as `hasattr` in a loop over all classes

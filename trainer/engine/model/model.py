@@ -17,6 +17,7 @@ import numpy as np
 
 from trainer.callbacks import History
 from trainer.core import arguments, errors
+from trainer.core.calls.callers import unpacks_the_result
 from trainer.core.calls.entry_points import with_entry_points
 from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.modules import EmptyStack, as_functional
@@ -399,9 +400,17 @@ class Model(StatefulModel):
           steps: maximum number of batches; by default all. Data with fewer batches are used whole, with a warning.
           callbacks: callbacks, or a list of callbacks.
           return_dict: False returns Keras's list, or only the loss if there are no metrics.
+
+        Raises:
+          TypeError: if the caller unpacks the dict, as in `loss, accuracy = model.evaluate(x, y)`.
+          As `fit` does.
         """
         core = self._core.checked("evaluate")
         arguments.require_bool(return_dict=return_dict)
+        if return_dict and unpacks_the_result():
+            raise TypeError("`evaluate` returns a dict, such as `{\"loss\": 0.5}`: unpacked, it would give the names. "
+                            "For Keras's list: `evaluate(..., return_dict=False)`. For the dict: `logs = "
+                            "model.evaluate(...)`, then `logs[\"loss\"]`.")
         with (inputs.evaluation_readers(core, x, y, sample_weight, batch_size, steps) as readers,
               inputs.callback_list(self, callbacks, verbose, epochs=1, steps=inputs.common_steps(readers)) as called):
             logs = loop.evaluate(core, readers, called)
