@@ -124,7 +124,7 @@ def unknown_argument(owner: str, received: str, known: Iterable[str], hint: str 
     TypeError("Adam has no argument 'lr'. Did you mean 'learning_rate'?")
     """
     names = [name for name in known if name != "self"]
-    hint = hint or _ELSEWHERE.get(received) or near_hint(received, names)
+    hint = hint or _ELSEWHERE.get(received) or (near_hint(received, names) if names else "It takes no arguments.")
     if hint.startswith("The nearest of"):  # near by chance: the first arguments are the main ones
         hint = f"It takes {', '.join(names[:_MAX_NEAR])}, and {len(names) - _MAX_NEAR} more arguments."
     return TypeError(f"{owner} has no argument {received!r}. {hint}")

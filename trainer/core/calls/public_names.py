@@ -10,6 +10,7 @@ import ast
 import enum
 import functools
 import importlib
+import inspect
 import pathlib
 import re
 import sys
@@ -92,9 +93,14 @@ def _explain_arguments(value: object) -> None:
     """Lets the errors of a public class for missing and unknown arguments say what to write."""
     from trainer.core.calls.misfits import explains_arguments
 
-    if not isinstance(value, type) or issubclass(value, (enum.Enum, tuple, BaseException)):
+    if (not isinstance(value, type) or issubclass(value, (enum.Enum, tuple, BaseException))
+            or value.__init__ is object.__init__):
         return
-    if value.__init__ is not object.__init__:
+    _, *parameters = inspect.signature(value.__init__).parameters.values()
+    if any(parameter.name.startswith("_") for parameter in parameters):  # made by functions, not by a script
+        return
+    takes_all_names = not parameters or parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    if not takes_all_names or any(parameter.default is parameter.empty for parameter in parameters[:-1]):
         explains_arguments(value)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.core.calls.misfits import explains_arguments
 from trainer.core.errors import describe
 from trainer.core.types import ArrayTree, PyTree
 from trainer.data.sources.arrays import (
@@ -35,7 +34,6 @@ Batch = Any
 """A tree of numpy arrays with equal first dimensions, the rows: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
 
 
-@explains_arguments
 def unpack_x_y_sample_weight(batch: ArrayTree) -> tuple[Any, Any, Any]:
     """Returns `(x, y, sample_weight)` of a batch, with None for missing parts.
 
@@ -57,7 +55,6 @@ def unpack_x_y_sample_weight(batch: ArrayTree) -> tuple[Any, Any, Any]:
     return (*batch, None, None)[:3]
 
 
-@explains_arguments
 def pack_x_y_sample_weight(
     x: ArrayTree, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None
 ) -> Batch:
