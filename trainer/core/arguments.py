@@ -49,8 +49,9 @@ def checked(function: Function, signature: inspect.Signature | None = None) -> F
     TypeError: `factor` must be a number. Received: a value of type str.
     """
     known = signature or inspect.signature(function)
-    kinds = {name: found for name, parameter in known.parameters.items()
-             if (found := _CHECKED.fullmatch(getattr(parameter.annotation, "__name__", str(parameter.annotation))))}
+    annotations = {name: parameter.annotation for name, parameter in known.parameters.items()}
+    kinds = {name: found for name, annotation in annotations.items() if (found := _CHECKED.fullmatch(
+        annotation.__name__ if isinstance(annotation, type) else str(annotation)))}
 
     takes_names_alone = all(each.kind is not each.VAR_KEYWORD for each in known.parameters.values())
 

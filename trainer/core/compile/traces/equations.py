@@ -13,6 +13,7 @@ from trainer.core.compile.jit import compiled
 from trainer.core.types import PyTree
 
 CALLS = ("jit", "pjit", "closed_call")
+_HIGH_LEVEL = "call_hi_primitive"  # of JAX 0.12
 REMATERIALISED = ("checkpoint", "remat2", "remat")
 
 
@@ -105,7 +106,7 @@ def with_equations(
                     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
             return value
 
-        equations = [change(_with_params(equation, param) if equation.primitive.name not in skipped else equation,
+        equations = [change(equation if equation.primitive.name in skipped else _with_params(equation, param),
                             program.eqns) for equation in program.eqns]
         is_same = all(map(operator.is_, equations, program.eqns))
         result = program if is_same else program.replace(eqns=equations)
@@ -115,9 +116,23 @@ def with_equations(
 
 
 def _with_params(equation: JaxprEqn, param: Callable[[Any], Any]) -> Any:
+    if equation.primitive.name == _HIGH_LEVEL:
+        opened = _opened(equation)
+        changed = _with_params(opened, param)
+        return equation if changed is opened else changed
     params = {name: param(value) for name, value in equation.params.items()}
     is_same = all(map(operator.is_, params.values(), equation.params.values()))
     return equation if is_same else equation.replace(params=params)
+
+
+def _opened(equation: JaxprEqn) -> Any:
+    """Returns a call of the operations that an equation of JAX's high level, such as `jnp.nonzero`, stands for."""
+    primitive = equation.params["_prim"]
+
+    def operations(*operands: jax.Array) -> Any:
+        return jax.tree.leaves(primitive.expand(*jax.tree.unflatten(primitive.in_tree, operands)))
+
+    return called(operations, equation)
 
 
 def called(function: Callable[..., Any], equation: Any) -> Any:
