@@ -109,8 +109,8 @@ def wrong_calls(goods: list[Good]) -> Iterator[WrongCall]:
         for name, parameter in inspect.signature(good.function).parameters.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            annotation = parameter.annotation if isinstance(parameter.annotation, str) else getattr(
-                parameter.annotation, "__name__", str(parameter.annotation))
+            annotation = (parameter.annotation.__name__ if isinstance(parameter.annotation, type)
+                          else str(parameter.annotation))
             if parameter.annotation is not parameter.empty:
                 for value in wrong_values(annotation):
                     yield WrongCall(good, name, value)
