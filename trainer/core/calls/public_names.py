@@ -80,8 +80,8 @@ def own_names(
     names = sorted(public for public, value in vars(module).items()
                    if not public.startswith("_") and getattr(value, "__module__", None) == name)
 
-    for name in names:
-        _explain_arguments(getattr(module, name))
+    for public in names:
+        _explain_arguments(getattr(module, public))
 
     def refuse(attribute: str) -> NoReturn:
         raise _no_attribute(module, attribute, names, missing)
