@@ -402,3 +402,9 @@ def test_replicas_have_the_gradients_of_one_device():
     replicated = {"params": params, "scale": SCALE}
     for one, four in zip(*(run_replicas(step, number, replicated, inputs) for number in (1, 4)), strict=True):
         assert_near(four, jax.tree.map(np.asarray, one), 2e-3)
+
+
+@pytest.mark.parametrize(("received", "name"), [("16-mixed", "mixed_float16"), ("bf16", "mixed_bfloat16")])
+def test_a_name_of_lightning_says_which_name_to_give(received, name):
+    with pytest.raises(ValueError, match=f"Unknown precision '{received}'. Give '{name}'"):
+        precision.get(received)

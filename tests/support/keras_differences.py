@@ -361,6 +361,10 @@ DIFFERENCES: tuple[Difference, ...] = (
         "Such an image raises ValueError.", "The file must show the given image.",
         lambda library: library.utils.save_img(io.BytesIO(), np.zeros((1, 1, 4)), file_format="jpeg")),
     Difference(
+        "utils", "`pad_sequences`", "With the default `dtype=\"int32\"`, fractions of values are cut.",
+        "Values with fractions raise ValueError; give `dtype=\"float32\"`.", "The padded values would be others.",
+        lambda library: library.utils.pad_sequences([[1.5], [2.0, 3.0]])),
+    Difference(
         "optimizers", "`exclude_from_weight_decay`",
         "`var_names` are searched in the last part of a weight's path, and are missing from the configuration.",
         "`var_names` are searched in the whole path, such as `\"LayerNorm_0/scale\"`, and are in the configuration. "

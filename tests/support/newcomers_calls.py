@@ -529,6 +529,7 @@ CALLS = {
     "texts in a model": Wrong(
         lambda: trainer.Sequential([data.preprocessing.TextVectorization(), nn.Dense(1)]), "a TextVectorization",
         r"`dataset\.map\(lambda x, y: \(layer\(x\), y\)\)`"),
+    "metrics of fit": Wrong(lambda: _fit(metrics=["mae"]), "no argument 'metrics'", r"`compile\(metrics="),
     "PyTorch's criterion": Wrong(lambda: _model(criterion="mse"), "no argument 'criterion'", "Give `loss`"),
     "a mesh without its shape": Wrong(
         lambda: trainer.distribute.ModelParallelStrategy(), "missing 1 .*'mesh_shape'",  # type: ignore[call-arg]

@@ -68,3 +68,10 @@ def test_vectors_and_strings_are_padded_too():
 def test_bad_input_is_named(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call()
+
+
+def test_fractions_are_not_cut_by_padding():
+    with pytest.raises(ValueError, match=r"would cut the fractions .* position 1\. Give `dtype=\"float32\"`"):
+        utils.pad_sequences([[1.0], [2.5, 3.0]])
+    assert utils.pad_sequences([[1.0], [2.5, 3.0]], dtype="float32").tolist() == [[0.0, 1.0], [2.5, 3.0]]
+    assert utils.pad_sequences([[1.0], [2.0, 3.0]]).tolist() == [[0, 1], [2, 3]]

@@ -27,6 +27,8 @@ _NEAR = 0.6
 _ELSEWHERE = {
     "decay": "A learning rate that decays is a schedule: `trainer.optimizers.schedules.InverseTimeDecay(rate, "
              "decay_steps=1, decay_rate=decay)`; weights decay by 'weight_decay'.",
+    **dict.fromkeys(("num_gpus", "n_gpus", "gpus", "num_devices"), "Give `devices`, such as `jax.devices()[:2]`."),
+    "betas": "Give `beta_1` and `beta_2`.",
     "period": 'Give `save_freq`: "epoch", or a number of batches.',
     "label_smoothing": "Labels that are class indices cannot be smoothed: give `CategoricalCrossentropy("
                        "label_smoothing=...)` one-hot labels, as `trainer.utils.to_categorical(y)` makes them.",

@@ -80,6 +80,11 @@ class Policy:
         return _narrowed(params, self.param_dtype)
 
 
+_OF_LIGHTNING = {  # and of PyTorch
+    "16-mixed": "mixed_float16", "fp16": "mixed_float16", "float16": "mixed_float16", "16": "mixed_float16",
+    "bf16-mixed": "mixed_bfloat16", "bf16": "mixed_bfloat16", "bf16-true": "bfloat16",
+    "32": "float32", "32-true": "float32", "fp32": "float32",
+}
 POLICIES = {policy.name: policy for policy in (
     Policy("float32"),
     Policy("bfloat16", param_dtype=jnp.bfloat16, compute_dtype=jnp.bfloat16),
@@ -107,6 +112,8 @@ def get(precision: str | Policy | None) -> Policy | None:
     if not isinstance(precision, str):
         raise errors.wrong_type("precision", precision, "a name such as 'mixed_bfloat16', a Policy or None")
     if precision not in POLICIES:
+        if precision in _OF_LIGHTNING:
+            raise ValueError(f"Unknown precision {precision!r}. Give {_OF_LIGHTNING[precision]!r}.")
         raise errors.unknown_name("precision", precision, POLICIES)
     return POLICIES[precision]
 

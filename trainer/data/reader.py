@@ -516,8 +516,9 @@ class Reader:
         if stream.position == 0 or not self._source.is_one_shot:
             raise self._empty_error(stream)
         self.exhausted = True
-        warnings.warn("Your input ran out of data; there will be no further batches. Make sure that it yields at "
-                      "least `steps_per_epoch * epochs` batches, or pass data that can be read again.", stacklevel=2)
+        warnings.warn("Your input ran out of data; there will be no further batches, and no further epochs. It can be "
+                      "read once, as a generator: pass an array, a `Dataset` or a list of batches, which are read in "
+                      "each epoch, or a generator of `steps_per_epoch * epochs` batches.", stacklevel=2)
 
     def _warn_if_endless(self, epoch: int) -> None:
         if epoch == self._first_epoch and self.num_batches is None and not self._may_be_endless:

@@ -92,7 +92,8 @@ def pad_sequences(
 
     Raises:
       TypeError: if an element is not a sequence, or is text.
-      ValueError: for other words than "pre" and "post", or values of different shapes.
+      ValueError: for other words than "pre" and "post", values of different shapes, or fractions in a dtype
+        of whole numbers.
 
     >>> pad_sequences([[1], [2, 3], [4, 5, 6]], maxlen=2).tolist()
     [[0, 1], [2, 3], [5, 6]]
@@ -122,6 +123,9 @@ def pad_sequences(
         if kept.shape[1:] != shape:
             raise ValueError(f"All values must have the shape {shape}, as the first. Received: {kept.shape[1:]} "
                              f"at position {index}.")
+        if padded.dtype.kind in "iu" and kept.dtype.kind == "f" and (kept != np.trunc(kept)).any():
+            raise ValueError(f"`dtype` is {padded.dtype.name}, which would cut the fractions of the values at position "
+                             f"{index}. Give `dtype=\"float32\"`.")
         padded[index, slice(length - len(kept), None) if padding == "pre" else slice(len(kept))] = kept
     return padded
 

@@ -56,6 +56,8 @@ _HINTS: dict[str, dict[str, str]] = {
              "`model.state = model.state.replace(params=params)` sets yours. All other arguments are given by name.",
     },
     "fit": {
+        **{name: f"Give it to `compile({name}=...)`." for name in ("metrics", "loss", "optimizer")},
+        "lr": _RATE, "learning_rate": _RATE,
         "ckpt_path": "The callback `trainer.callbacks.BackupAndRestore(folder)` saves a run, and resumes it.",
         "max_epochs": "Give `epochs`.",
         "train_dataloaders": _LOADER, "train_dataloader": _LOADER, "dataloader": _LOADER,

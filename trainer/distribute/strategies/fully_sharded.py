@@ -8,7 +8,6 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.core import errors
 from trainer.core.arguments import check_count
 from trainer.core.compile.compiler_options import CompilerOptions
 from trainer.core.compile.constraints import constrained
@@ -65,7 +64,8 @@ class ShardedStrategy(Strategy):
         min_host_bytes: int | None = None,
     ):
         if level not in LEVELS:
-            raise errors.unknown_name("level", str(level), LEVELS)
+            raise ValueError("`level` must be 'parameters' (ZeRO 3: weights and the optimizer's state are split) or "
+                             f"'optimizer' (ZeRO 1: its state alone). Received: {level!r}.")
         check_count("min_shard_bytes", min_shard_bytes, 0)
         super().__init__(mesh, NcclAllReduce(options=options))
         _check_host_memory(self.mesh.devices.flat, memory_kind)
