@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flax import linen as nn
 
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.models.text.llama import Llama
 from trainer.models.text.transformer_encoder import TransformerEncoder
 from trainer.models.text.transformer_lm import TransformerLM

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from trainer.core.calls.misfits import foreign_arguments
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.models.layers.checks import check
 
 _WEIGHTS = ("Models start with random weights. Build the model; then `trainer.models.load_keras_weights(model, file)` "

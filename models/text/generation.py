@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from trainer.core.calls.misfits import foreign_arguments
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.models.text.transformer_blocks import Cache
 
 _SAMPLING = "`temperature=0` takes the most probable token; any other temperature, 1.0 by default, samples."

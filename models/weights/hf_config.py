@@ -14,7 +14,7 @@ import numpy as np
 from flax import linen as nn
 
 from trainer.core.arguments import as_dtype, as_path
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import brief, naming_file
 from trainer.core.files import read_json
 from trainer.models.text.llama import Llama3Scaling

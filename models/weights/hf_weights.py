@@ -20,7 +20,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core.arguments import as_path, check_count
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import brief
 from trainer.core.tree_paths import named_leaves
 from trainer.models.weights.hf_config import CONFIG_NAME, check_config, check_exists, config_of, float_dtype

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainer.core.arguments import as_path
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import naming_file
 from trainer.models.weights.keras_files import keras_layers, read

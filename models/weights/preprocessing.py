@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.calls.tracebacks import user_stacklevel
 
 _BGR_MEANS = (103.939, 116.779, 123.68)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.core.arguments import as_path
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import naming_file
 from trainer.models.weights.model_layers import (
     HasWeights,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core.arguments import as_count, as_number, check_word, require_positive, require_share
-from trainer.core.calls.misfits import foreign_arguments
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.calls.public_names import own_names
 from trainer.core.errors import describe
 from trainer.data.files import resizing

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core import errors
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.engine.model.core.model_core import core_of
 from trainer.engine.model.model import Model
 from trainer.engine.model.overridable_steps import OverridableSteps

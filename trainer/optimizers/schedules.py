@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.core import arguments
-from trainer.core.calls.misfits import foreign_arguments
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.calls.public_names import own_names
 from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import wrong_type

@@ -27,7 +27,7 @@ from trainer.callbacks import Callback
 from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.core import arguments
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.distribute.cluster import TF_CONFIG
 
 _STEP_VARIABLE = "TRAINER_KILL_AT_STEP"

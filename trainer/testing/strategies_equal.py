@@ -20,7 +20,7 @@ import numpy as np
 from trainer.callbacks import Callback
 from trainer.callbacks.base.callback import Logs
 from trainer.core import arguments, errors, precision
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import Data
 from trainer.data import unpack_x_y_sample_weight

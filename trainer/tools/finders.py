@@ -19,7 +19,7 @@ import numpy as np
 from trainer.callbacks import Callback
 from trainer.callbacks.base.callback import Logs
 from trainer.core import arguments, errors
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.calls.tracebacks import is_out_of_memory
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayTree, Data

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from trainer.core import arguments
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import describe
 from trainer.core.types import ArrayTree
 from trainer.data import Dataset

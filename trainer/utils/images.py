@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import MAX_ITEMS, brief, wrong_type
 from trainer.core.files import open_file
 from trainer.core.types import ArrayLike

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.core import arguments, replica_context
 from trainer.core.ambient.notebook import is_in_notebook
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import wrong_type
 from trainer.core.tree_paths import named_leaves
 from trainer.engine.model.core.model_core import core_of

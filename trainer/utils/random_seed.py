@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from trainer.core.arguments import as_seed
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.rng import set_default_seed
 
 

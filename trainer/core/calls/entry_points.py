@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -88,6 +88,60 @@ def entry_point(function: Function) -> Function:
                 raise
 
     return call  # type: ignore[return-value]
+
+
+def foreign_arguments(hints: Mapping[str, str] | None = None) -> Callable[[Function], Function]:
+    """Returns a decorator of a function or class whose error for arguments that it does not take says what to do.
+
+    Args:
+      hints: names of arguments that the function, or the constructor of the class, lacks or needs, and the sentences
+        that end the errors. The sentence of "*" is for too many arguments by position. Without a sentence, a missing
+        argument is explained by its docstring, and an unknown one by similar names.
+
+    Raises:
+      TypeError: from the decorated function or constructor.
+
+    >>> @foreign_arguments({"buffer_size": "Leave it out."})
+    ... def shuffle(seed=0): ...
+    >>> shuffle(buffer_size=10)
+    Traceback (most recent call last):
+    TypeError: `shuffle` has no argument 'buffer_size'. Leave it out.
+    """
+    def decorate(function: Function) -> Function:
+        if isinstance(function, type):
+            function.__init__ = decorate(function.__init__)  # type: ignore[misc]
+            return function
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                if is_misfit(function, args, kwargs, error):
+                    raise misfit(function, args, kwargs, hints or {}, error) from None
+                raise
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def explains_arguments(function: Function) -> Function:
+    """Decorates a public function or class whose errors for missing and unknown arguments say what to write.
+
+    >>> @explains_arguments
+    ... def load(filepath):
+    ...     \"\"\"Loads a file.
+    ...
+    ...     Args:
+    ...       filepath: path of a file that `save` has written.
+    ...     \"\"\"
+    >>> load()
+    Traceback (most recent call last):
+    TypeError: `load` missing 1 required positional argument: 'filepath'. `filepath`: path of a file that `save` has \
+written.
+    """
+    return foreign_arguments()(function)
 
 
 def with_entry_points(decorated: Class) -> Class:

@@ -91,7 +91,7 @@ def own_names(
 
 def _explain_arguments(value: object) -> None:
     """Lets the errors of a public class for missing and unknown arguments say what to write."""
-    from trainer.core.calls.misfits import explains_arguments
+    from trainer.core.calls.entry_points import explains_arguments
 
     if (not isinstance(value, type) or issubclass(value, (enum.Enum, tuple, BaseException))
             or value.__init__ is object.__init__):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.files import storage
 
 _STORES = ("gs://", "s3://")  # that JAX's cache opens, by etils

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core import arguments
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import brief
 from trainer.data.files.folder_dataset import FirstFile, folder_datasets
 from trainer.data.files.folders import LabelledFiles, Labels, open_in_folder

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core import arguments
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.data.files import folders, resizing
 from trainer.data.files.decoding import CHANNELS, SUFFIXES, TooManyPixelsError, decode_image, load_image, pillow

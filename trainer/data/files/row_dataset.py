@@ -14,7 +14,7 @@ import numpy as np
 
 from trainer.core.ambient.threads import in_caller_context
 from trainer.core.arguments import as_count
-from trainer.core.calls.misfits import foreign_arguments
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.foreign_names import ForeignNames
 from trainer.core.types import PyTree
 from trainer.data.sources import foreign_names

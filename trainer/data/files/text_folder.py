@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import brief, describe, wrong_type
 from trainer.core.files import MOST_BYTES, read_at_most
 from trainer.data.files.folder_dataset import FirstFile, folder_datasets

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.core import arguments
 from trainer.core.arguments import as_count
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import unknown_name
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.dataset import Dataset

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import brief, naming_file
 from trainer.core.files import open_file, read_json, storage
 from trainer.core.registry import Registry

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import describe, unknown_name
 from trainer.core.types import Data
 from trainer.data.sources.arrays import is_array_tree, is_list_of_batches

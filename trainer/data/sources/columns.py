@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import describe, near_hint
 from trainer.data.sources.arrays import DataError, column_array
 from trainer.data.sources.batches import Batch, pack_x_y_sample_weight

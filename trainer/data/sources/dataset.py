@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from trainer.core.arguments import as_count
-from trainer.core.calls.misfits import foreign_arguments
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.errors import near_hint
 from trainer.core.foreign_names import ForeignNames, ForeignNamesOfClass
 from trainer.core.types import ArrayTree

@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from jax.sharding import Sharding
 
 from trainer.core import errors
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.distribute.placement.gpu_kinds import GPU_KINDS, GpuKind
 
 EXTRA = "gpu-programs"

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from trainer.core import errors
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.replica_context import get_replica_context
 
 Function = TypeVar("Function", bound=Callable[..., Any])

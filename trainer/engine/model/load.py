@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.engine.model.core import saved_model
 from trainer.engine.model.core.model_core import core_of
 from trainer.engine.model.model import Model

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import errors, overwritten, replica_context, tree_paths
-from trainer.core.calls.misfits import foreign_arguments
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.precision import apply_with_policy, with_matmul_precision
 from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState

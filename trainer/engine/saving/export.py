@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import arguments, errors
-from trainer.core.calls.entry_points import entry_point
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import entry_point, explains_arguments
 from trainer.core.compile.jit import compiled
 from trainer.core.files import parse_json, storage
 from trainer.core.train_state import TrainState

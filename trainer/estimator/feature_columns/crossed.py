@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainer.core import arguments
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.categories.fingerprints import DEFAULT_HASH_KEY, chain
 from trainer.core.categories.hash_buckets import hashes
 from trainer.core.errors import wrong_type

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from trainer.core import arguments
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import wrong_type
 from trainer.estimator.feature_columns.base import (
     CategoricalColumn,

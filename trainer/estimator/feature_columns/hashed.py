@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from jax.typing import DTypeLike
 
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.categories.hash_buckets import hashes
 from trainer.estimator.feature_columns.base import MISSING_ID
 from trainer.estimator.feature_columns.keyed import KeyedColumn

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from trainer.core import arguments
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.estimator.feature_columns.keyed import KeyedColumn
 from trainer.estimator.feature_columns.values import checks
 from trainer.estimator.feature_columns.values.raw_features import RawFeatures, missing_in

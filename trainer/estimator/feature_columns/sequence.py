@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import describe
 from trainer.estimator.feature_columns.base import (
     DenseColumn,

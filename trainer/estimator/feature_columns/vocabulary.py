@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import arguments
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.categories.hash_buckets import hash_buckets
 from trainer.core.categories.vocabularies import positions, read_vocabulary
 from trainer.core.errors import MAX_ITEMS, wrong_type

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from jax.typing import DTypeLike
 
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.estimator.feature_columns.base import (
     CategoricalColumn,
     Features,

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from trainer.core import arguments, errors
-from trainer.core.calls.misfits import foreign_arguments
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.foreign_names import ForeignNames
 from trainer.core.types import ArrayLike, PyTree

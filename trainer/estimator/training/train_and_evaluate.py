@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from trainer.core import errors
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.engine.saving.checkpoint import CheckpointError, processes
 from trainer.estimator.training import checkpoints, serving
 from trainer.estimator.training.estimator import Estimator

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainer.core import arguments, errors
-from trainer.core.calls.misfits import foreign_arguments
+from trainer.core.calls.entry_points import foreign_arguments
 from trainer.estimator.training import foreign_names
 from trainer.estimator.training.exporters import Exporter
 from trainer.estimator.training.functions import InputFn, check_input_fn, check_steps

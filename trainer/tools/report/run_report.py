@@ -11,7 +11,7 @@ import jax
 
 from trainer.callbacks.record.run_record import FILE_NAME, FORMAT
 from trainer.core import arguments
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.calls.tracebacks import user_stacklevel
 from trainer.core.errors import naming_file, wrong_type
 from trainer.core.files import read_json, replace_file, storage

@@ -17,7 +17,7 @@ from typing import Any
 from trainer.callbacks.progress.progbar import Progbar
 from trainer.core import arguments
 from trainer.core.ambient.interactive_logging import print_message
-from trainer.core.calls.misfits import explains_arguments
+from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.files import open_file
 from trainer.utils.files import archives
 
