@@ -5,10 +5,12 @@ CONTRIBUTING shows the drawing. It has the functions on the stack at the step, a
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from flax import linen as nn
 
@@ -39,7 +41,10 @@ def traced() -> list[Call]:
     model = trainer.Sequential([nn.Dense(16), nn.relu, nn.Dense(16), nn.relu, nn.Dense(3)])
     model.compile("adam", "mse", metrics=["mae"])
     x, y = np.ones((64, 8), np.float32), np.ones((64, 3), np.float32)
+    # Else the second `fit` finds the buffers of the first at times, and makes new ones at others.
+    gc.disable()
     model.fit(x, y, batch_size=32, epochs=2, verbose=0)
+    jax.block_until_ready(jax.live_arrays())
     calls: list[tuple[Call, object]] = []
     stack: list[object] = []
 
@@ -68,6 +73,7 @@ def traced() -> list[Call]:
         model.fit(x, y, batch_size=32, epochs=2, verbose=0)
     finally:
         sys.setprofile(None)
+        gc.enable()
     return [call._replace(is_on_stack=any(frame is each for each in stack)) for call, frame in calls]
 
 
