@@ -91,8 +91,6 @@ def own_names(
 
 def _explain_arguments(value: object) -> None:
     """Lets the errors of a public class for missing and unknown arguments say what to write."""
-    from trainer.core.calls.entry_points import explains_arguments
-
     if (not isinstance(value, type) or issubclass(value, (enum.Enum, tuple, BaseException))
             or value.__init__ is object.__init__):
         return
@@ -101,6 +99,8 @@ def _explain_arguments(value: object) -> None:
         return
     takes_all_names = not parameters or parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
     if not takes_all_names or any(parameter.default is parameter.empty for parameter in parameters[:-1]):
+        from trainer.core.calls.entry_points import explains_arguments  # not at the top: it imports JAX
+
         explains_arguments(value)
 
 
