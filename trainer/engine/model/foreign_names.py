@@ -6,6 +6,11 @@ import warnings
 
 _MODE = "`fit` trains, `evaluate` and `predict` do not: they pass the module its flag."
 _PLACE = "A strategy places a model: make it in `with trainer.distribute.OneDeviceStrategy(\"gpu:0\").scope():`."
+_OF_LIGHTNING = {
+    "training_step": "Override `train_step(self, state, batch)`.",
+    "validation_step": "Override `test_step(self, state, batch)`.",
+    "configure_optimizers": "Give the optimizer to `compile`.",
+}
 #: Sentences that end the errors for these attributes.
 NAMES = {
     "_core": "Its `__init__` has to call `super().__init__(module)` first, with the Flax module that has the layers.",
@@ -44,9 +49,7 @@ NAMES = {
                     "a step."),
     "add": "A module has its layers: `trainer.Sequential([...])` takes all of them.",
     "reset_states": "Metrics begin anew in each epoch; states of recurrent layers are arguments in Flax.",
-    "training_step": "Override `train_step(self, state, batch)`.",
-    "validation_step": "Override `test_step(self, state, batch)`.",
-    "configure_optimizers": "Give the optimizer to `compile`.",
+    **_OF_LIGHTNING,
     "score": "Instead: `evaluate(x, y)`.",
     "plot": "Instead: `history.plot()` of what `fit` returns, or `trainer.utils.plot_model(model)`.",
     "train": _MODE, "eval": _MODE,
@@ -61,9 +64,7 @@ NAMES = {
 _UNCALLED = {
     "call": "The `__call__` of the Flax module computes the outputs.",
     "forward": "The `__call__` of the Flax module computes the outputs.",
-    "training_step": "Override `train_step(self, state, batch)`.",
-    "validation_step": "Override `test_step(self, state, batch)`.",
-    "configure_optimizers": "Give the optimizer to `compile`.",
+    **_OF_LIGHTNING,
 }
 
 
