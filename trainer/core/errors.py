@@ -126,9 +126,10 @@ def unknown_argument(owner: str, received: str, known: Iterable[str], hint: str 
     TypeError("Adam has no argument 'lr'. Did you mean 'learning_rate'?")
     """
     names = [name for name in known if name != "self"]
-    hint = hint or _ELSEWHERE.get(received) or (near_hint(received, names) if names else "It takes no arguments.")
-    if hint.startswith("The nearest of"):  # near by chance: the first arguments are the main ones
+    hint = hint or _ELSEWHERE.get(received) or _did_you_mean(_by_nearness(received, names))
+    if not hint and len(names) > MAX_ITEMS:  # the first arguments are the main ones
         hint = f"It takes {', '.join(names[:_MAX_NEAR])}, and {len(names) - _MAX_NEAR} more arguments."
+    hint = hint or (near_hint(received, names) if names else "It takes no arguments.")
     return TypeError(f"{owner} has no argument {received!r}. {hint}")
 
 
@@ -141,14 +142,10 @@ def near_hint(received: str, known: Iterable[str]) -> str:
     >>> near_hint("lr", ["learning_rate", "momentum", "name"])
     "Did you mean 'learning_rate'?"
     """
-    # Of several spellings, prefer the case of the received name.
-    by_case = sorted(known, key=lambda name: (name.islower() == received.islower(), name))
-    spellings = {_letters(name): name for name in by_case}
-    nearness = {name: _nearness(received, name) for name in spellings.values()}
-    nearest = sorted(nearness, key=lambda name: (-nearness[name], name))
-    near = [repr(name) for name in nearest[:_MAX_NEAR] if nearness[name] >= _NEAR]
-    if near:
-        return f"Did you mean {' or '.join(near)}?"
+    found = _by_nearness(received, known)
+    if near := _did_you_mean(found):
+        return near
+    nearest = list(found)
     if len(nearest) <= MAX_ITEMS:
         return f"Known names: {', '.join(sorted(nearest))}."
     return f"The nearest of {len(nearest)} known names: {', '.join(nearest[:_MAX_NEAR])}."
@@ -156,8 +153,22 @@ def near_hint(received: str, known: Iterable[str]) -> str:
 
 def name_hint(received: str, known: Iterable[str]) -> str:
     """Returns a hint for an unknown attribute: names in `known` that are similar, or the page that lists all names."""
-    near = near_hint(received, known)
-    return near if near.startswith("Did you mean") else f"All names: {page_url('genindex')}"
+    return _did_you_mean(_by_nearness(received, known)) or f"All names: {page_url('genindex')}"
+
+
+def _by_nearness(received: str, known: Iterable[str]) -> dict[str, float]:
+    """Returns the nearness of each name, the nearest first."""
+    # Of several spellings, prefer the case of the received name.
+    by_case = sorted(known, key=lambda name: (name.islower() == received.islower(), name))
+    spellings = {_letters(name): name for name in by_case}
+    nearness = {name: _nearness(received, name) for name in spellings.values()}
+    return dict(sorted(nearness.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _did_you_mean(nearness: dict[str, float]) -> str:
+    """Returns a question with the names that are near enough, or an empty string."""
+    near = [repr(name) for name in list(nearness)[:_MAX_NEAR] if nearness[name] >= _NEAR]
+    return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
 def _nearness(received: str, name: str) -> float:
