@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -28,10 +27,11 @@ from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, initial_opt_state, shapes_of
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
-from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data import unpack_x_y_sample_weight
 from trainer.data.reader import Reader
 from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy, get_strategy, has_strategy
+from trainer.engine.model.core import own_steps
 from trainer.engine.model.core.configuration import Configuration
 from trainer.engine.model.core.current_run import CurrentRun
 from trainer.engine.model.core.run_fingerprint import describe_model, describe_step
@@ -39,7 +39,6 @@ from trainer.engine.model.core.state_holder import StateHolder, first_rows
 from trainer.engine.step import output_checks, steps, update_rules
 from trainer.engine.step.compiled_loss import MissingTargetsError
 from trainer.engine.step.compiled_phase import CompiledPhase
-from trainer.engine.step.crossed_rows import crosses_rows
 from trainer.engine.step.input_casts import check_inputs_fit, overflows
 from trainer.engine.step.lowering import StepParts, why_partitioned
 from trainer.metrics.variable import asks_for_value
@@ -322,7 +321,7 @@ class ModelCore:
             self.assert_consistent(f"model for `{_METHODS[kind]}`",
                                    lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
-            _check_signature(step, kind)
+            own_steps.check_signature(step, kind)
             if options.matmul_precision is not None:
                 step = _with_matmul_precision(step, options.matmul_precision)
             phases[kind] = self._remote_phase() if self._is_asynchronous(kind) else CompiledPhase(
@@ -342,18 +341,12 @@ class ModelCore:
             raise ValueError(f"{error} Pass {'`validation_data=(x, y)`, ' * is_validation}`{_METHODS[kind]}(x, y)`, or "
                              "batches `(x, y)`.") from None
         except Exception as error:
-            if asks_for_value(error):
-                _explain_value_in_step(error)
-                raise
-            _explain_gradient(error)
-            output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
+            own_steps.explain(error)
+            if not asks_for_value(error):
+                output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
             raise
         if is_new and kind == "train":
-            if self.overrides("train_step"):
-                self._check_penalties()
-                self._warn_of_inference(state, batch)
-            if self.overrides("train_step") or self.overrides("compute_loss"):
-                self._warn_of_crossed_rows(state, batch)
+            self._check_own_step(state, batch)
         return phases[kind]
 
     def _is_asynchronous(self, kind: str) -> bool:
@@ -372,52 +365,18 @@ class ModelCore:
             functools.partial(  # of values alone: float16 is refused
                 output_checks.check_labels, self.configuration.loss, self.configuration.metrics))
 
-    def _check_penalties(self) -> None:
-        """Raises or warns if a custom `train_step` leaves out penalties or sown losses."""
-        fix = ("The overridden `train_step` does not call `compute_penalties`: add `self.compute_penalties(params, "
-               "model_state)` to its loss, with the parameters to differentiate by and the state that `self.apply` "
-               "returned")
-        if self.configuration.penalties_are_used:
-            return
-        if self.configuration.options.regularizers:
-            raise ValueError(f"`compile` was given `regularizers`, which the training would leave out. {fix}.")
-        if self.module.sows_losses:
-            warnings.warn(f"The module sows into 'losses', which the training may leave out. {fix}, unless it adds "
-                          "what `model_state['losses']` holds.", stacklevel=2)
-
-    def _warn_of_inference(self, state: TrainState, batch: Batch) -> None:
-        """Warns of a custom `train_step` that never says if it trains, where the module differs in training."""
-        if self.configuration.training_arguments != {None}:
-            return
-
-        def digest(training: bool) -> str:
-            return program_digest(lambda state, x: self._model.apply(state.params, state, x, training=training),
-                                  state, unpack_x_y_sample_weight(batch)[0])
-
-        with contextlib.suppress(Exception):  # only the step knows the inputs of its modules
-            in_training, in_inference = digest(True), digest(False)
-            if in_training != in_inference:
-                warnings.warn("The overridden `train_step` calls `self.apply` without `training`: dropout is inactive, "
-                              "and BatchNorm uses its running averages. Write `self.apply(params, state, x, "
-                              "training=True)`, or `training=False` if it is meant.", stacklevel=user_stacklevel())
-
-    def _warn_of_crossed_rows(self, state: TrainState, batch: Batch) -> None:
-        """Warns of a custom loss of labels `(rows,)` and outputs `(rows, 1)` that compares all rows with all."""
-        x, y, sample_weight = unpack_x_y_sample_weight(batch)
-
-        def step(state: TrainState, y: PyTree) -> Any:
-            return steps.train_one_batch(self._model.train_step, replica_context.single_context, state,
-                                         pack_x_y_sample_weight(x, y, sample_weight))
-
-        is_flat = [np.ndim(leaf) == 1 for leaf in jax.tree.leaves(y)]
-        with contextlib.suppress(Exception):  # only the step knows the inputs of its modules
-            outputs = jax.eval_shape(functools.partial(self._outputs, True), state, batch) if any(is_flat) else None
-            if any(leaf.ndim == 2 and leaf.shape[1] == 1 for leaf in jax.tree.leaves(outputs)) and crosses_rows(
-                    jax.make_jaxpr(step)(state, y), [False] * len(jax.tree.leaves(state)) + is_flat):
-                name = "train_step" if self.overrides("train_step") else "compute_loss"
-                warnings.warn(f"`{name}` combines labels of shape (rows,) with outputs of shape (rows, 1), which "
-                              "NumPy's rules make (rows, rows): each output meets the labels of all rows. Write "
-                              "`y_pred[:, 0]`, or give labels of shape (rows, 1).", stacklevel=user_stacklevel())
+    def _check_own_step(self, state: TrainState, batch: Batch) -> None:
+        """Raises or warns if a traced train step of the user has a mistake that its trace shows."""
+        configuration, model = self.configuration, self._model
+        if self.overrides("train_step"):
+            if not configuration.penalties_are_used:
+                own_steps.check_penalties(bool(configuration.options.regularizers), self.module.sows_losses)
+            if configuration.training_arguments == {None}:
+                own_steps.warn_of_inference(model.apply, state, batch)
+        if self.overrides("train_step") or self.overrides("compute_loss"):
+            own_steps.warn_of_crossed_rows(
+                "train_step" if self.overrides("train_step") else "compute_loss", model.train_step,
+                functools.partial(self._outputs, True), state, batch)
 
     def why_partitioned(self, kind: str, shapes: TrainState, batch: Batch) -> str | None:
         """Returns the reason, as a clause, why a step on a batch is partitioned; None if it is replicated."""
@@ -460,37 +419,6 @@ class ModelCore:
             lambda: run_once(apply, self.state.current, eager=configuration.options.eager),
             None if configuration.options.eager else lambda: jax.make_jaxpr(apply)(self.state.state_or_shapes))
         configuration.outputs_are_checked = True
-
-
-def _check_signature(step: Callable[..., Any], kind: str) -> None:
-    """Raises TypeError for a step with other arguments, such as Keras's `train_step(self, data)`."""
-    signature = inspect.signature(step)
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        returned = {"train": "(logs, state)", "test": "logs", "predict": "outputs"}[kind]
-        raise TypeError(
-            f"`{kind}_step(self, state, batch)` must take a state and a batch, and return {returned}. Received: "
-            f"{kind}_step{signature}. `trainer.unpack_x_y_sample_weight(batch)` gives x, y and weights.") from None
-
-
-def _explain_value_in_step(error: Exception) -> None:
-    """Puts advice before the message of JAX's error about code that asks for the value of an array."""
-    error.args = (
-        "The step asks for the value of an array, which has none while the step is traced. Print with "
-        '`jax.debug.print("{}", loss)`, compute with `jnp` in place of `np`, `float` and `if`, or compile with '
-        f"run_eagerly=True to look. {see('traced-value')} JAX says: {error}", *error.args[1:])
-
-
-def _explain_gradient(error: Exception) -> None:
-    """Adds a note to JAX's errors about a loss with further results, and to PyTorch's way to a gradient."""
-    text = str(error)
-    if "Gradient only defined for scalar-output functions. Output was (" in text:
-        error.add_note("A loss that returns `(loss, others)` needs `jax.value_and_grad(loss, has_aux=True)`, which "
-                       "returns `((loss, others), gradients)`.")
-    elif "has no attribute backward" in text:
-        error.add_note("JAX differentiates functions: `loss, grads = jax.value_and_grad(loss_of)(state.params)`, then "
-                       "`state.apply_gradients(grads)`.")
 
 
 def _with_matmul_precision(step: Callable[..., Any], name: str) -> Callable[..., Any]:
