@@ -26,7 +26,7 @@ from trainer.distribute.replica import collectives
 from trainer.distribute.replica.partitioned import PartitionedContext
 from trainer.engine.model.core import model_core
 from trainer.engine.step import lowering, steps
-from trainer.engine.step.execution import Execution
+from trainer.engine.step.step_functions import StepFunctions
 from trainer.testing import assert_strategies_equal
 
 FEW, ALL = range(30), range(300)
@@ -157,8 +157,8 @@ def without_collectives(monkeypatch):
 
 
 def with_repeated_rows(monkeypatch):
-    one_batch = Execution._one_batch
-    monkeypatch.setattr(Execution, "_one_batch", lambda self, rows, state, batch: one_batch(
+    one_batch = StepFunctions._one_batch
+    monkeypatch.setattr(StepFunctions, "_one_batch", lambda self, rows, state, batch: one_batch(
         self, steps.rows_of(batch), state, batch))
 
 

@@ -132,7 +132,7 @@ def compiled_as_fit_does(case: Case) -> Any:
     phase, steps = planned.phase, planned.phase.steps_per_execution
     stack = jax.tree.map(lambda leaf: np.stack([leaf] * steps), case.batch)
     group = phase.place_group(Group(stack, steps, ROWS, first=0))
-    execute = phase.executable(phase.empty_logs, group=group, guard=phase.new_guard(), timing=Timing())
+    execute = phase.executable(phase.empty_logs, group=group, guard=phase.new_guard(shapes=1), timing=Timing())
     return execute.args[0]
 
 

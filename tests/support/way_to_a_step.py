@@ -1,6 +1,7 @@
-"""The way from `Model.fit` to a compiled step, traced: `python -m tests.support.way_to_a_step` draws it.
+"""The ways from `Model.fit` to a step and to the module, traced: `python -m tests.support.way_to_a_step` draws them.
 
-CONTRIBUTING shows the drawing. It has the functions on the stack at the step, and those that make many calls.
+CONTRIBUTING shows both drawings. The first, of a second `fit`, has the functions on the stack at the step, and those
+that make many calls. The other is the stack of a first `fit` at the call of the module, while the step is traced.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from flax import linen as nn
 import trainer
 
 ROOT = os.path.dirname(trainer.__file__) + os.sep
-MANY_CALLS = 8
+MANY_CALLS = 7
 
 
 class Call(NamedTuple):
@@ -77,6 +78,29 @@ def traced() -> list[Call]:
     return [call._replace(is_on_stack=any(frame is each for each in stack)) for call, frame in calls]
 
 
+def stack_at_module() -> list[Call]:
+    """Returns the functions of the trainer on the stack when a first `fit` differentiates the module, from the top."""
+    stack: list[Call] = []
+
+    class Probe(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            frames, frame = [], sys._getframe()
+            while (frame := frame.f_back) is not None:
+                frames.append(frame)
+            names = [each.f_code.co_qualname for each in frames]
+            if "train_one_batch" in names and not stack:
+                ours = [each.f_code for each in reversed(frames) if each.f_code.co_filename.startswith(ROOT)]
+                stack.extend(Call(depth, code.co_qualname, code.co_filename.removeprefix(ROOT).replace(os.sep, "/"))
+                             for depth, code in enumerate(ours))
+            return nn.Dense(3)(x)
+
+    model = trainer.Model(Probe())
+    model.compile("adam", "mse", metrics=["mae"])
+    model.fit(np.ones((64, 8), np.float32), np.ones((64, 3), np.float32), batch_size=32, verbose=0)
+    return stack
+
+
 def drawn(calls: list[Call]) -> str:
     """Returns the picture: a tree of the calls that are on the stack, or make at least `MANY_CALLS` themselves."""
     shown: list[Call] = []
@@ -90,7 +114,19 @@ def drawn(calls: list[Call]) -> str:
                      for call in shown)
 
 
+def drawn_stack(stack: list[Call]) -> str:
+    """Returns a line for each function of a stack, without closures, from `prepared_phase` to the first of a module."""
+    names = [call.function for call in stack]
+    first = names.index("ModelCore.prepared_phase")
+    last = next(index for index, call in enumerate(stack) if call.file.startswith("core/modules/"))
+    shown = [call for call in stack[first:last + 1] if "<locals>" not in call.function]
+    width = max(len(call.function) for call in shown) + 2
+    return "\n".join(f"{call.function:<{width}}{call.file}" for call in shown)
+
+
 if __name__ == "__main__":
     found = traced()
     print(f"{len(found)} calls in {len({call.file for call in found})} files")
     print(drawn(found))
+    print()
+    print(drawn_stack(stack_at_module()))

@@ -32,7 +32,7 @@ class CompileGuard:
       shapes: number of shapes that the data are known to have.
     """
 
-    def __init__(self, mode: str | int, step: str, shapes: int = 1):
+    def __init__(self, mode: str | int, step: str, shapes: int):
         self._mode = "warn" if isinstance(mode, int) else mode
         self._shapes = max(shapes, mode) if isinstance(mode, int) else shapes
         self._step = step

@@ -80,7 +80,7 @@ class Shuffle:
     def _permutation(self, pass_index: int) -> np.ndarray:
         # The result of `generator_of_pass(...).permutation(length)`, in half the memory if int32 suffices.
         numbers = np.arange(self._length, dtype=np.int32 if self._length <= np.iinfo(np.int32).max else np.int64)
-        np.random.default_rng([self._seed, pass_index]).shuffle(numbers)
+        generator_of_pass(self._seed, pass_index).shuffle(numbers)
         return numbers
 
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import Sharding
 
 from trainer.core import errors
 from trainer.core.calls.entry_points import explains_arguments
@@ -116,11 +115,6 @@ def is_described(device: jax.Device) -> bool:
 def kind_of(device: jax.Device) -> str | None:
     """Returns the key in `GPU_KINDS` of a device's kind; None for other devices."""
     return next((kind for kind, gpu in GPU_KINDS.items() if gpu.name == device.device_kind), None)
-
-
-def are_described(sharding: Sharding) -> bool:
-    """Returns whether the devices of a sharding are only described."""
-    return is_described(next(iter(sharding.device_set)))
 
 
 def _is_there(module: str) -> bool:

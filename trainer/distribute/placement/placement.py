@@ -18,7 +18,7 @@ from trainer.data.resident import ResidentBatches, gathered
 from trainer.data.sources.arrays import aligned_empty, assign, canonical_dtype, is_aligned, map_casting
 from trainer.data.sources.batches import ResumeToken
 from trainer.data.sources.host_arrays import HostArrays
-from trainer.distribute.placement.described import are_described
+from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.device_memory import retried
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
@@ -83,7 +83,7 @@ def to_devices(tree: PyTree, shardings: Any) -> Any:
       tree: host arrays, or JAX arrays, whose buffers the result may share.
       shardings: a sharding, or a tree of shardings like `tree`.
     """
-    if any(map(are_described, jax.tree.leaves(shardings)[:1])):
+    if any(is_described(next(iter(each.device_set))) for each in jax.tree.leaves(shardings)[:1]):
         if isinstance(shardings, Sharding):
             return jax.tree.map(lambda leaf: shape_on(leaf, shardings), tree)
         return jax.tree.map(shape_on, tree, shardings)
@@ -96,7 +96,7 @@ def to_devices(tree: PyTree, shardings: Any) -> Any:
 
 def batches_to_devices(batches: PyTree, sharding: Sharding) -> Any:
     """Returns host arrays placed as by `to_devices`, in half the time, because every iteration of the loop calls it."""
-    if are_described(sharding):
+    if is_described(next(iter(sharding.device_set))):
         return to_devices(batches, sharding)
     # JAX regards this transfer as implicit, but the trainer requests it.
     with jax.transfer_guard_host_to_device("allow"):

@@ -83,14 +83,14 @@ def fit(
         validation_names = _distinct([f"val_{name}" for test in tests for name in test.log_names])
         core.assert_consistent("training", lambda: describe_training(
             reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
-            logs=", ".join(train.phase.log_names), validation_freq=validation_freq, **limits.describe()))
+            logs=", ".join(train.compiled.log_names), validation_freq=validation_freq, **limits.describe()))
         is_each_validated = validations >= epochs - initial_epoch
         in_batches = train.log_names
         in_each = [*in_batches, *(validation_names if is_each_validated else [])]
         in_some = [*in_batches, *(validation_names if is_each_validated or validations else [])]
         callbacks.check_monitors(in_some, in_each, in_batches)
         run = TrainingRun(
-            core, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing, limits)
+            core, reader, validation, callbacks, train.compiled.empty_logs, (initial_epoch, epochs), timing, limits)
         validator = functools.partial(_evaluate, tests, callbacks) if tests else None
         with run, core.run.validating(validator, list(validation)):
             with timing.callbacks:
@@ -110,8 +110,8 @@ def fit(
                 if not run.is_epoch_over:
                     if epoch + 1 < epochs:
                         reader.draw_ahead(epoch + 1)
-                    _run_epoch(train, callbacks, epoch, run.batch, run.running_logs, run.trained, run.last_batch,
-                               next(iter(tests), None))
+                    _run_epoch(train, callbacks, epoch, run.batch, run.running_logs, reached=run.trained,
+                               last_of_run=run.last_batch, next_phase=next(iter(tests), None))
                     if epoch + 1 < epochs and not core.stops("train"):
                         train.look_ahead(epoch + 1)
                 logs = train.lazy_logs(run.running_logs)
@@ -147,28 +147,28 @@ def evaluate(core: ModelCore, readers: Mapping[str, Reader], callbacks: Callback
 def _evaluate(
     tests: Sequence[RunningPhase], callbacks: CallbackList, reached: Reached | None = None
 ) -> dict[str, Any]:
-    return {name: value for inputs in tests for name, value in _evaluate_set(inputs, callbacks, reached).items()}
+    return {name: value for phase in tests for name, value in _evaluate_set(phase, callbacks, reached).items()}
 
 
-def _evaluate_set(inputs: RunningPhase, callbacks: CallbackList, reached: Reached | None) -> dict[str, Any]:
-    inputs.core.set_stops("test", False)
-    with inputs.timing.callbacks:
+def _evaluate_set(phase: RunningPhase, callbacks: CallbackList, reached: Reached | None) -> dict[str, Any]:
+    phase.core.set_stops("test", False)
+    with phase.timing.callbacks:
         callbacks.on_test_begin()
-    with inputs.timing.data:
-        inputs.reader.peek()  # raises if a generator is exhausted
-    running = _run_epoch(inputs, callbacks, epoch=0, reached=reached)
-    logs = inputs.lazy_logs(running)
-    _store_metrics(inputs, running, logs)
-    with inputs.timing.callbacks:
+    with phase.timing.data:
+        phase.reader.peek()  # raises if a generator is exhausted
+    running = _run_epoch(phase, callbacks, epoch=0, reached=reached)
+    logs = phase.lazy_logs(running)
+    _store_metrics(phase, running, logs)
+    with phase.timing.callbacks:
         callbacks.on_test_end(logs)
         return dict(logs)
 
 
-def _store_metrics(inputs: RunningPhase, running: RunningLogs, logs: Mapping[str, Any]) -> None:
+def _store_metrics(phase: RunningPhase, running: RunningLogs, logs: Mapping[str, Any]) -> None:
     """Gives metric objects their results over an epoch, which Keras's metrics have after a run."""
-    inputs.phase.store_metrics(running)
-    if (loss := f"{inputs.prefix}loss") in logs:
-        inputs.core.note_loss(logs[loss])
+    phase.compiled.store_metrics(running)
+    if (loss := f"{phase.prefix}loss") in logs:
+        phase.core.note_loss(logs[loss])
 
 
 @contextlib.contextmanager
@@ -197,26 +197,26 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
     """
     core.set_stops("predict", False)
     with core.run.timed(call="predict") as timing:
-        inputs = start_phase(core, "predict", reader, passes=1)
+        phase = start_phase(core, "predict", reader, passes=1)
         core.assert_consistent("data for `predict`", lambda: describe_data(reader))
         with timing.callbacks:
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
         agrees = core.strategy.spans_processes and callbacks.may_stop_differently("predict")
-        with inputs.groups(epoch=0) as groups:
-            for group in _agreed_on(inputs, _awaited(inputs, groups)):
-                programs = inputs.phase.programs.count
-                executable = inputs.phase.executable(group=group, guard=inputs.guard, timing=timing)
+        with phase.groups(epoch=0) as groups:
+            for group in _agreed_on(phase, _awaited(phase, groups)):
+                programs = phase.compiled.programs.count
+                executable = phase.compiled.executable(group=group, guard=phase.guard, timing=timing)
                 outputs = executable(core.state.current)
-                if group.first == 0 and inputs.phase.programs.count > programs:
-                    _precompile(inputs, inputs.reader.group_size)
+                if group.first == 0 and phase.compiled.programs.count > programs:
+                    _precompile(phase, phase.reader.group_size)
                 timing.begin_steps(group.count)
                 with timing.callbacks:
                     count = _call_after_prediction(core, callbacks, group, outputs)
                 ahead.append((group, outputs, count))
-                inputs.in_flight.append(jax.tree.leaves(outputs)[0])
+                phase.in_flight.append(jax.tree.leaves(outputs)[0])
                 if len(ahead) > MAX_IN_FLIGHT:
-                    inputs.in_flight.popleft()
+                    phase.in_flight.popleft()
                     yield from _on_host(*ahead.popleft(), timing)
                 if _stops(core, "predict", agrees):
                     break
@@ -246,11 +246,11 @@ def _call_after_prediction(core: ModelCore, callbacks: CallbackList, group: Plac
 def run_on_batch(core: ModelCore, kind: Phase, reader: Reader) -> dict[str, Any]:
     """Runs the only batch of `reader` outside of any epoch; returns its logs on the host."""
     with core.run.timed(call=f"{kind}_on_batch", trains=kind == "train"):
-        inputs = start_phase(core, kind, reader, passes=1)
-        group, = inputs.stacks([inputs.phase.place_group(next(reader.read(0)))])
-        with inputs.interrupts:
-            running = _execute(inputs, group, 0, 1, inputs.phase.empty_logs)
-        return inputs.phase.fetch_results(running)
+        phase = start_phase(core, kind, reader, passes=1)
+        group, = phase.stacks([phase.compiled.place_group(next(reader.read(0)))])
+        with phase.interrupts:
+            running = _execute(phase, group, 0, 1, phase.compiled.empty_logs)
+        return phase.compiled.fetch_results(running)
 
 
 def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_sample: bool) -> None:
@@ -260,74 +260,74 @@ def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_
     of such batches.
     """
     with core.run.timed() as timing:
-        inputs = start_phase(core, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
-        running = () if kind == "predict" else (inputs.phase.empty_logs,)
+        phase = start_phase(core, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
+        running = () if kind == "predict" else (phase.compiled.empty_logs,)
         if reader.arrays is not None and reader.num_batches is not None and not is_sample:
-            programs = _programs_of_arrays(inputs, reader.group_size)
+            programs = _programs_of_arrays(phase, reader.group_size)
         else:
             if is_sample:  # treated as the output of a pipeline, although it is an array
-                reader.group_size = inputs.phase.steps_per_execution
+                reader.group_size = phase.compiled.steps_per_execution
             buffer = GroupBuffer(reader.capacity)
             buffer.begin(reader.peek(), 0)
-            programs = ((group, 1) for group in inputs.stacks([inputs.phase.place_group(buffer.take())]))
+            programs = ((group, 1) for group in phase.stacks([phase.compiled.place_group(buffer.take())]))
         for group, steps in programs:
-            inputs.phase.executable(*running, group=group, guard=inputs.guard, timing=timing, stop=steps)
+            phase.compiled.executable(*running, group=group, guard=phase.guard, timing=timing, stop=steps)
         if running:
-            inputs.phase.fetch_results(inputs.phase.empty_logs)
+            phase.compiled.fetch_results(phase.compiled.empty_logs)
 
 
-def _programs_of_arrays(inputs: RunningPhase, steps: int) -> Iterator[tuple[PlacedGroup, int]]:
+def _programs_of_arrays(phase: RunningPhase, steps: int) -> Iterator[tuple[PlacedGroup, int]]:
     """Yields groups and step counts: whole executions, a shorter last execution, and a last batch of fewer rows."""
-    reader = inputs.reader
+    reader = phase.reader
     batches = reader.num_batches
     assert batches is not None, "arrays of a known number of batches"
-    first, last = (next(reader.read(0, start, inputs.numbers_of)) for start in (0, batches - 1))
+    first, last = (next(reader.read(0, start, phase.numbers_of)) for start in (0, batches - 1))
     whole = batches - (last.rows != first.rows)
-    placed = next(inputs.stacks([inputs.phase.place_group(first, inputs.arrays)]))
+    placed = next(phase.stacks([phase.compiled.place_group(first, phase.arrays)]))
     yield placed, min(steps, whole)
     if whole > steps and whole % steps:
         yield placed, whole % steps
     if last.rows != first.rows:
-        yield next(inputs.stacks([inputs.phase.place_group(last, inputs.arrays)])), 1
+        yield next(phase.stacks([phase.compiled.place_group(last, phase.arrays)])), 1
 
 
-def _precompile(inputs: RunningPhase, steps: int) -> None:
+def _precompile(phase: RunningPhase, steps: int) -> None:
     """Starts to compile the programs of an epoch over arrays while accelerators compute, so that no epoch waits."""
-    phase, reader = inputs.phase, inputs.reader
-    if phase.precompiles_in_background and reader.arrays is not None and reader.num_batches is not None:
-        running = () if inputs.kind == "predict" else (phase.empty_logs,)
-        for group, count in _programs_of_arrays(inputs, steps):
-            phase.precompile(*running, group=group, guard=inputs.guard, timing=inputs.timing, steps=count)
+    compiled, reader = phase.compiled, phase.reader
+    if compiled.precompiles_in_background and reader.arrays is not None and reader.num_batches is not None:
+        running = () if phase.kind == "predict" else (compiled.empty_logs,)
+        for group, count in _programs_of_arrays(phase, steps):
+            compiled.precompile(*running, group=group, guard=phase.guard, timing=phase.timing, steps=count)
 
 
 def _run_epoch(
-    inputs: RunningPhase, callbacks: CallbackList, epoch: int, batch: int = 0, running: RunningLogs | None = None,
+    phase: RunningPhase, callbacks: CallbackList, epoch: int, batch: int = 0, running: RunningLogs | None = None,
     reached: Reached | None = None, last_of_run: int | None = None, next_phase: RunningPhase | None = None,
 ) -> RunningLogs:
     """Runs an epoch from a batch and its running logs on; no execution crosses `last_of_run`; returns the logs."""
-    core, kind, timing = inputs.core, inputs.kind, inputs.timing
-    running = inputs.phase.empty_logs if running is None else running
+    core, kind, timing = phase.core, phase.kind, phase.timing
+    running = phase.compiled.empty_logs if running is None else running
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = core.strategy.spans_processes and callbacks.may_stop_differently(kind)
-    one_by_one, begun = per_batch and not inputs.phase.is_asynchronous, batch
-    if inputs.arrays is not None and callbacks.run_user_code():  # which may write to the data
-        inputs.replace_stale_arrays()
+    one_by_one, begun = per_batch and not phase.compiled.is_asynchronous, batch
+    if phase.arrays is not None and callbacks.run_user_code():  # which may write to the data
+        phase.replace_stale_arrays()
     one_by_one = _stops(core, kind, agrees) or one_by_one  # after an earlier stop, the epoch ends after a single batch
-    with inputs.interrupts, inputs.groups(epoch, batch) as groups:
-        for group, start, stop in _executions(inputs, groups, callbacks, one_by_one, last_of_run):
+    with phase.interrupts, phase.groups(epoch, batch) as groups:
+        for group, start, stop in _executions(phase, groups, callbacks, one_by_one, last_of_run):
             first, last = group.first + start, group.first + stop - 1
             if per_batch:
                 with timing.callbacks:
                     getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
-            programs, is_first = inputs.phase.programs.count, batch == begun
-            running = _execute(inputs, group, start, stop, running)
-            if is_first and inputs.phase.programs.count > programs:
-                _precompile(inputs, 1 if one_by_one else inputs.reader.group_size)
-                if next_phase is not None and next_phase.phase.programs.count == 0:  # else compiled by an earlier run
+            programs, is_first = phase.compiled.programs.count, batch == begun
+            running = _execute(phase, group, start, stop, running)
+            if is_first and phase.compiled.programs.count > programs:
+                _precompile(phase, 1 if one_by_one else phase.reader.group_size)
+                if next_phase is not None and not next_phase.compiled.programs.count:  # else compiled by an earlier run
                     _precompile(next_phase, next_phase.reader.group_size)
-            _queue(inputs, group, stop - start, running)
+            _queue(phase, group, stop - start, running)
             with timing.callbacks:
-                logs = inputs.lazy_logs(running)
+                logs = phase.lazy_logs(running)
                 if per_batch:
                     getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
                 callbacks.on_execution_end(kind, last, logs)
@@ -336,39 +336,39 @@ def _run_epoch(
             batch = last + 1
             if _stops(core, kind, agrees):
                 break
-    _agree_on_batches(inputs, {"batches of the epoch": str(batch)})
+    _agree_on_batches(phase, {"batches of the epoch": str(batch)})
     return running
 
 
-def _agree_on_batches(inputs: RunningPhase, description: Mapping[str, str]) -> None:
+def _agree_on_batches(phase: RunningPhase, description: Mapping[str, str]) -> None:
     """Raises ClusterError in all processes, before they could deadlock, if the positions of their pipelines differ."""
-    core, timing = inputs.core, inputs.timing
-    if core.strategy.spans_processes and inputs.reader.arrays is None:
+    core, timing = phase.core, phase.timing
+    if core.strategy.spans_processes and phase.reader.arrays is None:
         with timing.agreement():
             core.strategy.process_group.assert_consistent("data", lambda: description)
 
 
-def _agreed_on(inputs: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
+def _agreed_on(phase: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
     """Checks that every process has the next group, because `predict` gathers a group's outputs from all of them."""
     for group in groups:
         last = group.first + group.count - 1
-        _agree_on_batches(inputs, {"next batches": f"{group.first} to {last} ({group.rows} rows each)"})
+        _agree_on_batches(phase, {"next batches": f"{group.first} to {last} ({group.rows} rows each)"})
         yield group
-    _agree_on_batches(inputs, {"next batches": "none"})
+    _agree_on_batches(phase, {"next batches": "none"})
 
 
 def _executions(
-    inputs: RunningPhase, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool, last: int | None
+    phase: RunningPhase, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool, last: int | None
 ) -> Iterator[tuple[PlacedGroup, int, int]]:
     """Yields the batches of each execution, which ends at callbacks' sync points and at the run's `last` batch."""
     has_sync_points = callbacks.wants("next_sync_step")
     # In a group of many executions, these have the same bounds as if each had its own group.
-    steps = 1 if one_by_one else inputs.reader.group_size
-    for group in _awaited(inputs, groups):
+    steps = 1 if one_by_one else phase.reader.group_size
+    for group in _awaited(phase, groups):
         start = 0
         while start < group.count:
             stop = min((start // steps + 1) * steps, group.count)
-            sync_step = callbacks.next_sync_step(inputs.kind, group.first + start) if has_sync_points else None
+            sync_step = callbacks.next_sync_step(phase.kind, group.first + start) if has_sync_points else None
             for number in (sync_step, last):
                 if number is not None:
                     stop = min(stop, number - group.first + 1)
@@ -376,44 +376,44 @@ def _executions(
             start = stop
 
 
-def _awaited(inputs: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
+def _awaited(phase: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
     while True:
-        with inputs.timing.data:
+        with phase.timing.data:
             group = next(groups, None)
         if group is None:
             return
         yield group
 
 
-def _execute(inputs: RunningPhase, group: PlacedGroup, start: int, stop: int, running: RunningLogs) -> RunningLogs:
-    held, timing = inputs.core.state, inputs.timing
-    executable = inputs.phase.executable(
-        running, group=group, guard=inputs.guard, timing=timing, start=start, stop=stop)
+def _execute(phase: RunningPhase, group: PlacedGroup, start: int, stop: int, running: RunningLogs) -> RunningLogs:
+    held, timing = phase.core.state, phase.timing
+    executable = phase.compiled.executable(
+        running, group=group, guard=phase.guard, timing=timing, start=start, stop=stop)
     # Waits for weights that were pending during the compilation.
-    state = held.current if inputs.kind == "test" else held.take_for_donation()
+    state = held.current if phase.kind == "test" else held.take_for_donation()
     timing.begin_steps(stop - start)
-    if inputs.kind == "test":
+    if phase.kind == "test":
         return executable(state, running)
     # A train step donates the old state: Ctrl-C before the new state is stored would leave the model without a state.
     # An asynchronous step donates nothing, and may take long.
-    with contextlib.nullcontext() if inputs.phase.is_asynchronous else inputs.interrupts.deferred:
+    with contextlib.nullcontext() if phase.compiled.is_asynchronous else phase.interrupts.deferred:
         state, running = executable(state, running)
         held.set(state)
     timing.rows += group.rows * (stop - start)
     return running
 
 
-def _queue(inputs: RunningPhase, group: PlacedGroup, steps: int, running: RunningLogs) -> None:
+def _queue(phase: RunningPhase, group: PlacedGroup, steps: int, running: RunningLogs) -> None:
     """Records the start of an execution of some batches of `group`, and waits until few enough are queued."""
-    most, strategy = MAX_IN_FLIGHT, inputs.core.strategy
+    most, strategy = MAX_IN_FLIGHT, phase.core.strategy
     if 1 < steps == group.count:
         most = MAX_WHOLE_GROUPS_IN_FLIGHT
     elif steps == 1 < group.count and not (strategy.is_on_cpu and strategy.mesh.size > 1):  # which can deadlock
         most = MAX_SINGLE_STEPS_IN_FLIGHT
-    in_flight = inputs.in_flight  # includes the previous epoch
+    in_flight = phase.in_flight  # includes the previous epoch
     in_flight.append(running.sums["float32"])  # exists even without logs
     while len(in_flight) > most:
-        with inputs.timing.device:
+        with phase.timing.device:
             in_flight.popleft().block_until_ready()
 
 

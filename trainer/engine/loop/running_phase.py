@@ -39,7 +39,7 @@ class RunningPhase:
 
     Attributes:
       core: the model.
-      phase: the compiled step.
+      compiled: the compiled step.
       passes: number of passes over the batches.
       data_on_device: whether `data_on_device=True` refers to these batches.
       guard: watches the compilations of the run.
@@ -55,7 +55,7 @@ class RunningPhase:
 
     core: ModelCore
     kind: Phase
-    phase: CompiledPhase
+    compiled: CompiledPhase
     reader: Reader
     passes: int
     data_on_device: bool
@@ -146,7 +146,7 @@ class RunningPhase:
         if not self.values_are_checked:
             rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
             self.core.check_values(self.kind, self.reader.rows(rows) if self.arrays is not None else rows)
-        return self.phase.place_group(group, self.arrays)
+        return self.compiled.place_group(group, self.arrays)
 
     @property
     def _reads_ahead(self) -> bool:
@@ -162,7 +162,7 @@ class RunningPhase:
     @property
     def log_names(self) -> list[str]:
         """The names of the logs."""
-        return [self.prefix + name for name in self.phase.log_names]
+        return [self.prefix + name for name in self.compiled.log_names]
 
     def lazy_logs(self, running: RunningLogs) -> LazyLogs:
         """Returns logs that are fetched when read."""
@@ -173,21 +173,21 @@ class RunningPhase:
 class _Results:
     """The values of running logs, computed once; small, because each execution has its own."""
 
-    __slots__ = ("_begun", "_inputs", "_running")
+    __slots__ = ("_begun", "_phase", "_running")
 
-    def __init__(self, inputs: RunningPhase, running: RunningLogs):
-        self._inputs = inputs
+    def __init__(self, phase: RunningPhase, running: RunningLogs):
+        self._phase = phase
         self._running = running
         self._begun: dict[str, jax.Array] | None = None
 
     def begin(self) -> dict[str, jax.Array]:
         if self._begun is None:
-            begun = self._inputs.phase.begin_results(self._running)
-            self._begun = {self._inputs.prefix + name: value for name, value in begun.items()}
+            begun = self._phase.compiled.begin_results(self._running)
+            self._begun = {self._phase.prefix + name: value for name, value in begun.items()}
         return self._begun
 
     def fetch(self) -> dict[str, Any]:
-        with self._inputs.timing.device:
+        with self._phase.timing.device:
             return on_host(self.begin())
 
 
@@ -215,12 +215,12 @@ def start_phase(
     if shares:
         core.assert_consistent("data", lambda: {"first batch": "there"})
     with timing.compile:
-        phase = core.prepared_phase(kind, batch)
-    reader.group_size = phase.steps_per_execution
-    inputs = RunningPhase(core, kind, phase, reader, passes, data_on_device, phase.new_guard(reader.num_shapes), timing,
-                        f"{name}_" if name else "")
-    inputs.place_arrays()
-    return inputs
+        compiled = core.prepared_phase(kind, batch)
+    reader.group_size = compiled.steps_per_execution
+    phase = RunningPhase(core, kind, compiled, reader, passes, data_on_device,
+                         compiled.new_guard(reader.num_shapes), timing, f"{name}_" if name else "")
+    phase.place_arrays()
+    return phase
 
 
 def _batches_at_once(steps_per_execution: int, rows: int) -> int:

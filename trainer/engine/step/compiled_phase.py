@@ -22,11 +22,11 @@ from trainer.distribute import Strategy
 from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import PlacedGroup, to_devices
 from trainer.engine.step import running_logs, steps
-from trainer.engine.step.execution import Execution
 from trainer.engine.step.fusing import affordable_steps
 from trainer.engine.step.lowering import WhyPartitioned, shapes_key
 from trainer.engine.step.programs import Programs
 from trainer.engine.step.running_logs import RunningLogs
+from trainer.engine.step.step_functions import StepFunctions
 
 
 def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
@@ -66,11 +66,11 @@ class CompiledPhase:
         self._kind, self._strategy, self._eager = kind, strategy, eager
         self._requested = 1 if eager else steps_per_execution
         self._compile_guard = compile_guard
-        self._execution = Execution(kind, user_step, strategy, eager, why_partitioned)
-        self.constants = self._execution.constants
-        self.programs = Programs(kind, self._execution, strategy, strategy.compiler_options(deterministic))
+        self._functions = StepFunctions(kind, user_step, strategy, eager, why_partitioned)
+        self.constants = self._functions.constants
+        self.programs = Programs(kind, self._functions, strategy, strategy.compiler_options(deterministic))
         self._first_batch: Any = None  # its shapes
-        self._affordable: dict[Any, int] = {}  # number of steps to fuse, by the shapes of a batch
+        self._fused: dict[Any, int] = {}  # number of steps to fuse, by the shapes of a batch
         self._cost: Callable[[], Cost] | None = None  # of a step
         self._text: Callable[[], str] | None = None  # of a step, before XLA compiles it
         self._results: Any = None  # a compiled function, after `trace`
@@ -92,15 +92,15 @@ class CompiledPhase:
           batch: the first batch of a run.
         """
         spec = shapes_key(batch)
-        if spec not in self._affordable:
-            self._execution.set_state_shapes(state)
+        if spec not in self._fused:
+            self._functions.set_state_shapes(state)
             rows = steps.rows_of(batch)
             stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
             placed = self.place_group(Group(stack, count=1, rows=rows, first=0)).data
             if self._eager:
-                shapes, cost = self._execution.one_step(rows, state, placed), None
+                shapes, cost = self._functions.one_step(rows, state, placed), None
             else:
-                traced = self._execution.traced_step(rows, placed)
+                traced = self._functions.traced_step(rows, placed)
                 shapes, cost = traced.out_info, functools.cache(lambda: self._cost_of_replica(traced.jaxpr, batch))
                 self._text = self._text or (lambda: traced.lower().as_text())
             if self._first_batch is None:
@@ -108,14 +108,14 @@ class CompiledPhase:
             if self.empty_logs is None and self._kind != "predict":
                 self._learn_logs(shapes[1] if self._kind == "train" else shapes[0])
             added = (placed, shapes) if self._kind == "predict" else placed
-            self._affordable[spec] = (
-                self._affordable_steps(cost, added) if self._requested == "auto" else int(self._requested))
-        self.steps_per_execution = self._affordable[spec]
+            self._fused[spec] = (
+                self._steps_to_fuse(cost, added) if self._requested == "auto" else int(self._requested))
+        self.steps_per_execution = self._fused[spec]
 
     @property
     def partitioned_because(self) -> str | None:
         """The reason why the step on a first batch is partitioned; None if it is replicated."""
-        return self._execution.why_partitioned(self._first_batch)
+        return self._functions.why_partitioned(self._first_batch)
 
     @property
     def step_cost(self) -> Cost | None:
@@ -133,10 +133,10 @@ class CompiledPhase:
 
     def _cost_of_replica(self, program: ClosedJaxpr, batch: PyTree) -> Cost:
         cost = cost_of(program)
-        is_replicated = self._execution.why_partitioned(batch) is None
+        is_replicated = self._functions.why_partitioned(batch) is None
         return cost if is_replicated else cost.divided_by(self._strategy.num_replicas_in_sync)
 
-    def _affordable_steps(self, cost: Callable[[], Cost] | None, stacked: PyTree) -> int:
+    def _steps_to_fuse(self, cost: Callable[[], Cost] | None, stacked: PyTree) -> int:
         assert cost is not None, "an eager step is not fused"
         return affordable_steps(cost(), stacked, self._strategy.is_on_cpu)
 
@@ -175,8 +175,8 @@ class CompiledPhase:
         """Returns a group of batches placed on the devices; see `Strategy.place_group`."""
         return self._strategy.place_group(group, arrays)
 
-    def new_guard(self, shapes: int = 1) -> CompileGuard:
-        """Returns a guard of the compilations of a run."""
+    def new_guard(self, shapes: int) -> CompileGuard:
+        """Returns a guard of the compilations of a run over data of some shapes."""
         return CompileGuard(self._compile_guard, f"{self._kind} step", shapes)
 
     @property
@@ -206,7 +206,7 @@ class CompiledPhase:
         """
         stop = group.count if stop is None else stop
         if self._eager:
-            execute = self._execution.function(group.rows, stack_length(group.data) > 1, None)
+            execute = self._functions.function(group.rows, stack_length(group.data) > 1, None)
         else:
             execute = self.programs.get(running, group, stop - start, guard, timing)
         place = self._strategy.place_number

@@ -18,9 +18,9 @@ from trainer.data.sources.arrays import DataError
 from trainer.data.stream import named
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import PlacedGroup
-from trainer.engine.step.execution import MAX_PROGRAMS, Execution
 from trainer.engine.step.gathered_rows import gathered_bytes, log_gathered
 from trainer.engine.step.running_logs import RunningLogs
+from trainer.engine.step.step_functions import MAX_PROGRAMS, StepFunctions
 
 KNOWN_COUNTS = 2  # constant step counts per shape: of a whole execution, and of the last execution of an epoch
 
@@ -29,7 +29,7 @@ class Programs:
     """The compiled programs of a phase: the `MAX_PROGRAMS` last used. A dropped program is compiled again when needed.
 
     Args:
-      execution: the functions to compile.
+      functions: the functions to compile.
       options: options for XLA.
 
     Attributes:
@@ -38,8 +38,8 @@ class Programs:
       specializes_on_step_count: whether the number of steps is a constant of a program.
     """
 
-    def __init__(self, kind: str, execution: Execution, strategy: Strategy, options: CompilerOptions):
-        self.execution = execution
+    def __init__(self, kind: str, functions: StepFunctions, strategy: Strategy, options: CompilerOptions):
+        self.functions = functions
         self._kind, self._strategy, self._options = kind, strategy, options
         self.specializes_on_step_count = not strategy.is_on_cpu  # a loop on CPU does not wait for the host
         self.compiled: RecentlyUsed[Any, Any] = RecentlyUsed(MAX_PROGRAMS)
@@ -84,9 +84,9 @@ class Programs:
     def lowered(self, running: tuple[RunningLogs, ...], group: PlacedGroup, count: int | None) -> Any:
         """Returns the program of a group as a `jax.stages.Lowered`; of `count` steps, if the count is constant."""
         bounds = map(self._strategy.place_number, (0, group.count))
-        traced = self.execution.function(group.rows, stack_length(group.data) > 1, count).trace(
-            self.execution.state_shapes, *running, group.data, *bounds)
-        self._strategy.check_axes(self.execution.state_shapes, traced.jaxpr)
+        traced = self.functions.function(group.rows, stack_length(group.data) > 1, count).trace(
+            self.functions.state_shapes, *running, group.data, *bounds)
+        self._strategy.check_axes(self.functions.state_shapes, traced.jaxpr)
         return traced.lower()
 
     def text(self) -> str | None:
@@ -127,7 +127,7 @@ class Programs:
     def _log_gathered(self, program: Any, group: PlacedGroup) -> None:
         replicas = self._strategy.num_replicas_in_sync
         if not self._has_logged_gathers and replicas > 1 and group.rows % replicas == 0 and (
-                self.execution.why_partitioned(jax.eval_shape(lambda: batch_at(group.data, 0))) is not None):
+                self.functions.why_partitioned(jax.eval_shape(lambda: batch_at(group.data, 0))) is not None):
             self._has_logged_gathers = True
-            shapes = {leaf.shape for leaf in jax.tree.leaves(self.execution.state_shapes)}
+            shapes = {leaf.shape for leaf in jax.tree.leaves(self.functions.state_shapes)}
             log_gathered(self._kind, gathered_bytes(program.as_text(), shapes))

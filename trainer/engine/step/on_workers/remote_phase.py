@@ -88,7 +88,7 @@ class RemotePhase(CompiledPhase):
         super()._learn_logs({**self._logs, "staleness": jax.ShapeDtypeStruct((), np.float32)})
         self._add = compiled(running_logs.add_step)
 
-    def _affordable_steps(self, cost: Any, stacked: PyTree) -> int:
+    def _steps_to_fuse(self, cost: Any, stacked: PyTree) -> int:
         size = max(sum(leaf.nbytes for leaf in jax.tree.leaves(stacked)), 1)
         return max(min(STEPS_PER_WORKER * self._cluster.num_workers, SENT_BYTES // size), self._cluster.num_workers)
 

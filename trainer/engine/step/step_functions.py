@@ -1,4 +1,4 @@
-"""An execution of a phase: the function that runs a group of batches, step after step.
+"""The functions of a phase that run a group of batches, step after step.
 
 A step is a function of the whole batch, and has one of two lowerings with the same results. Replicated: each replica
 computes its rows, and gradients are averaged before the update. Partitioned: a single-device program that XLA divides.
@@ -40,7 +40,7 @@ _GROUP: dict[str, Callable[..., Any]] = {
 MAX_PROGRAMS = 64  # of a phase: those last used
 
 
-class Execution:
+class StepFunctions:
     """The functions that run groups of batches of a phase, traced over a strategy's mesh.
 
     Args:
