@@ -56,6 +56,8 @@ def test_early_stopping_restores_the_best_weights():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 def test_predict_gives_callbacks_the_outputs_of_each_batch():
     x, _, _ = classification(21)
     seen = []
@@ -65,6 +67,8 @@ def test_predict_gives_callbacks_the_outputs_of_each_batch():
     np.testing.assert_array_equal(np.concatenate(seen), outputs)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 def test_terminate_on_nan_stops_in_the_epoch_of_the_batch(capsys):
     x, y, _ = classification(32)
     x[17] = np.nan
@@ -74,6 +78,7 @@ def test_terminate_on_nan_stops_in_the_epoch_of_the_batch(capsys):
     assert re.match("Batch [23]: Invalid loss, terminating training", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 def test_a_schedule_by_epoch_and_a_plateau_change_the_rate_and_log_it():
     x, y, _ = classification(16)
@@ -112,6 +117,8 @@ def test_the_device_has_the_next_epoch_before_logs_are_fetched(events):
     assert events == ["run", "fetch"] * 3
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 def test_few_executions_are_queued_however_many_epochs_there_are(monkeypatch):
     queued, run_epoch = [], loop._run_epoch
 
@@ -125,6 +132,8 @@ def test_few_executions_are_queued_however_many_epochs_there_are(monkeypatch):
     assert queued == [0, 1, *[loop.MAX_IN_FLIGHT] * 18]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 def test_an_interrupted_fetch_loses_no_epoch(monkeypatch):
     def interrupted(values):
         monkeypatch.undo()
@@ -139,6 +148,8 @@ def test_an_interrupted_fetch_loses_no_epoch(monkeypatch):
     assert len(model.history.history["loss"]) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 def test_a_csv_file_has_the_history(tmp_path):
     x, y, _ = classification(16)
     path = tmp_path / "log.csv"
@@ -148,6 +159,7 @@ def test_a_csv_file_has_the_history(tmp_path):
     assert [row["loss"] for row in rows] == [str(value) for value in history["loss"]]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 def test_a_line_is_printed_per_epoch_where_there_is_no_terminal(capsys):
     x, y, _ = classification(16)
@@ -233,6 +245,8 @@ def test_a_run_that_ends_early_leaves_a_slow_generator_to_its_owner(how):
     generator.close()
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 def test_predict_ends_with_the_batch_at_which_a_callback_stops_it():
     class Stops(trainer.callbacks.Callback):
         def __init__(self):

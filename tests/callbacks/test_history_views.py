@@ -22,6 +22,7 @@ def history():
     return model.fit(X, Y, batch_size=8, epochs=5, validation_data=(X, Y), validation_freq=[2, 5], verbose=0)
 
 
+@pytest.mark.slow
 def test_values_know_their_epochs(history):
     assert history.epochs_of("loss") == [0, 1, 2, 3, 4] and history.epochs_of("val_accuracy") == [1, 4]
     with pytest.raises(KeyError, match=r"no log 'mse'\. Known logs: 'loss', 'accuracy', 'val_loss', 'val_accuracy'\."):

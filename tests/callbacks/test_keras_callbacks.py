@@ -48,6 +48,7 @@ def test_kerass_own_do_what_ours_do(theirs, ours):
         np.testing.assert_array_equal(mine, its)
 
 
+@pytest.mark.slow
 def test_hooks_come_as_in_keras(tmp_path):
     class Recorder(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -116,12 +117,14 @@ class LogsTheOptimizer(keras.callbacks.Callback):
         self.config = self.model.optimizer.get_config()
 
 
+@pytest.mark.slow
 def test_a_tracker_reads_the_optimizers_arguments():
     callback = LogsTheOptimizer()
     fitted(callback, epochs=1)
     assert callback.config["name"] == "sgd" and callback.config["learning_rate"] == pytest.approx(0.05)
 
 
+@pytest.mark.slow
 def test_tqdms_callback_counts_epochs_and_batches(capsys):
     tqdm_keras = pytest.importorskip("tqdm.keras")
     _, history = fitted(tqdm_keras.TqdmCallback(verbose=1), epochs=2)

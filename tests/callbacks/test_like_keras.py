@@ -225,6 +225,8 @@ def checkpoint_of(package, folder, name, arguments):
     return callback
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("seed", range(150))
 def test_model_checkpoint_writes_the_files_that_keras_writes(theirs, seed, tmp_path):
     rng = np.random.default_rng(2000 + seed)

@@ -112,12 +112,14 @@ def test_arguments_that_are_not_the_defaults_are_parameters():
     assert (params["ema_decay"], params["microbatches"], params["shuffle"]) == (0.9, 2, False)
 
 
+@pytest.mark.slow
 def test_own_parameters_go_before_those_of_the_run():
     notes = Notes()
     fit(LogTo(notes, params={"optimizer": "mine"}), epochs=1)
     assert notes.calls[0][1]["optimizer"] == "mine"
 
 
+@pytest.mark.slow
 def test_batches_are_logged_at_their_number_in_the_fit_and_epochs_among_them():
     notes = Notes()
     fit(LogTo(notes, log_every=4))
@@ -189,6 +191,7 @@ def test_evaluation_logs_nothing():
 # --- the end, and what fails -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_loggers_are_told_that_an_exception_has_ended_the_training():
     notes = Notes()
     with pytest.raises(KeyError, match="crash"):
@@ -197,11 +200,13 @@ def test_loggers_are_told_that_an_exception_has_ended_the_training():
     assert notes.steps("batch_")[-1] == BATCHES + 2  # the last batch of which this callback was told
 
 
+@pytest.mark.slow
 def test_a_logger_that_fails_at_once_ends_the_training():
     with pytest.raises(ConnectionError, match="the server is gone"):
         fit(LogTo(Notes(failing=["params"])))
 
 
+@pytest.mark.slow
 def test_a_logger_that_fails_later_costs_a_warning_and_not_the_training():
     failing, other = Notes(failing=["metrics"]), Notes()
     with pytest.warns(UserWarning, match=r"`Notes` gets no more logs .*ConnectionError: the server is gone"):
@@ -231,6 +236,7 @@ def test_what_cannot_be_used_is_said_at_once(make, error, message):
 # --- the files -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_hold_what_was_logged(tmp_path):
     history = fit(LogTo(*file_loggers(tmp_path), log_every=3)).history
     first, *others = lines(tmp_path / "log.jsonl")

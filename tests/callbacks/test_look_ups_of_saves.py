@@ -4,6 +4,7 @@ import subprocess
 from importlib import metadata
 
 import numpy as np
+import pytest
 from flax import linen as nn
 
 import trainer
@@ -12,6 +13,7 @@ from trainer.callbacks.record import environment, run_record
 from trainer.distribute.cluster.description import package_versions
 
 
+@pytest.mark.slow
 def test_a_later_epoch_with_saves_reads_no_package_metadata_and_starts_no_process(tmp_path, monkeypatch):
     monkeypatch.setattr(run_record, "MIN_SECS_BETWEEN_WRITES", 0.0)
     for cached in (environment.versions, environment.git_state, package_versions._version):

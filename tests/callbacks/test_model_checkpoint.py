@@ -488,6 +488,7 @@ def test_weights_of_fused_steps_are_those_of_single_ones(tmp_path):
         assert path.read_bytes() == (tmp_path / "single" / path.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_whole_state_is_written_to_one_file_or_to_a_folder(tmp_path):
     fit(compiled(), ModelCheckpoint(tmp_path / "model-{epoch}.safetensors", max_to_keep=1),
         ModelCheckpoint(tmp_path / "model-{epoch}", max_to_keep=1), epochs=2)
@@ -495,6 +496,8 @@ def test_the_whole_state_is_written_to_one_file_or_to_a_folder(tmp_path):
     assert (tmp_path / "model-2.safetensors").is_file() and (tmp_path / "model-2").is_dir()
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("checkpoint", "arguments", "error"), [
     (ModelCheckpoint("x", "unknown", save_best_only=True), {}, ValueError),
     (ModelCheckpoint("x", save_best_only=True), {"validation_freq": 3}, ValueError),  # of two epochs

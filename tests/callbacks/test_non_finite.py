@@ -84,6 +84,8 @@ def mlp_of_one(compiled_once):
 # --- TerminateOnNaN ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("fused", "bad", "ends", "named"), [
     # It looks at an execution once the next one has begun.
     (1, 2, [0, 1, 2, 3], "Batch 2: Invalid loss, terminating training. Weights"),
@@ -100,6 +102,7 @@ def test_a_fit_ends_at_most_one_execution_late_and_says_where_the_loss_was_lost(
     assert "Weights that are not finite: Dense_0/bias, Dense_0/kernel, Dense_1/bias, Dense_1/kernel, of 4." in printed
 
 
+@pytest.mark.slow
 def test_an_infinite_loss_ends_the_training_too():
     model = compiled_mlp(steps_per_execution=2)
     x, y = data_with(np.inf, 1)
@@ -109,6 +112,8 @@ def test_an_infinite_loss_ends_the_training_too():
     assert int(model.state.step) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("raises", [True, False])
 def test_the_last_execution_of_an_epoch_is_looked_at_before_the_callbacks_behind_it_see_the_epoch(raises):
     recorder, stops = Recorder(), []
@@ -123,6 +128,7 @@ def test_the_last_execution_of_an_epoch_is_looked_at_before_the_callbacks_behind
     assert (stops, recorder.epochs) == (([], []) if raises else ([True], [0]))
 
 
+@pytest.mark.slow
 def test_a_training_with_finite_losses_runs_as_without_it():
     plain, watched = Recorder(), Recorder()
     histories = [fit(compiled_mlp(steps_per_execution=4), *data_with(0.0), *callbacks, epochs=2).history
@@ -131,6 +137,7 @@ def test_a_training_with_finite_losses_runs_as_without_it():
     assert plain.ends == watched.ends == [3, 7, 3, 7]
 
 
+@pytest.mark.slow
 def test_a_fit_after_one_that_was_ended_starts_afresh(capsys):
     model, callback = compiled_mlp(steps_per_execution=1), TerminateOnNaN()
     x, y = data_with(np.nan, 0)
@@ -158,6 +165,8 @@ def test_it_reads_no_execution_before_the_next_one_has_begun():
     assert happened == ["run 0", "begin 0", "run 1", "begin 1", "read 0", "run 2", "begin 2", "read 1", "read 2"]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("raises", [True, False])
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(("save_freq", "saved"), [(2, ["2", "4"]), (3, ["3"]), ("epoch", [])])
@@ -349,6 +358,7 @@ def test_all_replicas_leave_the_same_updates_out_as_one_device(name, trained_on_
     assert_equal(trained_with_bad_rows(STRATEGIES[name]()), trained_on_one_device, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_fused_steps_give_the_same_bits_however_they_are_cut():
     model = normed_model(skip_non_finite=True, steps_per_execution=8)
     model.build(data_with(0.0)[0])
@@ -360,6 +370,7 @@ def test_fused_steps_give_the_same_bits_however_they_are_cut():
     assert_equal(*states)
 
 
+@pytest.mark.slow
 def test_of_several_optimizers_each_leaves_its_own_updates_out():
     class Two(trainer.Model):
         def train_step(self, state, batch):
@@ -419,6 +430,7 @@ def test_the_callback_compiles_nothing_anew_in_a_second_fit():
     assert second < first / 10
 
 
+@pytest.mark.slow
 def test_switched_off_again_a_bad_batch_spoils_the_weights():
     model = normed_model(skip_non_finite=True)
     fit(model, *data_with(np.nan, 1))
@@ -429,6 +441,8 @@ def test_switched_off_again_a_bad_batch_spoils_the_weights():
     assert "skipped_steps" not in history and np.isnan(model.get_weights()[0]).all()
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("bad", "ends", "printed"), [
     ([1, 2, 4, 5, 7], [1, 3, 5, 7], ""),
     # Batches 2 to 4 are three in a row. They end with the execution of 4 and 5, after which one more has begun.
@@ -451,6 +465,7 @@ def test_too_many_in_a_row_over_two_epochs_raise_if_they_shall():
         fit(compiled_mlp(steps_per_execution=4), x, y, callback, epochs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("callbacks", "options", "warns"), [
     ([], {}, True),
@@ -471,6 +486,7 @@ def not_a_number(y, y_pred):
     return jnp.full(y_pred.shape[0], jnp.nan)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("options", "bad_validation", "message"), [
     ({}, True, r"with val_loss=nan\. The loss that was trained on is finite"),
@@ -491,6 +507,7 @@ def test_logs_of_epochs_before_the_last_are_not_named():
     assert np.isnan(history.history["val_loss"]).all()
 
 
+@pytest.mark.slow
 def test_a_metric_of_several_values_is_named():
     def spoil(epoch, logs):
         logs["by_class"] = np.array([1.0, np.inf])

@@ -114,6 +114,7 @@ def test_weights_alone_are_files_for_load_weights(tmp_path):
     np.testing.assert_array_equal(other.predict(X, verbose=0), model.predict(X, verbose=0))
 
 
+@pytest.mark.slow
 def test_the_training_goes_on_while_a_thread_writes(tmp_path, monkeypatch):
     from trainer.engine.saving.checkpoint import orbax_arrays
 
@@ -155,6 +156,7 @@ def test_an_exception_leaves_a_whole_checkpoint_and_no_thread(tmp_path):
     assert trainer.load(tmp_path / "run", compiled()).optimizer.iterations == 2
 
 
+@pytest.mark.slow
 def test_without_the_monitor_of_the_best_nothing_is_trained(tmp_path):
     checkpoint = OrbaxCheckpoint(tmp_path / "run", "val_loss", save_best_only=True)
     by_batches = OrbaxCheckpoint(tmp_path / "run", "val_loss", save_best_only=True, save_freq=1)
@@ -198,6 +200,7 @@ def test_a_run_that_resumes_has_the_checkpoints_of_an_undisturbed_one(tmp_path, 
             np.testing.assert_array_equal(weight, same)
 
 
+@pytest.mark.slow
 def test_what_it_did_not_write_stays(tmp_path):
     other = tmp_path / "run" / "7"
     other.mkdir(parents=True)

@@ -33,6 +33,7 @@ def test_prints_go_above_the_bar(clock, as_terminal):
     assert text_rows(terminal)[5] == "between"
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_gives_the_streams_back(as_terminal):
     terminal = as_terminal()
     model = Model(nn.Dense(1))

@@ -152,6 +152,7 @@ def test_a_monitor_behind_it_is_still_checked_before_training():
         CallbackList([RemoteMonitor(), trainer.callbacks.EarlyStopping("val_los")]).check_monitors(["val_loss"])
 
 
+@pytest.mark.slow
 def test_fit_posts_every_epoch(server):
     x, y, _ = classification(8)
     model = trainer.Model(LinenMLP())

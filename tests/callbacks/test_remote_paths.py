@@ -45,6 +45,7 @@ class Fails(callbacks.Callback):
             raise RuntimeError("on purpose")
 
 
+@pytest.mark.slow
 def test_a_run_resumes_from_a_store_with_its_logs(place, tmp_path):
     def run(folder, fails_at):
         model = compiled()
@@ -78,6 +79,8 @@ def test_a_finished_run_deletes_its_checkpoints(place):
     assert STORE.find("bucket") == []
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["state", "state.safetensors"])
 def test_a_model_is_saved_and_loaded(place, name):
     model = compiled()
@@ -118,6 +121,7 @@ def test_a_log_that_is_appended_to_keeps_what_there_was(place):
     assert content(f"{place}/log.jsonl") == '{"cut\n{"step": 0, "loss": 0.5}\n'
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_what_is_written_to_a_store(place, tmp_path):
     model = trainer.Model(nn.Sequential([nn.Embed(4, 3), nn.Dense(1)]), seed=0)
     model.compile("sgd", "mse")
@@ -132,6 +136,7 @@ def test_tensorboard_reads_what_is_written_to_a_store(place, tmp_path):
         callbacks.TensorBoard(f"{place}/tb", profile_batch=2)
 
 
+@pytest.mark.slow
 def test_a_report_is_made_in_a_store(place):
     pytest.importorskip("jinja2"), pytest.importorskip("matplotlib")
     compiled().fit(X, Y, verbose=0, callbacks=[callbacks.RunRecord(f"{place}/run")])

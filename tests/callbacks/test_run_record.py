@@ -139,6 +139,7 @@ def test_another_run_in_the_folder_has_nothing_before_it(tmp_path):
     assert read(tmp_path)["earlier"] == []
 
 
+@pytest.mark.slow
 def test_the_record_is_there_after_the_first_step_and_kept_up_to_date(tmp_path, monkeypatch):
     monkeypatch.setattr(run_record, "MIN_SECS_BETWEEN_WRITES", 0.0)
     seen = []

@@ -130,6 +130,7 @@ def test_fit_ends_with_the_averages(swap_on_epoch, replicas):
         assert each.evaluate(X, Y, verbose=0)["loss"] == pytest.approx(history["val_loss"][-1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_stopped_ends_with_the_averages_too():
     model = compiled()
     fit(model, SwapEMAWeights(swap_on_epoch=True),
@@ -158,6 +159,8 @@ def test_a_model_checkpoint_saves_averages(others, tmp_path):
     assert other.evaluate(X, Y, verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0), rel=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("others", [[], [SwapEMAWeights(swap_on_epoch=True)]], ids=["alone", "behind it"])
 def test_early_stopping_restores_the_best_averages(others):
     model = compiled()

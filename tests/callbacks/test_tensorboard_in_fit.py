@@ -37,6 +37,7 @@ def test_a_fit_writes_its_history(tmp_path):
     assert points["train/epoch_learning_rate"] == [(0, np.float32(0.01)), (1, np.float32(0.01))]
 
 
+@pytest.mark.slow
 def test_by_default_steps_stay_fused(tmp_path):
     executions = []
     x, y, _ = classification(32)
@@ -48,6 +49,7 @@ def test_by_default_steps_stay_fused(tmp_path):
 
 
 
+@pytest.mark.slow
 def test_every_batch_of_fused_steps_can_be_written(tmp_path):
     x, y, _ = classification(24)
     seen = []
@@ -71,6 +73,8 @@ def test_what_a_checkpoint_covers_is_on_the_disk_before_it(tmp_path):
     assert written == [(batch, batch) for batch in range(1, 7)]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("network", "weight", "statistic"), [
     (LinenMLP(batch_norm=True), "Dense_0/kernel", "batch_stats/BatchNorm_0/mean"),
     (NNXMLP(batch_norm=True), "first/kernel", "norm/mean"),
@@ -86,6 +90,7 @@ def test_histograms_have_the_names_of_the_weights(network, weight, statistic, tm
     assert counts[f"{statistic}/histogram"] == 8
 
 
+@pytest.mark.slow
 def test_an_evaluation_on_its_own_is_written_at_the_number_of_updates(tmp_path):
     x, y, _ = classification(16)
     model = make_model()
@@ -125,6 +130,7 @@ class Words(nn.Module):
         return nn.Dense(3)(nn.Embed(5, 2)(x).mean(axis=1))
 
 
+@pytest.mark.slow
 def test_embeddings_are_written_for_the_projector(tmp_path):
     x, y = np.arange(8).reshape(4, 2) % 5, np.array([0, 1, 2, 0])
     model = make_model(Words())

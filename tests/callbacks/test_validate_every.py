@@ -127,6 +127,7 @@ def test_batches_stay_fused_between_validations():
     assert every.history["step"] == [6, 12, 18]
 
 
+@pytest.mark.slow
 def test_a_validation_without_data_anywhere_is_refused_before_the_first_batch():
     x, y, _ = classification(8)
     model = make_model()

@@ -36,6 +36,7 @@ def test_all_return_when_all_are_there_and_alike(start):
     assert is_free(port_of(cluster))
 
 
+@pytest.mark.slow
 def test_nobody_returns_before_the_last_has_come(start):
     cluster = cluster_of(3)
     members = [start(description) for description in cluster[:2]]
@@ -45,6 +46,7 @@ def test_nobody_returns_before_the_last_has_come(start):
     assert [member.error() for member in members] == [None] * 3
 
 
+@pytest.mark.slow
 def test_process_0_may_come_last(start):
     cluster = cluster_of(2)
     late = start(cluster[1])
@@ -89,6 +91,7 @@ def test_another_list_of_addresses_is_told_to_all(start, change, word):
         assert isinstance(error, ClusterError) and word in str(error)
 
 
+@pytest.mark.slow
 def test_a_difference_is_told_even_if_others_are_still_missing_at_the_deadline(start, monkeypatch):
     monkeypatch.setattr(gather, "GRACE_SECS", LONG_SECS)
     cluster = cluster_of(3)
@@ -156,6 +159,7 @@ def test_two_processes_with_one_index_are_told_to_all(start):
     assert is_free(port_of(cluster))
 
 
+@pytest.mark.slow
 def test_a_number_outside_of_the_cluster_is_told(start):
     cluster = cluster_of(2)
     first = start(cluster[0])
@@ -164,6 +168,7 @@ def test_a_number_outside_of_the_cluster_is_told(start):
         assert "its number is not from 1 to 1" in str(first.error())
 
 
+@pytest.mark.slow
 def test_at_the_deadline_all_hear_who_is_missing(start):
     cluster = cluster_of(3)
     members = [start(cluster[0], timeout_secs=SHORT_SECS), start(cluster[1])]

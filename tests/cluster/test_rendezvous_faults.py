@@ -106,6 +106,7 @@ def test_a_member_that_leaves_may_come_back(start):
     assert [member.error() for member in (start(cluster[1]), start(cluster[2]), first)] == [None] * 3
 
 
+@pytest.mark.slow
 def test_a_member_that_left_for_good_is_named(start):
     cluster = cluster_of(3)
     first = start(cluster[0], timeout_secs=SHORT_SECS)
@@ -187,6 +188,7 @@ def test_an_interrupt_ends_the_wait_and_frees_the_port(process_id):
     assert is_free(port_of(cluster))
 
 
+@pytest.mark.slow
 def test_a_received_name_cannot_steer_the_terminal_nor_forge_a_line(start):
     cluster = cluster_of(3)
     members = [start(cluster[0]), start(cluster[1])]

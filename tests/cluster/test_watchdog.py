@@ -179,6 +179,7 @@ def test_the_stack_of_the_main_thread_follows_what_is_wrong(job, exits, capfd):
     assert "in test_the_stack_of_the_main_thread_follows_what_is_wrong\n    wait_until(" in err
 
 
+@pytest.mark.slow
 def test_the_end_of_a_process_is_told_at_once_with_its_last_place(job, exits, capfd):
     trio = job(3)
     trio.watch(0, 60.0)
@@ -238,6 +239,7 @@ def test_who_has_failed_before_jax_started_ends_when_the_others_have(job, exits,
                                   "others have ended. Worker 1 ends with exit code 1; its main thread is here")
 
 
+@pytest.mark.slow
 def test_a_process_whose_script_has_ended_leaves_as_the_cause_if_others_needed_it(job, exits, capfd):
     trio = job(3).watch_all()
     for one, step in zip(trio, (5, 3, 5), strict=True):
@@ -264,6 +266,7 @@ def test_if_a_collective_has_failed_process_0_waits_less_for_who_is_silent(job, 
     assert "Worker 2 ends at step 0 with exit code 75; after the error above." in err
 
 
+@pytest.mark.slow
 def test_jax_that_does_not_start_is_told_with_the_worker_in_which(job, exits, capfd):
     trio = job(3)
     for number in range(3):
@@ -292,6 +295,7 @@ def test_the_watch_ends_with_jax_s_runtime(job, exits, monkeypatch):
     assert pair.heard(0)[-1][3] == "stopped" and exits == []
 
 
+@pytest.mark.slow
 def test_a_connection_that_the_network_cuts_is_no_end(job, exits, capfd):
     pair = job(2)
     one = pair.watch(1, 0.8)

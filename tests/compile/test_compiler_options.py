@@ -77,6 +77,8 @@ def test_xla_knows_the_options(overlap):
         jax.jit(jnp.sin).lower(1.0).compile(compiler_options={**options, "xla_gpu_no_such_option": True})
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_steps_of_a_model_are_compiled_with_what_compile_says(monkeypatch, deterministic):
     compile_lowered, given = programs.compile_lowered, []

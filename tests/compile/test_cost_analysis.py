@@ -86,6 +86,8 @@ def gradients_of(module, shape):
     return jax.jit(gradients).trace(params, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("module", "shape"), [
     (nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(16)]), (8, 64)),
     (nn.Sequential([nn.Conv(16, (3, 3)), nn.relu, nn.Conv(32, (3, 3), (2, 2)), nn.Conv(8, (1, 1), (2, 2))]),

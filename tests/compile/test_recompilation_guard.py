@@ -31,17 +31,20 @@ def test_a_batch_of_a_third_size_is_reported_with_its_number_and_what_changed():
     assert second.startswith("The train step compiles again (time 4 in this run) for batch 3: `x` was float32 (7, 6)")
 
 
+@pytest.mark.slow
 def test_a_larger_batch_is_reported_at_once():
     message = r"\(time 2 in this run\) for batch 1: `x` was float32 \(4, 6\) and is float32 \(8, 6\)"
     with pytest.warns(RuntimeWarning, match=message):
         compiled_mlp().fit(batches([4, 8]), verbose=0)
 
 
+@pytest.mark.slow
 def test_evaluate_is_watched_too():
     with pytest.warns(RuntimeWarning, match=r"The test step compiles again \(time 3 in this run\)"):
         compiled_mlp().evaluate(batches([8, 7, 6]), verbose=0)
 
 
+@pytest.mark.slow
 def test_in_the_mode_error_nothing_compiles_and_the_weights_of_the_last_step_stay():
     model = compiled_mlp(compile_guard="error")
     with pytest.raises(RuntimeError, match=r"time 3 in this run\) for batch 2"):
@@ -79,6 +82,8 @@ def test_an_unknown_mode_is_refused():
         compiled_mlp(compile_guard="loud")
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("mode", ["warn", "off"])
 def test_an_evaluation_by_a_callback_is_a_run_of_its_own(mode):
     x, y, weights = classification(16)

@@ -27,6 +27,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_parts_have_the_bits_of_the_whole(name):
@@ -35,6 +36,8 @@ def test_parts_have_the_bits_of_the_whole(name):
     np.testing.assert_array_equal(parts.reshape(-1, *parts.shape[2:]), whole(KEY, X))
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("shape", "number"), [((3, 5), 0), ((2, 7, 3), 2**31 - 1), ((1, 2**17 + 3), 2**32 - 1)])
 def test_places_are_counted_with_64_bits(shape, number):
     high, low = _places(shape, jnp.uint32(number))

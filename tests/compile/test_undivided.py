@@ -132,6 +132,7 @@ def test_what_replicas_compute_stays_as_it_is():
     assert str(jax.make_jaxpr(with_undivided_axes(on_replicas, mesh))(x)) == str(jax.make_jaxpr(on_replicas)(x))
 
 
+@pytest.mark.slow
 def test_the_program_of_an_ordinary_network_stays_as_it_is():
     layers = nn.Sequential([nn.Conv(4, (3, 3), (2, 2)), lambda x: nn.max_pool(x, (3, 3), (2, 2)), nn.softmax])
     mesh, rows = divided(2)

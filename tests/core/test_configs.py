@@ -178,6 +178,7 @@ def test_what_is_no_configuration_of_an_optimizer_is_a_type_error(config):
         optimizers.deserialize(config)
 
 
+@pytest.mark.slow
 def test_compile_finds_names_of_a_scope_and_of_the_registry():
     utils.register_keras_serializable("mine")(Slow)
     model = trainer.Model(nn.Dense(1))

@@ -64,6 +64,8 @@ def test_the_loss_scale_stays_within_its_bounds(is_finite, bound):
     assert after.scale == bound
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16, jnp.complex64])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_numbers_that_are_not_finite_are_found(dtype, value):
@@ -87,6 +89,7 @@ def test_one_of_two_trees_is_selected(is_finite):
     assert selected["step"] == expected["step"]
 
 
+@pytest.mark.slow
 def test_training_recovers_from_a_scale_too_large_and_learns_as_in_float32():
     x, labels, _ = classification(32)
     functional = as_functional(LinenMLP())

@@ -163,6 +163,7 @@ def test_results_are_those_of_float32_up_to_the_precision_of_the_dtype(name, pol
         assert dtypes(received) == dtypes(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", CASTING_WHOLLY)
 @pytest.mark.parametrize(("policy", "scale"), [(MIXED_F16, SCALE), (MIXED_BF16, None)], ids=["float16", "bfloat16"])
@@ -175,6 +176,7 @@ def test_a_product_in_float32_would_be_seen():
     assert operand_dtypes(lambda params: gradients(params, "mlp", None, None), case("mlp")[1]) == {F32}
 
 
+@pytest.mark.slow
 def test_a_layer_with_a_dtype_of_its_own_keeps_it():
     functional = as_functional([nn.Dense(4), nn.Dense(2, dtype=jnp.float32)])
     params, model_state, _ = functional.init(jax.random.key(0), ROWS)
@@ -310,6 +312,7 @@ def two_modules(policy, scale):
     return jax.jit(jax.grad(loss, argnums=(0, 1)))(params, jnp.linspace(-1, 1, 8).reshape(2, 4))
 
 
+@pytest.mark.slow
 def test_gradients_through_two_modules_are_right_and_need_the_scale():
     assert_near(two_modules(MIXED_F16, np.float32(2.0**15)), two_modules(None, None), 5e-3)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
@@ -336,6 +339,8 @@ def test_second_derivatives_as_in_a_gradient_penalty_are_right():
     assert_near(penalised(MIXED_F16, SCALE), penalised(None, None), 0.01)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("order", "expected"), [(1, 4 * 0.5**3), (2, 12 * 0.5**2), (3, 24 * 0.5), (4, 24)])
 def test_derivatives_of_any_order_are_right(order, expected):
     def function(value):
@@ -358,6 +363,8 @@ def test_gradients_through_the_model_state_are_right():
     assert jax.grad(loss)(jnp.float32(2)) == 3 + 2 * 2 * 2
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float16, jnp.bfloat16])
 def test_gradients_are_scaled_in_float32_whatever_the_dtype_of_the_parameters(dtype):
     # In float16, 1 / 2**26 is zero.
@@ -381,6 +388,8 @@ LOOPS = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("loop", LOOPS)
 def test_gradients_are_the_same_inside_of(loop):
     step = lambda params: gradients(params, "mlp", MIXED_F16, jnp.float32(SCALE))[0]

@@ -63,6 +63,8 @@ def run(callbacks=None, slow_data=0.0, **options):
     return model, model.fit(Batches(), epochs=2, verbose=0, callbacks=callbacks, **options).timing
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
 def test_a_run_counts_each_batch_of_an_execution(call):
     x, y, _ = classification(32)
@@ -112,6 +114,7 @@ def test_an_evaluation_by_a_callback_leaves_the_clock_of_fit_alone():
     assert model.current_run.timing.report()["total"] < secs["total"]
 
 
+@pytest.mark.slow
 def test_it_is_there_when_fit_was_interrupted():
     def stop(batch, logs):
         raise KeyboardInterrupt

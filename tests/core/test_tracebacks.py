@@ -78,6 +78,8 @@ ERRORS = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", ERRORS)
 def test_an_error_shows_the_users_lines_and_who_raised_it(case):
     call, expected = ERRORS[case]
@@ -143,6 +145,8 @@ def test_an_unknown_keyword_of_an_inherited_method_names_the_class_that_users_kn
         trainer.Model(nn.Dense(1)).fit(X, Y, workers=3)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("method", "text"), [
     ("fit", "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."), ("predict", "RESOURCE_EXHAUSTED: 9 bytes."),
     ("fit", "INTERNAL: Error dispatching computation: Out of memory allocating 9 bytes.")])

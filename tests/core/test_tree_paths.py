@@ -47,6 +47,7 @@ def test_leaves_keep_the_order_of_the_tree_and_none_is_no_leaf():
     assert list(named_leaves(tree).items()) == [("b", 1), ("a/0", 2), ("a/2", 3)]
 
 
+@pytest.mark.slow
 @given(st.recursive(st.integers(), lambda children: st.dictionaries(NAMES, children, min_size=1, max_size=3)).filter(
     lambda tree: isinstance(tree, dict)))
 def test_leaves_of_nested_dicts_are_named_as_flax_flattens_them(tree):
@@ -105,6 +106,7 @@ def test_a_pattern_does_not_match_parts_of_segments(pattern, path):
     assert not matches(pattern, path)
 
 
+@pytest.mark.slow
 @given(PATH, PATH)
 def test_literal_names_match_exactly_where_they_stand_side_by_side(pattern, path):
     runs = [path[start:start + len(pattern)] for start in range(len(path))]

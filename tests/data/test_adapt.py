@@ -147,6 +147,7 @@ def test_a_class_weight_of_a_class_that_no_label_has_is_said_once(as_batches):
     assert "weights of -1, 7, which no label" in str(said.message)
 
 
+@pytest.mark.slow
 def test_a_batch_need_not_have_each_class():
     model = Model(nn.Dense(3))
     model.compile("sgd", losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -294,6 +295,8 @@ def test_batches_in_the_dtypes_of_jax_are_looked_at_once(monkeypatch):
     assert len(looked_at) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("validation", [{"validation_split": 0.25}, {"validation_data": (X[:4], Y[:4], Y[:4])}])
 def test_a_fit_converts_each_array_once(validation, monkeypatch):
     converted = []

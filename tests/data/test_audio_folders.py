@@ -34,6 +34,7 @@ def rows(directory, **arguments):
     return audio_dataset_from_directory(directory, batch_size=None, shuffle=False, verbose=False, **arguments).rows
 
 
+@pytest.mark.slow
 def test_sounds_are_trained_on(folder):
     dataset = audio_dataset_from_directory(folder, label_mode="binary", batch_size=4, seed=1, verbose=False)
     assert dataset.class_names == ["high", "low"]

@@ -164,6 +164,7 @@ def test_mixing_needs_a_batch_of_images_and_vectors_of_labels(mix, batch, messag
         mix(rng(), *batch)
 
 
+@pytest.mark.slow
 def test_a_training_on_random_rows_is_the_same_on_any_number_of_devices_and_when_it_is_continued():
     images = np.random.default_rng(0).random((21, 6, 6, 1), np.float32)
     rows = Dataset.from_arrays((images, images.mean((1, 2, 3)))).random_map(aug.RandomContrast(0.5))

@@ -165,6 +165,7 @@ def test_a_training_has_the_numbers_of_a_loop_by_hand_over_the_real_tokens(repli
     assert model.evaluate(data, verbose=0)["accuracy"] == pytest.approx(correct / weight, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_guard_knows_the_shapes_of_buckets_and_takes_a_number_of_shapes():
     two = [np.ones((4, length), np.int32) for length in (3, 5, 3, 5)]
     model = tagger()

@@ -160,6 +160,7 @@ def test_groups_hold_every_row_once_in_the_order_of_a_naive_loop(length, batch, 
     assert all((found.data[1] == 2 * found.data[0])[:found.count].all() for found in groups)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(length=st.integers(1, 30), batch=st.integers(1, 8), times=st.integers(1, 3), seed=st.integers(0, 9))
 def test_reading_from_a_start_is_dropping_as_many_elements(length, batch, times, seed):

@@ -116,6 +116,8 @@ def test_of_an_animation_the_first_image_is_read(tmp_path):
     assert image[0, 0, 0].tolist() == [255, 0, 0]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos3", "lanczos5"])
 @pytest.mark.parametrize("size", [(5, 20), (31, 7), (9, 12)])
 def test_resizing_without_antialiasing_is_that_of_jax(interpolation, size):
@@ -164,6 +166,7 @@ def rows_of(dataset, pass_index, start=0):
             for batch in dataset.read_ahead(dataset.of_pass(pass_index, start))]
 
 
+@pytest.mark.slow
 def test_each_pass_has_another_order_and_can_be_read_from_any_batch(folder):
     dataset = read(folder, labels=None, batch_size=None).random_map(
         lambda rng, image: image + rng.uniform(size=(1, 1, 1)).astype(np.float32)).batch(4)
@@ -232,6 +235,7 @@ def test_a_fit_goes_on_to_the_bit_after_an_interruption(folder, tmp_path, batch)
     assert all(map(np.array_equal, fit(), whole.get_weights()))
 
 
+@pytest.mark.slow
 def test_files_that_are_no_images_are_named_or_left_out(folder):
     bad = folder / "bees" / "0.jpg"
     bad.write_bytes(b"GIF89a, but cut off")

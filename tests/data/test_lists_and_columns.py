@@ -87,6 +87,7 @@ class OneInput(nn.Module):
         return nn.Dense(1)(inputs[0]) + inputs[1]
 
 
+@pytest.mark.slow
 def test_a_list_is_one_input_of_a_module_with_one_positional_parameter_or_by_its_name():
     class Inputs(OneInput):
         def __call__(self, inputs):
@@ -109,6 +110,8 @@ def test_a_list_of_images_is_an_array_of_their_pixels():
         adapt([*images, images[0].resize((2, 2))], Y[:5])
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("data", [
     Table, lambda: list(Table()), lambda: {"image": X, "label": Y},
 ], ids=["table", "list of rows", "dict of arrays"])

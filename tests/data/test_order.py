@@ -85,6 +85,8 @@ def test_the_pass_that_a_position_comes_from_is_prepared(change, pass_index, pos
     assert drawn == [(expected, False)]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("options", [{"data_on_device": True}, {"data_on_device": False}], ids=str)
 def test_fit_draws_the_order_of_each_epoch_during_the_one_before(options, drawn, monkeypatch):
     x, y, _ = classification(64)

@@ -188,6 +188,7 @@ def test_a_depth_that_is_no_positive_integer_is_refused(depth, error):
         prefetch(iter([]), identity, depth)
 
 
+@pytest.mark.slow
 def test_it_is_urgent_once_the_consumer_has_waited_for_longer_than_its_patience():
     demand = Demand(patience_secs=0.05)
     seen = []

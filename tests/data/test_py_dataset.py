@@ -76,6 +76,8 @@ def fitted(data, epochs=3, callbacks=(), **kwargs):
     return history.history["loss"], np.asarray(model.state.params["kernel"])
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("workers", "most"), [(2, 3), (5, 3), (2, 0)])
 def test_threads_give_the_batches_of_one(workers, most, shuffle):
@@ -148,6 +150,7 @@ def calls(base):
     return Noted(), notes
 
 
+@pytest.mark.slow
 def test_batches_and_hooks_are_called_as_in_keras():
     (theirs, expected), (ours, found) = calls(keras.utils.PyDataset), calls(PyDataset)
     model = keras.Sequential([keras.layers.Dense(1)])
@@ -158,6 +161,8 @@ def test_batches_and_hooks_are_called_as_in_keras():
     assert expected == [*building, *found] and found == ["begin", 0, 1, 2, "end"] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_hooks_are_called_once_for_each_pass(workers):
     ours, validation = Numbered(workers=workers), Numbered(workers=workers)
@@ -180,6 +185,7 @@ def test_endless_data_are_read_by_threads():
             [[0, 0], [1, 1], [2, 2]], [[3, 3], [4, 4], [5, 5]]]
 
 
+@pytest.mark.slow
 def test_training_is_that_of_one_thread_and_no_thread_stays():
     (losses, kernel), (expected_losses, expected) = (fitted(Numbered(workers=workers)) for workers in (4, 1))
     assert losses == expected_losses and len(set(losses)) == 3

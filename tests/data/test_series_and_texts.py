@@ -35,6 +35,7 @@ def test_windows_and_their_targets(options, first, last, count):
     assert (found[0], found[-1], len(found)) == (first, last, count)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("start", [None, 0, 3, 7])
 @pytest.mark.parametrize("end", [None, 14, 19])
@@ -52,6 +53,7 @@ def test_windows_without_targets_and_of_several_features():
     assert batch.tolist() == [[[0, 0], [1, -1], [2, -2]], [[1, -1], [2, -2], [3, -3]]]
 
 
+@pytest.mark.slow
 def test_shuffled_windows_are_the_same_windows_and_can_be_trained_on():
     assert sorted(windows(shuffle=True, seed=3)) == windows() != windows(shuffle=True, seed=3)
     model = trainer.Model(nn.Dense(1))

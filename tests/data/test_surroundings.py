@@ -114,6 +114,7 @@ def new_model():
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", PIPELINES)
 def test_each_batch_is_made_in_the_context_of_fit(name, devices):
@@ -134,6 +135,7 @@ def test_each_batch_is_made_in_the_context_of_fit(name, devices):
     assert expected.seen[0][:5] == (4, True, False, "the user's", max)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_next_fit_has_its_own_context(name):
@@ -147,6 +149,8 @@ def test_the_next_fit_has_its_own_context(name):
     assert found == ["float32"] * first + [None] * first
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
 def test_evaluation_and_prediction_read_in_their_context(method):
     looks = Looks()
@@ -162,6 +166,7 @@ def test_a_distributed_dataset_is_read_in_the_context_of_its_iteration(devices):
     assert {(each[0], each[7]) for each in looks.seen} == {(2, "raise")} and looks.threads == {"trainer-prefetch"}
 
 
+@pytest.mark.slow
 def test_a_global_batch_size_computed_in_the_pipeline_is_that_of_the_strategy(devices):
     rows = []
 
@@ -175,6 +180,7 @@ def test_a_global_batch_size_computed_in_the_pipeline_is_that_of_the_strategy(de
     assert rows == [8] * BATCHES
 
 
+@pytest.mark.slow
 def test_random_numbers_of_a_pipeline_are_those_of_its_context():
     def batches():
         for step in range(BATCHES):

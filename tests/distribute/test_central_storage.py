@@ -63,6 +63,7 @@ def moved(text):
     return sum(not name.startswith("%arg") for name in to_host), sum(name.startswith("%arg") for name in to_host)
 
 
+@pytest.mark.slow
 def test_large_arrays_rest_on_the_host_and_small_ones_on_the_devices():
     model = model_of(distribute.CentralStorageStrategy(FOUR, min_host_bytes=2**16))
     model.build(X)
@@ -78,6 +79,7 @@ def test_on_cpus_all_arrays_rest_on_the_host_unless_a_limit_is_given():
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(model.state.params)} == {"pinned_host"}
 
 
+@pytest.mark.slow
 def test_a_limit_says_what_is_small():
     for limit, memory in ((2**16 + 1, "device"), (2**16, "pinned_host")):
         model = model_of(distribute.CentralStorageStrategy(FOUR, min_host_bytes=limit))

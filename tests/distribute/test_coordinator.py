@@ -63,6 +63,7 @@ def test_schedule_returns_at_once_and_done_says_whether_all_have_ended(coordinat
     assert coordinator.done() and value.fetch() == 1
 
 
+@pytest.mark.slow
 def test_a_full_queue_makes_schedule_wait(coordinator, monkeypatch):
     monkeypatch.setattr(module, "MAX_QUEUED", 3)
     scheduled = []
@@ -132,6 +133,7 @@ def test_an_error_is_raised_once_by_whatever_comes_first(coordinator, ask):
     assert coordinator.done()
 
 
+@pytest.mark.slow
 def test_an_error_cancels_what_waits_and_is_raised_when_nothing_runs(coordinator):
     running = coordinator.schedule(wait_for_gate, ("running",))
     failed = coordinator.schedule(fail)

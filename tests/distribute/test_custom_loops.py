@@ -109,6 +109,8 @@ def test_an_nnx_dropout_draws_another_mask_on_each_replica_and_in_each_step():
     assert len(drawn) == 8
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("rows", [1, 5, 8, 13])
 def test_every_real_row_is_seen_once_however_rows_fall_on_replicas(rows):
     strategy = mirrored(4)

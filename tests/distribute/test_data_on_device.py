@@ -214,6 +214,8 @@ def ones_model(replicas=1, **options):
     return model
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("replicas", "options", "make"), [
     (1, {}, lambda x, y: (x, y)), (2, {}, as_dataset), (1, {"data_on_device": False}, lambda x, y: (x, y))],
     ids=["arrays", "a dataset", "sent"])
@@ -234,6 +236,7 @@ def test_what_a_callback_writes_to_arrays_is_seen_by_the_next_epoch_and_validati
     assert model.fit(**data, epochs=2, verbose=0).history["loss"] == [9.0, 9.0]
 
 
+@pytest.mark.slow
 def test_what_a_callback_writes_is_checked_as_what_was_given():
     x, y, _ = classification(16)
 
@@ -266,6 +269,7 @@ def test_arrays_are_compared_only_where_a_callback_may_have_written(monkeypatch)
     assert len(compared) == 2 * 2 + 2 * 3
 
 
+@pytest.mark.slow
 def test_what_was_placed_of_arrays_is_let_go_once_they_were_written_to():
     kept, x, references = device_cache.PlacedArrays(), np.zeros((8, 2), np.float32), []
     for value in (0, 0, 1):
@@ -342,6 +346,7 @@ def test_large_arrays_are_placed_without_padding(monkeypatch):
     assert mirrored(2).place_arrays(HostArrays(x)).shape == x.shape
 
 
+@pytest.mark.slow
 def test_arrays_of_a_single_group_need_no_thread(monkeypatch):
     model, (x, y, _) = compiled_mlp(), classification(16)
     model.build(x)
@@ -420,6 +425,8 @@ def test_a_label_outside_of_the_classes_is_refused_before_anything_compiles():
     assert not core_of(model).configuration.phases["train"].programs.compiled
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("data_on_device", [True, False])
 def test_the_executions_before_a_bad_label_run(data_on_device):
     x, y, _ = classification(64)
@@ -430,6 +437,7 @@ def test_the_executions_before_a_bad_label_run(data_on_device):
     assert int(model.state.step) == 6
 
 
+@pytest.mark.slow
 def test_bad_labels_of_an_epoch_do_not_end_the_one_before():
     x, y, _ = classification(64)
     y[60] = 7
@@ -441,6 +449,7 @@ def test_bad_labels_of_an_epoch_do_not_end_the_one_before():
     assert ended == [0]
 
 
+@pytest.mark.slow
 def test_a_label_that_is_never_read_does_no_harm():
     x, y, _ = classification(64)
     y[60] = 7

@@ -31,6 +31,7 @@ def test_rows_are_the_same_on_any_number_of_servers():
         np.testing.assert_array_equal(made(servers).lookup(np.arange(11)), first)
 
 
+@pytest.mark.slow
 def test_ids_may_have_any_shape_and_come_several_times():
     table = made(2)
     rows = table.lookup([[3, 3, 0], [10, 3, 1]])
@@ -39,6 +40,7 @@ def test_ids_may_have_any_shape_and_come_several_times():
     assert table.lookup(np.zeros((0, 2), int)).shape == (0, 2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rmsprop", "ftrl", optax.sgd(0.1, momentum=0.9)])
 @pytest.mark.parametrize("servers", [1, 2])
@@ -55,6 +57,7 @@ def test_updates_of_all_rows_are_those_of_the_optimizer(optimizer, servers):
     np.testing.assert_allclose(table.lookup(np.arange(11)), weights, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_without_a_gradient_and_their_state_stay():
     table = made(2, optax.sgd(1.0, momentum=0.9))
     before = table.lookup(np.arange(11))

@@ -73,6 +73,7 @@ LINEN_PATHS = {"first": "Dense_0/kernel", "first_bias": "Dense_0/bias", "last": 
 NNX_PATHS = {"first": "first/kernel", "first_bias": "first/bias", "last": "last/kernel"}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize(("net", "paths"), [(LinenNet, LINEN_PATHS), (NNXNet, NNX_PATHS)])

@@ -228,6 +228,7 @@ def test_a_function_for_so_many_rows_is_left_alone():
     outcome(strategy, step_of(model, loss_of), model.state, None)
 
 
+@pytest.mark.slow
 def test_gradients_that_are_applied_in_a_loop_of_the_compiler_are_left_alone():
     strategy = mirrored(4)
     model = make(strategy)
@@ -273,6 +274,8 @@ def test_what_shows_outside_is_not_done_more_often():
     assert len(seen) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("values", [[], [1.0], [[1.0, 2.0]]], ids=["nothing", "a number each", "a row each"])
 def test_gradients_of_no_rows_are_left_alone(values):
     """What is the same on all replicas is the mean of itself."""
@@ -338,6 +341,7 @@ def test_a_function_is_looked_at_once():
     assert first
 
 
+@pytest.mark.slow
 def test_one_replica_is_not_looked_at():
     strategy = mirrored(1)
     model = make(strategy)
@@ -411,6 +415,7 @@ def test_each_update_of_a_step_is_looked_at_by_itself(scales, reductions, messag
     outcome(strategy, gan_step(model, *scales, **reductions), model.state, message)
 
 
+@pytest.mark.slow
 def test_a_code_that_asks_for_the_number_of_replicas_gets_that_of_the_whole_batch():
     """The number of replicas is 1 to code that is given all rows, so that a correct factor stays correct."""
     strategy = mirrored(4)

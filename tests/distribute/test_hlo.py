@@ -122,6 +122,7 @@ def test_a_reduction_to_one_device_is_two_trees_of_whole_copies(algorithms, numb
     assert in_short(algorithms[number]["one_device"]) == [("collective-permute", (GRADIENT_SIZE,), 1)] * rounds
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("number", "group", "part"), [(2, 2, 20), (8, 4, 10), (32, 8, 5)])
@@ -131,6 +132,8 @@ def test_only_a_part_of_the_gradients_passes_between_groups(algorithms, number, 
         ("reduce-scatter", (part,), 1), *across, ("all-gather", (part * group,), 1)]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("bytes_per_pack", "shapes"), [
     (0, [(24,)]), (64, [(16,), (8,)]), (48, [(12,), (12,)]), (16, [(4,)] * 6)])
 def test_smaller_packs_mean_more_arrays_of_the_same_bytes(bytes_per_pack, shapes):

@@ -122,6 +122,7 @@ def test_a_mesh_gives_one_devices_numbers(name, kind):
     assert_strategies_equal(build, (X, Y), [strategy], batch_size=8, evaluate=True, predict=True)
 
 
+@pytest.mark.slow
 def test_loops_of_ones_own_run_on_all_replicas_of_a_mesh():
     strategy = FullyShardedStrategy(devices(4), mesh_shape={"replica": 2, "shard": 2}, min_shard_bytes=0)
     ids = strategy.run(lambda: distribute.get_replica_context().replica_id_in_sync_group)

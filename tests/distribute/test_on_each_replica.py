@@ -69,6 +69,8 @@ def pallas(x, *, params):
     return doubled @ params["kernel"]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("function", [per_row, callback, pallas])
 @pytest.mark.parametrize("name", strategies())
 def test_each_row_is_what_one_call_gives(name, function):
@@ -76,6 +78,7 @@ def test_each_row_is_what_one_call_gives(name, function):
     np.testing.assert_allclose(found, function(jnp.asarray(x), params=params), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", strategies())
 @pytest.mark.parametrize("way", ["keyword", "captured"])
@@ -92,6 +95,8 @@ def test_gradients_are_those_of_a_plain_call(name, way):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", strategies())
 def test_gradients_in_bfloat16_are_summed_over_the_replicas(name):
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x))
@@ -133,6 +138,7 @@ def test_arguments_that_are_no_arrays_reach_the_function_as_they_are():
     np.testing.assert_allclose(found, x**2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_keys_of_the_rows_are_split_with_them():
     def noise(x, keys):
         return x + jax.vmap(jax.random.normal)(keys)[:, None]
@@ -194,6 +200,8 @@ def test_rows_that_are_not_computed_alone_are_refused_on_any_number_of_devices(r
         in_step(mirrored(replicas), on_each_replica(function), x)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("function", [
     lambda x: x - x.mean(1, keepdims=True), lambda x: jnp.sort(x), lambda x: jnp.cumsum(x, 1),
     lambda x: x + jax.random.normal(jax.random.key(0), (6,))])

@@ -139,6 +139,7 @@ def nodes(monkeypatch):
         node.wait()
 
 
+@pytest.mark.slow
 def test_a_task_comes_before_its_chief_and_ends_with_its_exit_code(nodes):
     address = free_address()
     with concurrent.futures.ThreadPoolExecutor() as threads:

@@ -200,6 +200,7 @@ class TwiceTheSum(CrossDeviceOps):
         return 2 * jax.lax.psum(vector, axis_name)
 
 
+@pytest.mark.slow
 def test_a_context_reduces_through_its_ops_but_sums_statistics_without_them():
     x = {"a": values(2, (3, 2)), "b": values(2, ())}
 

@@ -42,6 +42,7 @@ def odd_statistics(model):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(statistics)]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("train", [by_fit, by_run])
@@ -55,6 +56,7 @@ def test_statistics_that_a_step_leaves_alone_keep_their_bits(train, module):
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("train", [by_fit, by_run])

@@ -38,6 +38,8 @@ def fully_sharded():
     return trainer.distribute.FullyShardedStrategy([f"cpu:{index}" for index in range(4)])
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", [lambda: mirrored(4), lambda: mirrored(3), fully_sharded, model_parallel, hybrid],
                          ids=["four", "three", "fully_sharded", "model_parallel", "hybrid"])
 def test_every_bit_of_every_row_comes_to_its_replica(make):

@@ -238,6 +238,7 @@ def test_one_device_gives_the_numbers_of_a_loop_written_by_hand(module):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_loss_of_the_batch_as_a_whole_trains_on_one_device():
     def spread(y_true, y_pred):
         return jnp.std(y_pred) + 0.0 * jnp.sum(y_true)

@@ -161,6 +161,8 @@ def test_metadata_of_nnx_variables_become_layouts():
     np.testing.assert_allclose(model.evaluate(X, X, verbose=0)["loss"], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("names", "problem"), [
     ((None, "modle"), "the mesh has no axis 'modle'. Did you mean 'model'"),
     (("replica", None), "'replica' is the axis that splits batches"),

@@ -48,6 +48,7 @@ def test_a_mirrored_step_reduces_the_gradients_once_and_the_logs_once(number):
     assert total_bytes(found, "all-reduce") == 4 * (SIZE + LOG_VALUES)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_ring_passes_parts_of_the_gradients_twice_around(number):
@@ -55,6 +56,8 @@ def test_a_ring_passes_parts_of_the_gradients_twice_around(number):
     assert in_short(step_of("ring", number)) == sorted([LOGS, copies, copies])
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_reduction_to_one_device_passes_the_gradients_up_and_down_a_tree(number):
     copies = [("collective-permute", (SIZE,), 1)] * (2 * int(math.log2(number)))
@@ -90,6 +93,7 @@ def test_a_fused_step_has_the_collectives_of_a_single_one(name):
     assert sorted(each[:4] for each in fused) == sorted(each[:4] for each in step_of(name, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("number", NUMBERS)
 def test_clipping_by_the_norm_of_all_gradients_adds_a_sum_of_one_number_for_each_split_array(number):

@@ -68,6 +68,7 @@ def test_inputs(tmp_path, name):
         train(tmp_path, input_fn)
 
 
+@pytest.mark.slow
 def test_a_list_of_batches_without_labels_is_predicted_batch_by_batch(trained):
     found = list(trained.predict(lambda: [X[:2], X[2:4]]))
     np.testing.assert_array_equal(found, list(trained.predict(lambda: iter([X[:2], X[2:4]]))))
@@ -136,6 +137,7 @@ def test_a_model_fn_without_a_module(tmp_path):
         est.EstimatorSpec("infer", predictions=lambda outputs: outputs)
 
 
+@pytest.mark.slow
 def test_params_are_an_empty_dict_by_default(tmp_path):
     def model_fn(features, labels, mode, params):
         return spec_fn(nn.Dense(params.get("units", 1)))(features, labels, mode)

@@ -42,6 +42,7 @@ def test_tables_have_the_names_of_their_columns():
     np.testing.assert_array_equal(shown, watched)  # both are id 1 of one table
 
 
+@pytest.mark.slow
 def test_tables_start_as_normal_distributions_cut_at_two_standard_deviations():
     columns = [fc.embedding_column(fc.categorical_column_with_identity("watched", 5000), 16)]
     _, variables = initialized(DenseFeatures(columns))

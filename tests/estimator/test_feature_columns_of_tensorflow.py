@@ -53,6 +53,8 @@ def test_a_categorical_column_has_tensorflows_ids(case, tmp_path):
     assert ours.max() < column.num_buckets
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", behaviours("ids"))
 def test_the_device_gets_the_same_ids(case, tmp_path):
     column = made(case["column"], tmp_path)
@@ -72,6 +74,7 @@ def test_dense_features_are_tensorflows(case, tmp_path):
     assert_close(ours, case["outputs"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", behaviours("linear"))
 def test_linear_features_are_tensorflows(case, tmp_path):

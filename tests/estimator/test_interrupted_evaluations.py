@@ -169,6 +169,7 @@ def ends_process():
     raise Killed
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_a_preempted_process_is_not_evaluated(tmp_path, evaluated):
     class Preempted(est.SessionRunHook):
         def after_run(self, run_context, run_values):
@@ -181,6 +182,7 @@ def test_the_checkpoint_of_a_preempted_process_is_not_evaluated(tmp_path, evalua
     assert evaluated == [2, 4, 6]
 
 
+@pytest.mark.slow
 def test_another_training_ends_an_interrupted_call(tmp_path, evaluated):
     ends(tmp_path, KeyboardInterrupt, hooks=StopWithError(3))
     est.Estimator(spec_fn(), tmp_path).train(lambda: dataset(repeat=True), steps=3)

@@ -37,6 +37,7 @@ def test_an_estimator_trains_on_from_the_models_weights_as_fit_does(tmp_path):
     np.testing.assert_allclose(next(made.predict(data)), model.predict(X, verbose=0)[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_begins_as_it_would(tmp_path):
     model = trainer.Model(nn.Dense(1), seed=3)
     model.compile(trainer.optimizers.SGD(0.05), "mse")
@@ -53,6 +54,7 @@ def test_the_seed_is_that_of_the_config_or_else_of_the_model(tmp_path, seed, exp
     assert made.config.seed == expected
 
 
+@pytest.mark.slow
 def test_arguments_of_compile_are_kept(tmp_path):
     model = compiled(freeze=["bias"])
     model.build(X[:1])

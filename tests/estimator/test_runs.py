@@ -18,6 +18,7 @@ def interrupted(tmp_path, input_fn):
     return made, int(made.get_variable_value("global_step"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_goes_on_where_it_was(tmp_path):
     made, step = interrupted(tmp_path, lambda: dataset(repeat=True))
     assert 0 < step < 6

@@ -55,6 +55,7 @@ def test_a_regular_expression_says_which_variables_are_taken(tmp_path, source):
     assert not is_taken(found, source, "params/last/kernel")
 
 
+@pytest.mark.slow
 def test_one_of_several_expressions_is_enough(tmp_path, source):
     found = warm_started(tmp_path, est.WarmStartSettings(source.model_dir, ["first/bias", "last/kernel"]))
     assert is_taken(found, source, "params/first/bias")
@@ -62,6 +63,7 @@ def test_one_of_several_expressions_is_enough(tmp_path, source):
     assert not is_taken(found, source, "params/first/kernel")
 
 
+@pytest.mark.slow
 def test_a_variable_with_another_name_there_is_taken_by_it(tmp_path, source):
     names = {f"params/begin/{part}": f"params/first/{part}" for part in ("kernel", "bias")}
     settings = est.WarmStartSettings(source.latest_checkpoint(), var_name_to_prev_var_name=names)

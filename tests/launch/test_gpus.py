@@ -53,6 +53,8 @@ def seen(*arguments, workers=2, **environment):
     return [json.loads(pathlib.Path(f"seen_{index}").read_text()) for index in range(workers)]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("workers", "per_worker", "expected"), [
     (2, None, ["0,1", "2,3"]), (4, None, ["0", "1", "2", "3"]), (3, None, ["0", "1", "2"]), (2, 1, ["0", "1"]),
     (1, 3, ["0,1,2"])])
@@ -76,6 +78,8 @@ def test_a_gpu_with_instances_is_divided_by_them(machine):
     assert [each["CUDA_VISIBLE_DEVICES"] for each in seen()] == ["MIG-aa", "MIG-bb"]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("environment", [
     {"JAX_PLATFORMS": "cpu"}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"}], ids=str)
 def test_workers_on_cpus_get_simulated_devices_and_no_part_of_the_gpus(environment, machine):
@@ -86,6 +90,8 @@ def test_workers_on_cpus_get_simulated_devices_and_no_part_of_the_gpus(environme
     assert seen(3, **environment) == [{**visible, **flags}] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("platforms", ["cuda", "cuda,cpu", "gpu"])
 def test_platforms_with_gpus_are_divided(platforms, machine):
     machine(FOUR)
@@ -142,6 +148,7 @@ def test_how_much_memory_each_takes_can_be_set(fraction, expected, monkeypatch):
     assert json.loads(pathlib.Path("seen_0").read_text()) == expected
 
 
+@pytest.mark.slow
 def test_jax_reads_the_settings_of_memory():
     source = """
 import json

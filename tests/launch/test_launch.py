@@ -204,6 +204,7 @@ def test_of_several_tracebacks_only_those_that_belong_together_are_shown_again()
     assert output.end_of([b"%d" % number for number in range(50)]) == [b"%d" % n for n in range(30, 50)]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("exits", "code", "says"), [
     (["sys.exit(75)", "time.sleep(0.3); sys.exit(3)"], 3, "Worker 1 of 2 failed with exit code 3."),
@@ -244,6 +245,7 @@ def test_what_workers_leave_running_ends_with_a_job_that_succeeds():
     until(lambda: without_any(noted_pids()), secs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_guard", [True, False])
 def test_no_process_outlives_a_launcher_that_is_killed(with_guard):
     pathlib.Path("worker.py").write_text(HELPERS + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(99)")
@@ -270,6 +272,7 @@ def test_a_worker_whose_launcher_is_gone_already_does_not_start():
     assert (done.returncode, done.stdout) == (0, b"")
 
 
+@pytest.mark.slow
 def test_sigterm_reaches_all_workers_once_and_their_143_is_returned_without_a_restart():
     name = script("""
 def save(*_):
@@ -291,6 +294,7 @@ time.sleep(99)
     assert sorted(path.name[:7] for path in pathlib.Path().glob("saved*")) == ["saved_0", "saved_1"]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_workers_deaf_to_sigterm_are_killed_after_the_grace_period(number):
@@ -331,6 +335,7 @@ def test_ctrl_c_reaches_all_workers_and_gives_130():
     assert b"Starting" not in errors and without_any(pids)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_kills():
     name = script("signal.signal(signal.SIGINT, lambda *_: note(f'asked_{index}', ''))\n"
                   "note(f'pids_{index}', os.getpid())\nwhile True: time.sleep(1)")
@@ -379,6 +384,7 @@ if attempt < 2:
                     "[launcher] Starting all workers again (restart 2 of 3)."]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("code", "restarts", "starts"), [(1, 2, 3), (1, 0, 1), (2, 2, 1), (75, 1, 2), (143, 1, 2)])
 def test_restarts_are_counted_and_none_follows_a_refused_configuration(code, restarts, starts, capfd):
@@ -424,6 +430,8 @@ def test_wrong_arguments_of_the_function_are_refused(options, error, says):
         launch_command.run(**{"command": ["-c", ""], "workers": 1, **options})
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("command", [["worker.py"], ["--", "worker.py"], ["-m", "worker"]])
 def test_the_command_line_runs_scripts_and_modules_with_options_of_their_own(command, capfd):
     script("print(sys.argv[1:])")

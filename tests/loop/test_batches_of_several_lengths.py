@@ -66,6 +66,7 @@ def test_predictions_of_several_lengths_come_batch_by_batch():
         model.predict(BATCHES, verbose=0)
 
 
+@pytest.mark.slow
 def test_outputs_of_one_length_are_one_array():
     model = trainer.Sequential([nn.Embed(20, 4), lambda rows: rows.mean(1)])
     model.build(BATCHES[0][0])
@@ -99,6 +100,7 @@ def test_the_guard_reports_each_new_length():
         made(compile_guard="error").evaluate(BATCHES, verbose=0)
 
 
+@pytest.mark.slow
 def test_a_size_that_the_module_cannot_take_is_refused_by_batch():
     x, y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
     model = trainer.Model(nn.Dense(1))

@@ -24,6 +24,8 @@ def batches(count):
         yield np.full((4, 2), number, np.float32), np.zeros((4, 1), np.float32)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("count", "steps", "epochs_run"), [(3, None, 1), (4, 2, 2), (5, 2, 3)], ids=["one pass", "even", "uneven"])
 def test_an_epoch_without_batches_is_not_recorded(count, steps, epochs_run):
@@ -51,6 +53,7 @@ def test_a_generator_for_several_whole_validations_is_refused_before_training(va
     assert next(validation)[0][0, 0] == 1
 
 
+@pytest.mark.slow
 def test_a_generator_for_one_whole_validation_is_read_to_its_end():
     validation = batches(3)
     history = fit(batches(9), steps_per_epoch=1, epochs=2, validation_data=validation, validation_freq=2)
@@ -69,6 +72,7 @@ def test_validation_steps_take_the_next_batches_of_a_generator_until_it_runs_out
         fit(iter([zeros] * 9), steps_per_epoch=1, epochs=3, validation_data=batches(4), validation_steps=2)
 
 
+@pytest.mark.slow
 def test_each_validation_of_a_re_iterable_has_the_same_batches():
     class ReIterable:
         def __iter__(self):

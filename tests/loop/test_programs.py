@@ -45,6 +45,7 @@ def test_evaluate_after_fit_compiles_nothing(keeps_arrays):
     assert logs["loss"] == history["val_loss"][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 def test_one_epoch_several_and_an_evaluation_share_two_programs_of_each_phase(keeps_arrays):
     x, y, _ = classification(53)
@@ -84,6 +85,7 @@ class CountedNNX(NNXMLP):
         return super().__call__(x)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("replicas", "proofs"), [(1, 0), (2, 8)])
 @pytest.mark.parametrize("module", [CountedLinen, CountedNNX])
@@ -107,6 +109,7 @@ def test_a_session_traces_the_module_once_for_each_program(module, replicas, pro
     assert set(names) == {"jit(_make)", "jit(results)", "jit(_execute)"}, "nothing is computed eagerly"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 def test_evaluate_sees_what_was_written_to_the_arrays_of_fit(keeps_arrays):
     x, y, _ = classification(21)
@@ -148,6 +151,7 @@ def test_what_the_trace_proves_of_outputs_is_not_computed():
     assert any("apply" in name for name in fit_on_probabilities(lambda logits: jnp.clip(logits, 0, 1)))
 
 
+@pytest.mark.slow
 def test_a_fit_writes_the_weights_back_to_an_nnx_module_without_a_program():
     x, y, _ = classification(16)
     module = NNXMLP()

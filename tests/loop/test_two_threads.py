@@ -91,11 +91,13 @@ def test_a_model_that_another_thread_evaluates_is_not_trained_but_evaluated(mode
                 TRAINING[call](model)
 
 
+@pytest.mark.slow
 def test_a_callback_may_use_the_model_that_it_trains(model):
     uses = cb.LambdaCallback(on_epoch_end=lambda epoch, logs: [use(model) for use in READING.values()])
     model.fit(X, Y, verbose=0, callbacks=[uses])
 
 
+@pytest.mark.slow
 def test_a_callback_of_two_threads_is_refused(model):
     other, shared = small_model(), cb.EarlyStopping("loss")
     with (in_another_thread(lambda paused: other.fit(X, Y, verbose=0, callbacks=[shared, paused])),
@@ -114,6 +116,7 @@ def test_an_iterator_that_two_threads_read_is_refused(model):
     model.evaluate(batches, steps=1, verbose=0)
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_two_models_keeps_a_state_for_each():
     shared = trainer.optimizers.Adam(0.1)
     first, second, alone = small_model(shared), small_model(shared), small_model(trainer.optimizers.Adam(0.1))

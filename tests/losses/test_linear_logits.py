@@ -21,6 +21,7 @@ def loss_of(logits, labels=Y[:4], **options):
     return losses.SparseCategoricalCrossentropy(from_logits=True, **options)(labels, logits)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.every_case
 @pytest.mark.parametrize("chunk_size", [1, 4, 13, 100])
@@ -66,6 +67,7 @@ class LanguageModel(nn.Module):
         return losses.LinearLogits(x, embed.embedding.T, self.chunk_size)
 
 
+@pytest.mark.slow
 def test_the_language_model_returns_them_in_training_alone():
     model = models.TransformerLM(50, num_layers=0, d_model=8, num_heads=2, max_len=16, logits_chunk_size=4)
     variables = model.init(jax.random.key(0), X)
@@ -127,6 +129,8 @@ def test_shapes_that_do_not_match_are_refused(features, kernel, error):
         losses.LinearLogits(np.zeros(features, np.float32), np.zeros(kernel, np.float32), 4)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_steps_on_several_devices_are_replicated(chunk_size):
     with distribute.MirroredStrategy(jax.devices()[:2]).scope():
@@ -136,6 +140,7 @@ def test_steps_on_several_devices_are_replicated(chunk_size):
     assert core_of(model).prepared_phase("train", (X, Y)).partitioned_because is None
 
 
+@pytest.mark.slow
 def test_a_module_that_always_returns_them_predicts_all_logits():
     class Always(nn.Module):
         @nn.compact

@@ -69,12 +69,14 @@ def test_certain_mistakes_cost_what_float32_clipping_gives():
     np.testing.assert_allclose(loss([[1.0], [0.0]], [[0.0], [1.0]]), [16.118095, 15.942385], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_class_indices_along_another_axis_give_what_the_last_axis_gives():
     y_true, y_pred = reference_inputs("void_pixels")
     moved = losses.SparseCategoricalCrossentropy(ignore_class=-1, axis=1)(y_true, np.moveaxis(y_pred, -1, 1))
     np.testing.assert_allclose(moved, losses.SparseCategoricalCrossentropy(ignore_class=-1)(y_true, y_pred), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_label_smoothing_spreads_over_the_classes_of_the_given_axis():
     y_true, y_pred = np.eye(3)[[[0, 1], [2, 0]]], np.full((2, 2, 3), 1 / 3) + np.array([0.1, -0.1, 0.0])
     last = losses.categorical_crossentropy(y_true, y_pred, label_smoothing=0.3)
@@ -129,6 +131,7 @@ def test_class_indices_beyond_256_are_exact_in_a_narrow_dtype():
     assert float(losses.SparseCategoricalCrossentropy(from_logits=True, dtype="bfloat16")([257], logits)) == 0.0
 
 
+@pytest.mark.slow
 def test_lists_of_numbers_are_arrays_and_trees_of_arrays_reach_a_loss_of_ones_own_as_trees():
     class FromDict(losses.Loss):
         def call(self, y_true, y_pred):
@@ -172,6 +175,8 @@ def test_gradients_of_sequences_and_of_batches_as_a_whole_are_finite(cls, inputs
     assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("from_logits", [False, True])
 def test_gradients_of_ignored_classes_are_zero(from_logits):
     loss = losses.SparseCategoricalCrossentropy(from_logits=from_logits, ignore_class=-1)
@@ -180,6 +185,7 @@ def test_gradients_of_ignored_classes_are_zero(from_logits):
     assert gradient[1].any()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_a_loss_is_the_same_under_jit(cls):
@@ -375,6 +381,8 @@ def test_a_mask_tells_which_values_of_an_ignored_class_do_not_count():
     assert losses.MeanSquaredError().mask(y_pred, y_pred) is None
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("labels", "dtype"), [
     (np.array([2**24 + 1, 3], "int32"), "int32"), (np.array([3, 4], "uint8"), "int32"), ([3, 4], "int32"),
     (np.array([True, False]), "float32"), (np.array([0.5, 1.0], "float16"), "float32")])

@@ -128,6 +128,8 @@ def crossentropy(y_true, y_pred):
     return -y_true * jnp.log(y_pred) - (1 - y_true) * jnp.log(1 - y_pred)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int8", "int16", "int32", "int64"])
 def test_labels_do_not_wrap_around_in_a_function(dtype):
     expected = FunctionLoss(crossentropy)(LABELS.astype("float32"), PROBABILITIES)
@@ -135,6 +137,7 @@ def test_labels_do_not_wrap_around_in_a_function(dtype):
     assert float(FunctionLoss(lambda y_true, y_pred: y_true * 100)(LABELS.astype(dtype), PROBABILITIES)) == 100
 
 
+@pytest.mark.slow
 def test_labels_of_64_bits_keep_them_in_a_function():
     seen = []
     with jax.enable_x64(True):
@@ -144,6 +147,8 @@ def test_labels_of_64_bits_keep_them_in_a_function():
     assert [(values.dtype, int(values[0, 0])) for values in seen] == [("int64", 1 - 2**32)] * 3
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int64"])
 def test_class_indices_stay_integers_in_a_function(dtype):
     logits = np.array([[1.0, 2.0, 3.0]] * 3, "float32")

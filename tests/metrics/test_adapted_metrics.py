@@ -193,6 +193,7 @@ def test_a_step_may_return_them_as_logs(devices, replicas):
         np.testing.assert_allclose(logs[name], value, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_they_can_be_updated_by_hand_and_leave_the_objects_that_were_given_alone():
     given = nnx.metrics.Accuracy()
     metric = metrics.get(given)

@@ -44,6 +44,7 @@ def test_results_are_those_of_keras(case):
     np.testing.assert_allclose(metric.result(), case["weighted_result"], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_accumulators_of_parts_merge_to_those_of_the_whole(case):
@@ -70,6 +71,7 @@ def test_compiled_accumulators_of_parts_merge_to_those_of_the_whole(case):
     assert all(variable.value.dtype == jnp.float32 and not variable.numpy().any() for variable in metric.variables)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
 def test_rows_of_weight_zero_are_as_if_absent(case):
@@ -108,6 +110,7 @@ def test_every_class_has_reference_numbers_and_is_public():
     assert names <= set(metrics.__all__), "export it from trainer/metrics/__init__.pyi"
 
 
+@pytest.mark.slow
 def test_a_class_to_ignore_does_not_count_with_or_without_weights():
     y_true, y_pred = np.array([[0, -1, 1]]), np.array([[[0.5, 0.5], [0.9, 0.1], [0.75, 0.25]]])
     expected = (np.log(2) + np.log(4)) / 2
@@ -182,6 +185,8 @@ def updated(metric):
         variables, y_true, y_pred, sample_weight=weights)).trace(metric.stateless_reset_state(), *rows, weights)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("metric", COUNTING, ids=lambda metric: metric.name)
 def test_counts_have_no_loop_on_gpus_and_no_scatter_whose_sums_change_from_run_to_run(metric):
     assert "stablehlo.scatter" in updated(metric).lower().as_text()  # that of this CPU
@@ -190,6 +195,7 @@ def test_counts_have_no_loop_on_gpus_and_no_scatter_whose_sums_change_from_run_t
     assert "stablehlo.while" not in for_gpus
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("columns", [1, 3])
 def test_sums_of_buckets_are_the_same_on_every_platform(columns):

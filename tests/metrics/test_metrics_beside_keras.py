@@ -78,6 +78,7 @@ def test_results_of_more_data_are_those_of_keras(name, arguments, kind, seed):
     compare_case(name, arguments, kind, fitting(name), seed)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "arguments", "kind"), [
     ("AUC", {"curve": "PR"}, "bit per row"), ("AUC", {}, "bit per row"), ("Precision", {}, "bit per row"),
@@ -86,6 +87,7 @@ def test_negative_weights_and_weights_of_zero_are_kerass(name, arguments, kind):
     compare_case(name, arguments, kind, ["negative", "zeros"])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.every_case
 @pytest.mark.parametrize("function", sorted(METRIC_FUNCTIONS))

@@ -88,6 +88,7 @@ def test_a_pure_update_is_not_seen_by_another_thread():
     assert [float(value) for value in seen] == [3.0, 3.0]
 
 
+@pytest.mark.slow
 def test_variables_made_in_a_trace_outlive_it():
     metric = metrics.FBetaScore()
     jax.jit(lambda: metric.stateless_update_state([], jnp.eye(3), jnp.eye(3)))()

@@ -171,6 +171,8 @@ def test_a_function_has_one_value_as_a_loss_and_as_a_metric_in_fit(loss):
     np.testing.assert_allclose(history["loss"], history[loss.__name__], rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("dtype", ["uint8", "uint32", "int8"])
 def test_integers_do_not_wrap_around_in_a_function(dtype):
     metric = metrics.MeanMetricWrapper(lambda y_true, y_pred, factor: y_true * 100 - factor * y_pred, factor=2)

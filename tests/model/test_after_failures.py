@@ -54,6 +54,7 @@ def test_an_interrupt_takes_effect_once_the_trained_state_is_stored(method, monk
     assert int(model.state.step) == 3
 
 
+@pytest.mark.slow
 def test_a_compile_that_fails_changes_nothing():
     x, y, _ = classification(16)
     model = compiled()
@@ -113,6 +114,7 @@ def test_an_interrupt_reaches_a_handler_that_a_callback_put_before_the_present_o
     assert received == ["set", 0]
 
 
+@pytest.mark.slow
 def test_steps_without_logs_are_not_queued_without_end():
     class Silent(trainer.Model):
         def train_step(self, state, batch):

@@ -203,6 +203,7 @@ def test_an_optimizer_that_keeps_the_first_weights_starts_from_weights_that_are_
     np.testing.assert_allclose(model.get_weights()[1], params["kernel"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_has_made_updates_keeps_its_state_when_weights_are_set():
     model = compiled(optax.contrib.dog())
     fit(model)

@@ -418,6 +418,7 @@ def test_complex_targets_are_for_a_loss_that_makes_reals_of_them():
     assert history["loss"] == [0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("rows", [1, 8, 10])
 def test_tokens_of_rank_one_are_taken_as_they_are(rows):
@@ -437,6 +438,7 @@ def test_a_step_of_ones_own_may_give_the_module_other_inputs_than_those_of_rank_
     assert np.isfinite(fit(Y, None, compiled=made).history["size"]).all()
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_raises_names_the_batch_and_keeps_the_cause():
     def breaks():
         yield X, Y

@@ -85,6 +85,7 @@ def test_an_optimizer_that_is_set_begins_and_leaves_the_weights_and_all_else():
         np.testing.assert_array_equal(weight, same)
 
 
+@pytest.mark.slow
 def test_the_optimizer_of_another_model_is_taken_without_its_state():
     model, other = compiled(), compiled(optimizer=trainer.optimizers.SGD(0.25))
     other.fit(X, Y, verbose=0)

@@ -60,12 +60,14 @@ def test_validation_freq_may_be_a_numpy_integer():
     assert len(history.history["val_loss"]) == 1
 
 
+@pytest.mark.slow
 def test_validation_freq_may_list_epochs():
     x, y, _ = classification(8)
     history = compiled().fit(x, y, epochs=4, validation_data=(x, y), validation_freq=[1, 4], verbose=0).history
     assert len(history["val_loss"]) == 2
 
 
+@pytest.mark.slow
 def test_a_callback_sees_every_batch_with_its_number_and_its_own_logs_though_steps_are_fused():
     x, y, _ = classification(40)
     recorder = Recorder()
@@ -78,6 +80,7 @@ def test_a_callback_sees_every_batch_with_its_number_and_its_own_logs_though_ste
     assert len(set(losses)) == 10
 
 
+@pytest.mark.slow
 def test_stop_training_at_the_beginning_of_an_epoch_ends_fit_after_its_first_batch():
     class Stopper(trainer.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -89,6 +92,7 @@ def test_stop_training_at_the_beginning_of_an_epoch_ends_fit_after_its_first_bat
     assert int(model.state.step) == 5 + 1
 
 
+@pytest.mark.slow
 def test_stop_training_ends_fit_after_the_batch():
     class Stops(cb.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -100,6 +104,7 @@ def test_stop_training_ends_fit_after_the_batch():
     assert history.epoch == [0] and int(model.state.step) == 2
 
 
+@pytest.mark.slow
 def test_initial_epoch_and_steps_per_epoch_count_as_in_keras():
     x, y, _ = classification(48)
     model = compiled()
@@ -177,6 +182,7 @@ def test_every_kind_of_data_gives_the_numbers_of_arrays(make):
     np.testing.assert_allclose(compiled().fit(make(x, y), verbose=0).history["loss"], arrays, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_endless_generator_needs_and_obeys_steps_per_epoch():
     x, y, _ = classification(8)
     model = compiled()
@@ -184,6 +190,7 @@ def test_an_endless_generator_needs_and_obeys_steps_per_epoch():
     assert len(history.epoch) == 3 and int(model.state.step) == 12
 
 
+@pytest.mark.slow
 def test_a_generator_that_ends_early_warns_and_ends_training():
     x, y, _ = classification(40)
     with pytest.warns(UserWarning, match="Your input ran out of data"):
@@ -217,12 +224,14 @@ def test_several_inputs_and_outputs_have_a_loss_a_weight_and_metrics_each():
     np.testing.assert_allclose(logs["size_weighted_mae"], (error * w).sum() / w.sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_metrics_with_one_name_get_numbers():
     x, y, _ = classification(8)
     model = compiled(metrics=["accuracy", "accuracy"], weighted_metrics=["accuracy"])
     assert list(model.fit(x, y, verbose=0).history) == ["loss", "accuracy", "accuracy_1", "weighted_accuracy"]
 
 
+@pytest.mark.slow
 def test_a_metric_called_loss_leaves_the_loss_alone():
     def loss(y_true, y_pred):
         return abs(y_true - y_pred).mean(axis=-1)
@@ -325,6 +334,7 @@ def test_the_learning_rate_can_be_set_between_batches(optimizer):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_state_that_was_read_stays_valid_while_training_goes_on():
     x, y, _ = classification(16)
     model = compiled()
@@ -371,6 +381,7 @@ def test_an_nnx_module_of_the_user_has_the_trained_weights_after_fit():
     assert np.isfinite(np.asarray(module.first.kernel[...])).all(), "training on must not take the user's arrays"
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_and_one_that_is_frozen_can_fit():
     x, _, _ = classification(8)
     with mirrored(2).scope():
@@ -386,6 +397,7 @@ def test_a_model_without_weights_and_one_that_is_frozen_can_fit():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_counts_beyond_the_integers_of_float32_stay_exact():
     from trainer.engine.step.running_logs import MetricValue, add_step, empty_running_logs, results
 
@@ -458,6 +470,8 @@ def test_nnx_and_linen_take_training_flags_of_any_name():
     assert model.evaluate(x, y, verbose=0)["loss"] != pytest.approx(np.log(3), rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("labels", "loss"), [
     ("sparse", trainer.losses.SparseCategoricalCrossentropy), ("one-hot", trainer.losses.CategoricalCrossentropy),
     ("binary", trainer.losses.BinaryCrossentropy)])

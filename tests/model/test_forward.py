@@ -44,6 +44,7 @@ def test_a_call_has_the_numbers_of_the_present_state_and_compiles_once(module, t
     assert np.abs(second - first).max() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -102,6 +103,8 @@ class Counting(nn.Module):
 calls: list[type] = []
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("eager", "more"), [(True, 2), (False, 1)])
 def test_a_module_that_runs_eagerly_is_called_each_time(eager, more):
     model = built(Counting(), run_eagerly=eager)

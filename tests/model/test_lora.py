@@ -291,6 +291,7 @@ def test_with_moving_averages_a_merged_model_and_saved_adapters_predict_the_same
     np.testing.assert_allclose(other.predict(IDS, verbose=0), outputs, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_adapters_start_from_the_averages_that_the_base_predicts_with():
     base = compiled(trainer.Model(Transformer(), seed=0), ema_decay=0.9)
     fitted(base)
@@ -299,6 +300,7 @@ def test_adapters_start_from_the_averages_that_the_base_predicts_with():
     np.testing.assert_allclose(trainer.lora(base, RANK).predict(IDS, verbose=0), outputs, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_generation_uses_the_adapters():
     base = trainer.Model(trainer.models.TransformerLM(TOKENS, num_layers=1, d_model=16, num_heads=2, max_len=8), seed=0)
     base.build(IDS[:1])
@@ -375,6 +377,7 @@ def test_modules_and_files_that_do_not_fit_are_refused(tmp_path):
         other.load_adapters(tmp_path / "a.safetensors")
 
 
+@pytest.mark.slow
 def test_a_file_of_other_targets_is_refused_without_advice_that_does_not_apply(tmp_path):
     class Two(nn.Module):
         @nn.compact

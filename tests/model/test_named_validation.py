@@ -121,6 +121,8 @@ def test_a_log_of_epochs_has_columns_for_sets_that_come_later(tmp_path):
         assert [row[name] for row in rows] == ["NA", str(history.history[name][0])]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("verbose", [1, 2])
 def test_progress_shows_each_set(verbose, capsys):
     compiled().fit(X, Y, validation_data=sets(), verbose=verbose)

@@ -102,6 +102,7 @@ def test_a_transformation_is_handed_the_loss_of_the_whole_batch(optimizer, optio
     np.testing.assert_allclose(fitted(WITH_THE_LOSS[optimizer](), **options), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_that_is_handed_over_is_not_scaled_by_float16s_loss_scale():
     def keep_value(updates, state, params=None, *, value, **extra):
         return jax.tree.map(jnp.zeros_like, updates), value
@@ -172,6 +173,8 @@ def two_rates():
     return optax.partition({"kernel": optax.sgd(0.1), "bias": optax.sgd(0.01)}, {"kernel": "kernel", "bias": "bias"})
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("callback", [
     LearningRateScheduler(lambda epoch: 0.001), LearningRateScheduler(lambda epoch, rate: rate / 2),
     ReduceLROnPlateau("loss")])
@@ -183,6 +186,7 @@ def test_callbacks_of_the_rate_refuse_one_that_is_not_known_before_training(call
     assert not model.built or int(model.state.step) == 0
 
 
+@pytest.mark.slow
 def test_tensorboard_leaves_out_a_rate_that_is_not_known(tmp_path):
     model = trainer.Model(nn.Dense(4))
     model.compile(two_rates(), "mse")
@@ -190,6 +194,7 @@ def test_tensorboard_leaves_out_a_rate_that_is_not_known(tmp_path):
     assert scalars(tmp_path).keys() == {"train/epoch_loss"}
 
 
+@pytest.mark.slow
 def test_the_rate_of_accumulated_gradients_is_scheduled_by_a_callback():
     model = trainer.Model(nn.Dense(4))
     model.compile(optax.MultiSteps(optax.sgd(0.5), 2), "mse")

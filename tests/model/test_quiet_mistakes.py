@@ -64,6 +64,7 @@ def test_a_step_that_never_says_that_it_trains_warns(layer):
     assert "`self.apply` without `training`" in message and "training=True" in message
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("arguments", "layer"), [
@@ -90,6 +91,7 @@ def test_a_step_that_drops_the_averages_of_batch_norm_warns(keeps, options):
     assert keeps or "`train_step` leaves out the model state" in messages[0]
 
 
+@pytest.mark.slow
 def test_a_step_without_averages_may_leave_the_model_state_out():
     class Frozen(applying(training=True)):
         def train_step(self, state, batch):
@@ -153,6 +155,7 @@ def test_a_metric_that_splits_logits_at_one_half_warns_where_the_loss_is_the_use
     assert "they look like logits" in message and fix in message
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("module", "loss", "metric"), [

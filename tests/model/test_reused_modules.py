@@ -55,6 +55,8 @@ def test_an_object_with_arrays_on_devices_is_trained_on_others(place):
         evaluated(placed(place), strategy), evaluated(nnx.Linear(6, 6, rngs=nnx.Rngs(0)), strategy), rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("place", PLACES)
 def test_functions_on_replicas_take_arrays_and_objects_from_other_devices(place):
     strategy = MirroredStrategy(devices=jax.devices()[:2])

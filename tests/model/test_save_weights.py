@@ -58,6 +58,7 @@ def read_all(path):
 # --- what is in the file ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_weights_are_named_by_their_paths_and_the_file_says_who_wrote_it(path):
     model = built()
     model.save_weights(path)
@@ -68,6 +69,7 @@ def test_weights_are_named_by_their_paths_and_the_file_says_who_wrote_it(path):
     assert metadata == {"package": "trainer-jax", "format_version": "1"}
 
 
+@pytest.mark.slow
 def test_the_safetensors_library_reads_the_file(path):
     model = built()
     model.save_weights(path)
@@ -94,6 +96,7 @@ def test_weights_come_back_bit_for_bit_and_predict_the_same(path, module):
     assert len(report.matched) == len(model.get_weights()) and not (report.missing or report.unexpected)
 
 
+@pytest.mark.slow
 def test_a_dict_of_modules_has_names_that_begin_with_the_modules(path):
     class Pair(trainer.Model):
         def sample_inputs(self, batch):
@@ -199,6 +202,7 @@ def test_only_the_first_process_writes(path):
 # --- dtypes -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_bfloat16_model_saves_bfloat16_and_comes_back_bit_for_bit(path):
     model = filled(precision="bfloat16")
     model.save_weights(path)
@@ -208,6 +212,7 @@ def test_a_bfloat16_model_saves_bfloat16_and_comes_back_bit_for_bit(path):
     assert_same_bits(other.get_weights(), model.get_weights())
 
 
+@pytest.mark.slow
 def test_float32_weights_are_rounded_to_a_bfloat16_model_and_bfloat16_ones_widened(path):
     wide, narrow = filled(), built(precision="bfloat16")
     wide.save_weights(path)
@@ -224,6 +229,8 @@ def arrays_of(model):
     return {name: np.asarray(leaf) for name, leaf in weights_io._named_weights(model.state).items()}
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("kernel", [np.full((6, 8), 1e300), np.full((6, 8), -1e39)])
 def test_numbers_that_the_models_dtype_cannot_hold_are_refused(path, kernel):
     model = built()
@@ -234,6 +241,8 @@ def test_numbers_that_the_models_dtype_cannot_hold_are_refused(path, kernel):
     assert_same_bits(model.get_weights(), before)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("factor", "words"), [(1e300, "too large"), (1j, "complex numbers")])
 def test_weights_that_the_models_dtype_cannot_hold_are_not_set(factor, words):
     model = built()
@@ -254,6 +263,7 @@ def test_infinities_and_nans_in_a_file_are_loaded_as_they_are(path):
 # --- which weights ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_patterns_choose_which_weights_are_loaded(path):
     model, other = filled(), built()
     model.save_weights(path)
@@ -268,6 +278,7 @@ def test_patterns_choose_which_weights_are_loaded(path):
     assert np.any(stats["BatchNorm_0"]["var"] != theirs["BatchNorm_0"]["var"])
 
 
+@pytest.mark.slow
 def test_a_file_with_other_names_loads_with_partial_only(path):
     model, other = filled(LinenMLP()), built()
     model.save_weights(path)
@@ -289,6 +300,8 @@ def test_other_shapes_are_refused_and_nothing_changes(path):
     assert_same_bits(model.get_weights(), before)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("patterns", "error", "words"), [
     ("Dense_0", TypeError, r"Write \['Dense_0'\]"),
     (["Dens_0"], ValueError, "'Dens_0', which matches none of the 8 paths. Did you mean 'Dense_0'"),
@@ -301,6 +314,7 @@ def test_patterns_that_cannot_be_used_are_refused(path, patterns, error, words):
         model.load_weights(path, patterns)
 
 
+@pytest.mark.slow
 def test_a_file_cut_short_while_it_is_read_changes_nothing(path):
     model, other = filled(), built()
     model.save_weights(path)
@@ -350,6 +364,7 @@ def test_moving_averages_start_anew_from_weights_that_are_replaced(path, way, op
     np.testing.assert_allclose(average, 0.9 * plain.state.params["Dense_0"]["kernel"] + 0.1 * kernel, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_moving_averages_of_weights_that_are_not_loaded_go_on(path):
     model, other = compiled_mlp(ema_decay=0.9), filled(LinenMLP())
     model.fit(X, Y, epochs=3, verbose=0)
@@ -361,6 +376,7 @@ def test_moving_averages_of_weights_that_are_not_loaded_go_on(path):
     np.testing.assert_array_equal(after["Dense_1"]["kernel"], other.state.params["Dense_1"]["kernel"])
 
 
+@pytest.mark.slow
 def test_the_average_of_a_bfloat16_model_is_of_the_weights_as_it_stores_them(path):
     filled().save_weights(path)
     model = built(precision="bfloat16", ema_decay=0.9)
@@ -379,6 +395,7 @@ def test_arrays_given_to_set_weights_may_be_written_to_afterwards():
     assert all(np.all(leaf == 0.5) for leaf in model.get_weights())
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_loaded_weights_without_compiling_anew(path):
     model = compiled_mlp()
     model.fit(X, Y, verbose=0)
@@ -389,6 +406,7 @@ def test_training_goes_on_from_loaded_weights_without_compiling_anew(path):
     assert len(executables) == 1 and core_of(model).configuration.phases["train"].programs.compiled == executables
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_compiled_has_weights_files_too(path):
     model = trainer.Model(LinenMLP())
     model.build(X)
@@ -408,6 +426,8 @@ def test_a_model_that_is_not_built_says_how_to_build_it(path, use):
         getattr(trainer.Model(LinenMLP()), use)(path)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("use", ["save_weights", "load_weights"])
 def test_what_is_no_path_is_refused(use):
     with pytest.raises(TypeError, match=r"`filepath` must be a path.*type int"):
@@ -451,6 +471,8 @@ def test_a_folder_is_refused_with_what_loads_it(tmp_path):
         built().load_weights(tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("start", "kind"), [(b"\x89HDF\r\n\x1a\n", "an HDF5 file"), (b"", "was cut short")])
 def test_a_file_that_is_no_safetensors_file_is_refused_and_nothing_changes(path, start, kind):
     model = built()

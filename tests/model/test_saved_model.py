@@ -64,6 +64,7 @@ def test_the_strategy_may_be_another_one(tmp_path, trained, name):
     assert_same_weights(trainer.load(tmp_path / f"again_{name}", make_model(strategy=mirrored(2))), trained)
 
 
+@pytest.mark.slow
 def test_an_nnx_model_is_built_by_loading(tmp_path):
     model = make_model(NNXMLP())
     fit(model, 1)
@@ -71,6 +72,7 @@ def test_an_nnx_model_is_built_by_loading(tmp_path):
     assert_same_weights(trainer.load(tmp_path / "model", make_model(NNXMLP(seed=1))), model)
 
 
+@pytest.mark.slow
 def test_what_is_there_is_replaced_unless_told_otherwise(tmp_path, trained):
     for name in ("model", "model.safetensors"):
         trained.save(tmp_path / name)
@@ -79,6 +81,8 @@ def test_what_is_there_is_replaced_unless_told_otherwise(tmp_path, trained):
             trained.save(tmp_path / name, overwrite=False)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["model", "model.safetensors"])
 def test_another_optimizer_is_refused(tmp_path, trained, name):
     trained.save(tmp_path / name)
@@ -93,6 +97,7 @@ def test_a_model_that_is_not_compiled_is_told_so(tmp_path, trained, name):
         trainer.load(tmp_path / name, trainer.Model(LinenMLP(batch_norm=True, dropout=0.2)))
 
 
+@pytest.mark.slow
 def test_another_optimizer_with_the_same_state_is_refused(tmp_path, trained):
     trained.save(tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"of the optimizer 'Adam'. Received: 'AdamW'\. Make and compile"):

@@ -66,6 +66,7 @@ def test_a_mesh_of_the_script_changes_no_number(strategy, module, options, mesh,
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_files_are_written_and_read_beside_a_mesh_of_the_script(tmp_path):
     with STRATEGIES["one device"]().scope():
         model = trainer.Model(nn.Dense(6))

@@ -176,6 +176,7 @@ def test_steps_limits_the_batches_and_max_evaluations_the_evaluations(model, tra
         data, verbose=0)["loss"]
 
 
+@pytest.mark.slow
 def test_every_start_begins_anew(model, training):
     training.saves(21)
     sidecar = evaluator(model, training)

@@ -126,6 +126,7 @@ def train(run, keras, make, count, steps):
 SHAPES = [(3, 5), (6, 4), (9, 4), (3, 3), (6, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("make", [arrays, arrays_without_batch_size, py_dataset])
 @pytest.mark.parametrize(("count", "steps"), [*SHAPES, (3, None)])
@@ -133,6 +134,8 @@ def test_epochs_have_the_batches_that_they_have_in_keras(keras, make, count, ste
     assert train(here, keras, make, count, steps) == train(in_keras, keras, make, count, steps)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", [re_iterable, re_iterable_of_unknown_length])
 @pytest.mark.parametrize(("count", "steps"), [(3, 5), (6, 4), (9, 4)])
 def test_epochs_of_iterables_that_can_be_read_again_have_those_of_keras(keras, make, count, steps):
@@ -143,6 +146,7 @@ def test_an_endless_py_dataset_is_read_on(keras):
     assert train(here, keras, endless_py_dataset, None, 3) == train(in_keras, keras, endless_py_dataset, None, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("make", [arrays, arrays_without_batch_size, py_dataset, re_iterable,
                                   re_iterable_of_unknown_length])
@@ -157,6 +161,7 @@ def test_each_validation_has_the_batches_that_it_has_in_keras(keras, make, count
     assert validate(here) == validate(in_keras)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("make", [arrays, generator, py_dataset, re_iterable_of_unknown_length])
 @pytest.mark.parametrize(("count", "steps"), [(3, 5), (6, 4)])
@@ -173,6 +178,8 @@ def test_evaluate_and_predict_take_as_many_batches_as_there_are(keras, make, cou
 # --- on purpose otherwise ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", [re_iterable, re_iterable_of_unknown_length])
 def test_no_epoch_is_empty_where_the_end_of_a_pass_shows_only_by_reading_on(keras, make):
     # Keras has an epoch without batches there, whose logs are those of nothing.
@@ -180,6 +187,8 @@ def test_no_epoch_is_empty_where_the_end_of_a_pass_shows_only_by_reading_on(kera
     assert train(here, keras, make, 6, 3) == ([[0, 1, 2], [3, 4, 5]] * 2, [], 0)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("count", "steps", "expected", "of_keras"), [
     (5, 2, [[0, 1], [2, 3], [4]], [[0, 1], [2, 3], [4], [0, 1]]),
     (6, 3, [[0, 1, 2], [3, 4, 5]], [[0, 1, 2], [3, 4, 5], [], [0, 1]]),
@@ -197,6 +206,7 @@ def validate_on_generator(run, keras, count, steps, epochs):
                validation_steps=steps, shuffle=False)[1]
 
 
+@pytest.mark.slow
 def test_a_generator_that_repeats_its_batches_is_validated_on_all_of_them_each_time(keras):
     # Keras begins each validation with the two batches that it had looked at, and reads on after them.
     assert validate_on_generator(in_keras, keras, None, 4, 3) == [[0, 1, 2, 3], [0, 1, 0, 1], [0, 1, 2, 3]]

@@ -33,6 +33,7 @@ def test_the_names_of_a_model_are_those_of_users():
     assert len(names - PUBLIC) <= 5
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_other_names():
     model = trainer.Model(nn.Dense(1))
     names = names_of(model)
@@ -43,6 +44,8 @@ def test_a_run_leaves_no_other_names():
     assert names_of(model) == names
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copy_of_an_unbuilt_model_has_a_state_and_a_configuration_of_its_own(copied):
     model = trainer.Model(nn.Dense(1))

@@ -69,6 +69,7 @@ def test_metrics_that_ignore_sample_weights_do_not_see_padded_rows(metric, expec
     assert model.evaluate(x, y, batch_size=11, verbose=0)["hits"] == pytest.approx(expected(logits, y), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_generator_may_write_each_batch_into_the_same_buffer():
     x, y, _ = classification(64)
 
@@ -83,6 +84,7 @@ def test_a_generator_may_write_each_batch_into_the_same_buffer():
     assert by_generator == compiled().fit(x, y, batch_size=16, shuffle=False, verbose=0).history
 
 
+@pytest.mark.slow
 def test_a_callback_may_replace_weights_between_batches():
     class Zeroes(trainer.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -96,6 +98,7 @@ def test_a_callback_may_replace_weights_between_batches():
     assert not any(weight.any() for weight in model.get_weights())
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_an_interrupt():
     class Interrupts(trainer.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -122,6 +125,7 @@ def test_fit_in_another_thread_gives_the_same_numbers():
     assert histories == [compiled(replicas=3).fit(x, y, batch_size=8, verbose=0).history]
 
 
+@pytest.mark.slow
 def test_an_endless_validation_generator_needs_validation_steps():
     x, y, _ = classification(8)
     model = compiled()

@@ -153,6 +153,7 @@ def test_frozen_weights_and_state_are_not_trainable(kind):
     assert model.trainable_variables == [] and not model.layers[-1].trainable
 
 
+@pytest.mark.slow
 def test_a_weight_under_a_sharding_strategy_keeps_its_place():
     with trainer.distribute.FullyShardedStrategy(["cpu:0", "cpu:1", "cpu:2"], min_shard_bytes=0).scope():
         model = built(nn.Dense(4, use_bias=False))
@@ -178,6 +179,7 @@ def test_values_that_were_read_stay_valid():
     assert repr(kernel) == "<ModelVariable path=kernel, shape=(3, 1), dtype=float32>"
 
 
+@pytest.mark.slow
 def test_averages_start_from_what_is_assigned():
     model = built(nn.Dense(1), ema_decay=0.5)
     model.fit(X, Y, epochs=2, verbose=0)
@@ -212,6 +214,7 @@ def test_a_single_layer_is_its_own_layer():
     assert len(model.get_layer("Dense").get_weights()) == 2
 
 
+@pytest.mark.slow
 def test_what_a_layer_shares_is_listed_once():
     shared = nn.Dense(3)
     model = built([shared, nn.relu, shared])

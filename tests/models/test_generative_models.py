@@ -25,6 +25,8 @@ def mirrored(replicas):
     return trainer.distribute.MirroredStrategy([f"cpu:{index}" for index in range(replicas)])
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("module", "shape", "expected"), [
     (models.VAE(), (1, 28, 28, 1), 134_165),
     (models.DCGANGenerator(), (1, 100), 3_576_704),

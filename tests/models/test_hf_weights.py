@@ -380,6 +380,7 @@ def test_saved_files_have_the_averages_that_predict_uses(tmp_path):
     assert np.abs(np.asarray(model(tokens)) - other(tokens)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_models_of_no_family_are_refused(tmp_path):
     model = built(models.MLP(num_classes=2), np.zeros((1, 3), np.float32))
     for call in (models.load_hf_weights, models.save_hf_weights):

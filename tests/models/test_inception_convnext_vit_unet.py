@@ -68,6 +68,7 @@ def test_each_size_has_the_published_number_of_values(name):
     assert size(variables) == COUNTS[name]
 
 
+@pytest.mark.slow
 def test_unet_has_the_values_that_its_layers_imply():
     def pair(before, after):
         return 9 * before * after + 9 * after * after + 4 * after  # and scale and bias of two normalizations

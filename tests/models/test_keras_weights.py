@@ -100,6 +100,7 @@ def test_published_files_with_names_of_older_versions_are_read(keras, tmp_path):
     np.testing.assert_allclose(model.predict(images, verbose=0), theirs(images), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_a_compiled_model_keeps_beside_its_layers_is_left_out(keras, tmp_path):
     theirs = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2, name="layers_0")])
     theirs.compile("adam", "mse", metrics=["mae"])
@@ -231,6 +232,8 @@ def test_a_longer_network_is_not_taken_for_one_with_a_head(path):
         models.load_keras_weights(model, path, skip_head=True)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("skip_head", [True, False])
 def test_two_branches_of_one_architecture_are_not_told_apart_by_chance(keras, tmp_path, skip_head):
     def branch():
@@ -271,6 +274,7 @@ def test_advice_does_not_name_what_was_passed(path):
     assert "skip" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_file_none_of_whose_layers_fits_is_refused_by_skip_mismatch_too(keras, tmp_path):
     keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="layers_0")]).save_weights(
         tmp_path / "theirs.weights.h5")
@@ -383,6 +387,8 @@ def test_a_missing_file_is_the_systems_error(tmp_path):
         models.load_keras_weights(built(), tmp_path / "none.h5")
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "module"), [
     ("MobileNetV2", "mobilenet_v2"), ("ResNet50", "resnet"), ("ResNet50V2", "resnet_v2"), ("VGG16", "vgg16"),
     ("DenseNet121", "densenet"), ("InceptionV3", "inception_v3"), ("EfficientNetB0", "efficientnet"),
@@ -407,6 +413,8 @@ def test_images_that_cannot_be_prepared_are_refused():
 UNIT = np.linspace(0, 1, 12).reshape(1, 2, 2, 3)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["ResNet50", "MobileNetV2", "ResNet18", "ConvNeXtTiny"])
 def test_images_from_0_to_1_give_a_warning(name):
     with pytest.warns(RuntimeWarning, match=r"from 0 to 255\. Received: values from 0 to 1\. .* `255 \* x`") as warned:
@@ -471,6 +479,7 @@ class Normalized(nn.Module):
         return nn.Dense(3, name="predictions")(x.mean((1, 2)))
 
 
+@pytest.mark.slow
 def test_all_arrays_of_a_file_are_read_and_used(keras, tmp_path):
     layers = keras.layers
     theirs = keras.Sequential([

@@ -25,6 +25,7 @@ def test_published_sizes_have_the_published_numbers_of_parameters(module, count)
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaling", [None, models.Llama3Scaling(original_max_len=8)])
 def test_a_score_depends_on_the_distance_of_positions_alone(scaling):
     query, key = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
@@ -86,6 +87,8 @@ def test_steps_that_save_memory_are_the_same(attributes, options):
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("module", "sample", "split"), [
     (LLAMA, TOKENS, 2 * 7 + 2), (LLAMA.clone(tied_embedding=True), TOKENS, 2 * 7 + 1),
     (models.TransformerLM(vocab_size=11, num_layers=2, d_model=16, num_heads=4, max_len=12), TOKENS, 2 * 10),

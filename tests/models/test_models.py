@@ -33,6 +33,7 @@ def test_parameters_are_as_many_as_the_layers_imply(model, shape, expected):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("model", "shape", "expected"), CASES)
@@ -43,6 +44,8 @@ def test_rows_of_the_output_are_probabilities(model, shape, expected):
     np.testing.assert_allclose(out.sum(-1), 1.0, rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("model", SMALL)
 def test_without_an_activation_the_logits_come_out(model):
     variables = model.init(jax.random.key(0), images())
@@ -51,6 +54,8 @@ def test_without_an_activation_the_logits_come_out(model):
     np.testing.assert_allclose(nn.softmax(logits), model.apply(variables, images()), rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("model", SMALL)
 def test_bfloat16_weights_still_give_float32_probabilities(model):
     variables = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.init(jax.random.key(0), images()))
@@ -59,6 +64,8 @@ def test_bfloat16_weights_still_give_float32_probabilities(model):
     np.testing.assert_allclose(out.sum(-1), 1.0, rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("model", SMALL)
 def test_dropout_acts_in_training_only(model):
     dropping = model.clone(dropout_rate=0.5)

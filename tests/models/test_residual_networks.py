@@ -73,6 +73,8 @@ def test_a_model_has_as_many_values_as_in_keras(name):
     assert count(shapes(getattr(models, name)(), 224)) == SIZES[name]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "expected"), [("ResNet18", 11_689_512), ("ResNet34", 21_797_672)])
 def test_resnets_of_basic_blocks_have_as_many_parameters_as_in_torchvision(name, expected):
     assert count(shapes(getattr(models, name)(), 224)["params"]) == expected

@@ -274,6 +274,7 @@ def test_a_row_ends_with_its_last_token(pair):
         assert (row[length:] == eos).all()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(10)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("prompt", "options", "error", "message"), [

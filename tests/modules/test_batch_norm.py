@@ -127,6 +127,8 @@ def test_replicas_give_one_devices_outputs_gradients_and_averages(make, number, 
     assert_close(results, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", options(momentum=0.9) + options(use_fast_variance=False, epsilon=1e-3))
 def test_one_device_computes_what_flax_computes(make):
     module = make()
@@ -155,6 +157,8 @@ def test_the_feature_axis_is_honoured(make):
     assert_close(results, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", options(dtype=jnp.bfloat16))
 def test_half_precision_outputs_have_statistics_in_single_precision(make):
     functional = as_functional(make())
@@ -181,6 +185,8 @@ def test_per_replica_statistics_are_over_a_replicas_real_rows_or_its_padding(mak
     assert_close(jax.tree.leaves(new_state)[0], means)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", options(momentum=0.9))
 def test_a_layer_exchanges_one_array(make):
     class Counting(replica_context.ReplicaContext):
@@ -252,6 +258,8 @@ def test_with_frozen_parameters_a_layer_normalizes_by_its_averages_and_keeps_the
     assert_close(doubled[:5], 2 * outputs[:5])  # of its averages, 0 and 1; of a batch's it would be the same as before
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("arguments", "pattern", "is_kept"), [
     ({}, "norm", True), ({}, "norm/scale", False), ({}, "norm/.*", True), ({}, "other", False),
     ({"use_bias": False}, "scale", True), ({"use_bias": False}, "bias", False),

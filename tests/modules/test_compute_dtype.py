@@ -154,6 +154,8 @@ def test_a_layer_with_a_dtype_of_its_own_keeps_it(make):
     assert operand_dtypes(lambda: apply(params, model_state, ROWS)) == {F32}
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", [lambda: [nn.Dense(2, param_dtype=jnp.complex64)],
                                   lambda: [nnx.Linear(3, 2, param_dtype=jnp.complex64, rngs=nnx.Rngs(0))]])
 def test_a_layer_of_complex_numbers_keeps_them(make):

@@ -15,6 +15,7 @@ from trainer.core.replica_context import get_replica_context
 
 # NNX: values, sharing and what becomes of the user's object.
 
+@pytest.mark.slow
 def test_nnx_starts_from_the_users_values_and_never_aliases_them():
     module = NNXNet(nnx.Rngs(0))
     module.dense.kernel[...] = jnp.full((3, 4), 2.0)
@@ -180,6 +181,7 @@ def make_gan():
     return as_functional({"generator": LinenNet(), "discriminator": NNXNet(nnx.Rngs(0))})
 
 
+@pytest.mark.slow
 def test_named_modules_keep_parameters_and_state_by_name():
     gan = make_gan()
     inputs = {"generator": X, "discriminator": X}
@@ -216,6 +218,7 @@ def test_named_modules_absorb_each_their_own():
 
 # Several replicas.
 
+@pytest.mark.slow
 def test_replicas_drop_other_units():
     functional = as_functional(nn.Dropout(0.5))
     ones = np.ones((8, 16), np.float32)

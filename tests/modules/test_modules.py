@@ -42,6 +42,8 @@ def test_init_can_be_compiled_and_only_evaluated_for_shapes(make):
     assert jax.tree.map(jnp.shape, expected) == jax.tree.map(lambda leaf: leaf.shape, shapes)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @NETS
 def test_training_drops_normalizes_and_records(make):
     functional = as_functional(make())
@@ -195,6 +197,8 @@ class NoisyScan(nn.Module):
         return nn.scan(body, variable_broadcast="params", split_rngs={"noise": True}, length=2)(self, x, None)[1]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("stream", ["noise", "dropout", "params"])
 def test_each_stream_that_a_module_asks_for_gets_its_own_key(training, stream):
@@ -207,6 +211,7 @@ def test_each_stream_that_a_module_asks_for_gets_its_own_key(training, stream):
     assert not np.allclose(first, second)
 
 
+@pytest.mark.slow
 def test_a_scan_that_splits_a_stream_draws_other_numbers_in_each_iteration():
     functional = as_functional(NoisyScan())
     params, model_state, _ = functional.init(jax.random.key(0), X)
@@ -297,6 +302,7 @@ def test_a_module_that_flattens_its_rows_is_told_how_to_keep_them():
     assert "`x.reshape(x.shape[0], -1)`" in raised.value.__notes__[-1]
 
 
+@pytest.mark.slow
 def test_steps_of_named_modules_that_are_not_overridden_are_named():
     made = trainer.Model({"first": nn.Dense(2), "last": nn.Dense(2)})
     made.build({"first": X, "last": X})

@@ -120,6 +120,7 @@ def test_a_layer_that_is_called_twice_has_one_row():
         LayerRow("layers_0", "Dense", "(None, 3)", 12, 12, 48, 2 * (2 * 9 + 3))]
 
 
+@pytest.mark.slow
 def test_the_shapes_of_several_outputs_are_all_shown():
     rows = as_functional([nn.RNN(nn.SimpleCell(4), return_carry=True)]).summary_rows(jnp.zeros((2, 5, 3)))
     nnx_rows = as_functional(nnx.RNN(nnx.SimpleCell(3, 4, rngs=nnx.Rngs(0)))).summary_rows(jnp.zeros((2, 5, 3)))

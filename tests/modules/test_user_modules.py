@@ -340,6 +340,8 @@ ALLOWED = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_is_chosen_is_not_refused(name):
     ALLOWED[name]()

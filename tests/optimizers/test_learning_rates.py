@@ -157,6 +157,7 @@ def test_a_rate_that_does_not_scale_all_of_an_update_is_read_but_not_set(transfo
         optimizer.learning_rate = 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("wrap", "second_grad", "rates"), [
     (lambda inner: optax.MultiSteps(inner, 2), 1.0, [0.5, 0.5, 0.25, 0.25, 0.125]),
@@ -175,6 +176,7 @@ def test_a_schedule_in_a_wrapper_stands_where_the_wrapper_has_made_updates(wrap,
     assert float(optimizer.read_learning_rate(state)) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("makers", "factor"), [
     pytest.param(optax_learning_rate.LINEAR, 2.0, id="linear"),
     pytest.param(optax_learning_rate.NORMALIZING, 1.0, id="normalizing"),
@@ -214,6 +216,7 @@ def test_updates_equal_optaxs_bit_for_bit_until_a_rate_is_set(transformation):
         assert same_bits(ours.inner, theirs)
 
 
+@pytest.mark.slow
 def test_updates_of_half_precision_stay_as_they_are_until_a_rate_is_set():
     params = jnp.asarray([1.0, 2.0], jnp.bfloat16)
     transformation = optax.adam(0.3)
@@ -223,6 +226,7 @@ def test_updates_of_half_precision_stay_as_they_are_until_a_rate_is_set():
     assert same_bits(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("transformation", named(
     {name: found for name, found in FOUND.items() if name != "ascent"}))
@@ -287,6 +291,8 @@ def test_setting_an_injected_rate_sets_the_hyperparameter():
     assert np.asarray(state.inner[1].hyperparams["learning_rate"]) == np.float32(0.025)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("optimizer", [
     optimizers.Adam(), optimizers.SGD(halving), optimizers.get(optax.adam(0.1)),
     optimizers.get(injected(learning_rate=0.1))])

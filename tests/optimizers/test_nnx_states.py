@@ -57,6 +57,7 @@ def trained(tx, **options):
     return weights(net)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(10)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("tx", "wrt", "options"), [

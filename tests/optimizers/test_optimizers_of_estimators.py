@@ -23,6 +23,8 @@ def gradient(weights):
     return (weights - jnp.array([1.0, -1.0, 0.25, 0.0])) * jnp.array([1.0, 0.1, 3.0, 0.01])
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", [
     pytest.param(case, id=f"{case['name']} at {case['learning_rate'] or 'its default'}") for case in CASES])
 def test_twenty_steps_are_tensorflows(case):

@@ -27,6 +27,8 @@ def test_a_schedule_has_kerass_numbers(case):
     np.testing.assert_allclose(values, case["values"], rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", CASES)
 def test_a_traced_schedule_has_the_same_numbers_in_float32(case):
     steps = jnp.asarray(REFERENCE["schedule_steps"], jnp.int32)

@@ -42,6 +42,7 @@ class Variable:
         self.path = path
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(("given", "excluded"), [

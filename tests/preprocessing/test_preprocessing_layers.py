@@ -245,6 +245,7 @@ def test_files_of_other_kinds_are_refused(tmp_path):
         preprocessing.load(path)
 
 
+@pytest.mark.slow
 def test_an_intact_file_of_a_model_is_not_called_malformed(tmp_path):
     model = trainer.Model(nn.Dense(2))
     model.build(NUMBERS)
@@ -329,6 +330,7 @@ def test_a_layer_in_a_stack_cannot_change_once_it_is_compiled(layer):
         lookup.set_vocabulary([2])
 
 
+@pytest.mark.slow
 def test_arrays_of_devices_stay_there():
     for layer in (adapted(), preprocessing.Rescaling(2.0), preprocessing.Discretization([0.0])):
         found = layer(jnp.asarray(NUMBERS))

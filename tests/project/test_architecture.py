@@ -446,6 +446,7 @@ def test_a_compilation_is_caught(source):
     assert compilers_named(source)
 
 
+@pytest.mark.slow
 def test_nothing_is_unpickled_but_what_processes_of_one_cluster_send_and_plain_data():
     # The second reads arrays of Keras's data sets, by an `Unpickler` that imports and calls nothing of a stream's.
     allowed = {"trainer.distribute.parameter_server.processes.wire", "trainer.utils.files.object_stream"}

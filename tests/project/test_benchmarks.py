@@ -29,6 +29,7 @@ def test_every_comparison_is_between_contestants_of_its_case(cases):
             assert {ours, theirs} <= set(contestants), name
 
 
+@pytest.mark.slow
 def test_every_contestants_loop_exists(cases):
     for _, loops, *_ in cases:
         for loop in loops:

@@ -85,6 +85,7 @@ def test_the_address_is_that_of_the_distribution():
     assert all(url.startswith(errors.DOCUMENTATION_URL) for url in urls.values())
 
 
+@pytest.mark.slow
 def test_no_message_names_a_file_that_an_installed_user_does_not_have():
     texts = [text for text in texts_in_the_sources("docs/", docstrings=False) if re.search(r"\bdocs/\w+", text)]
     assert texts == [], "name a page of the site by `errors.page_url`, or an entry by `errors.see`"

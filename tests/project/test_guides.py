@@ -74,6 +74,7 @@ def test_the_custom_step_is_the_one_that_trains():
         assert abs(new - old) == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_distances_are_those_of_each_row():
     names = run(blocks("custom_training")[5])
     rows = np.arange(12.0, dtype=np.float32).reshape(4, 3)

@@ -86,6 +86,7 @@ def test_what_a_table_says_of_keras_is_there(guide, keras):
         resolved(name, {"keras": keras})
 
 
+@pytest.mark.slow
 def test_defaults_of_layers_are_those_of_the_table(keras):
     def default(layer, argument):
         return inspect.signature(layer).parameters[argument].default

@@ -38,6 +38,7 @@ def test_the_calls_are_many_and_different():
     assert len(CALLS) >= 60 and len({(wrong.received, wrong.fix) for wrong in CALLS.values()}) >= 55
 
 
+@pytest.mark.slow
 def test_a_compute_loss_may_have_keras_signature():
     class Own(trainer.Model):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
@@ -62,6 +63,7 @@ def test_attributes_of_a_model_that_fail_keep_their_errors():
     assert not hasattr(trainer.Model(nn.Dense(1)), "fit_generator")
 
 
+@pytest.mark.slow
 def test_hooks_that_can_be_called_are_called():
     called = []
 

@@ -40,6 +40,8 @@ def test_all_of_kerass_penalties_are_there():
     assert {getattr(regularizers, name).__name__ for name in kerass} == {*REGULARIZERS, "Regularizer"}
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(REGULARIZERS))
 def test_penalties_are_kerass(name):
     weights = INPUTS["moderate"](compare.generator(name), 4)[0].astype("float32")

@@ -120,6 +120,7 @@ def test_arrays_in_pinned_host_memory_are_saved_and_restored_there(path, devices
     assert restored.sharding == pinned and same_bits(restored, array)
 
 
+@pytest.mark.slow
 def test_arrays_may_be_donated_as_soon_as_save_returns(path, devices):
     step = jax.jit(lambda arrays: [array * 0 - 7 for array in arrays], donate_argnums=0)
     places = [SingleDeviceSharding(devices[0]), NamedSharding(Mesh(np.array(devices), ("d",)), P("d")),

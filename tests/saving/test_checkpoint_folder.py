@@ -344,6 +344,7 @@ def test_a_forked_process_leaves_the_folder_to_the_run(folder, monkeypatch):
     assert run_lock.FILE_NAME not in os.listdir(folder.path)
 
 
+@pytest.mark.slow
 def test_runs_that_start_while_another_ends_and_removes_its_folder_wait_for_it(folder, monkeypatch):
     monkeypatch.setattr(run_lock, "_WAIT_SECS", 60.0)
     monkeypatch.setattr(run_lock, "_POLL_SECS", 0.0)

@@ -46,6 +46,7 @@ def test_damage_on_a_disk_that_cannot_be_written_is_a_clear_error(training, save
     assert verdict.kind == damaged_runs.REFUSED, verdict.text
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", corruptions.KINDS)
 def test_every_damage_changes_a_checkpoint(saved, tmp_path, kind):
@@ -68,6 +69,7 @@ def test_nothing_of_the_state_before_a_resume_gets_into_the_numbers(training, sa
     assert (damaged_runs.differences(figures, training.expected), count) == ([], 9)
 
 
+@pytest.mark.slow
 def test_the_verdict_is_wrong_where_damage_is_not_noticed(training, saved, monkeypatch):
     monkeypatch.setattr(folder, "check_manifest", lambda path: None)
     verdicts = [judged(training, saved, kind) for kind in ("a file replaced by a folder", "bytes appended")]

@@ -179,6 +179,7 @@ def test_jax_arrays_lists_and_wider_dtypes_are_taken(exported_case):
     np.testing.assert_array_equal(both([X[:2], X[:2, :3]]), both((X[:2], X[:2, :3])))
 
 
+@pytest.mark.slow
 def test_the_weights_are_in_the_file_once(tmp_path):
     model = built(nn.Dense(256), np.ones((1, 256), np.float32))
     model.export(tmp_path / "dense.export")
@@ -285,6 +286,8 @@ def test_a_model_that_must_know_the_number_of_rows_is_exported_for_one_number(tm
         exported.predict(X, batch_size=4)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("flatten", [
     lambda x: x.reshape(len(x), -1), lambda x: x.reshape(int(x.shape[0]), -1), lambda x: x / float(x.shape[0]),
     lambda x: jnp.stack([x[row] for row in range(x.shape[0])]), lambda x: jnp.stack(list(x)),
@@ -296,6 +299,7 @@ def test_the_error_of_a_number_of_rows_that_becomes_an_integer_says_what_to_writ
         model.export(tmp_path / "model.export")
 
 
+@pytest.mark.slow
 def test_a_number_of_rows_as_a_size_is_any_number(tmp_path):
     model = built(nn.Sequential([lambda x: x.reshape(x.shape[0], -1), nn.Dense(2)]), X)
     model.export(tmp_path / "model.export")
@@ -347,6 +351,7 @@ def test_containers_that_need_the_models_code_are_refused(tmp_path, kind):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_compiled_is_refused_with_the_reason(tmp_path):
     class Prints(trainer.Model):
         def predict_step(self, state, batch):
@@ -358,6 +363,8 @@ def test_a_model_that_cannot_be_compiled_is_refused_with_the_reason(tmp_path):
         model.export(tmp_path / "model.export")
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("options", "error", "words"), [
     ({"platforms": "cpu"}, TypeError, r"`platforms` must be a list"),
     ({"platforms": []}, TypeError, r"`platforms` must be a list"),
@@ -407,6 +414,7 @@ def small_file(tmp_path_factory):
     return path.read_bytes()
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_is_refused(small_file, tmp_path):
     path = tmp_path / "model.export"
     header = 8 + int.from_bytes(small_file[:8], "little")
@@ -468,6 +476,7 @@ def test_a_later_format_and_a_program_that_jax_cannot_read_are_refused(small_fil
             load_exported(path)
 
 
+@pytest.mark.slow
 def test_an_export_replaces_a_file_whole_or_leaves_it(tmp_path):
     path = tmp_path / "model.export"
     path.write_text("something of value")

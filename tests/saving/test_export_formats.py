@@ -119,6 +119,7 @@ def test_a_stablehlo_program_is_evaluated_by_another_runtime(tmp_path, name):
     assert "shape_assertion" not in (tmp_path / "model" / "model.mlir").read_text()
 
 
+@pytest.mark.slow
 def test_a_stablehlo_program_for_one_number_of_rows(tmp_path):
     model = CASES["images"][0]()
     model.export(tmp_path / "model", format="stablehlo", batch_size=2)
@@ -131,6 +132,7 @@ def test_a_stablehlo_program_for_one_number_of_rows(tmp_path):
     assert "tensor<2x17x17x3xf32>" in (tmp_path / "model" / "model.mlir").read_text()
 
 
+@pytest.mark.slow
 def test_an_export_does_not_depend_on_the_folders_of_its_code(tmp_path):
     contents = []
     for name in ("one", "another"):
@@ -150,6 +152,7 @@ def test_an_export_does_not_depend_on_the_folders_of_its_code(tmp_path):
     assert all(b".py" not in content and str(tmp_path).encode() not in content for content in contents[0])
 
 
+@pytest.mark.slow
 def test_an_export_is_replaced_and_something_else_is_not(tmp_path):
     model = built(nn.Dense(2), X)
     model.export(tmp_path / "model", format="stablehlo")
@@ -303,6 +306,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path, path, options, error, word
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_model_that_counts_rows_needs_a_batch_size_here_too(tmp_path):
     class CountsRows(nn.Module):
         @nn.compact

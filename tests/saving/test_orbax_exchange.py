@@ -55,6 +55,7 @@ def written(tmp_path_factory):
     return folder, model
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.every_case
 @pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")  # by a reader that names no sharding

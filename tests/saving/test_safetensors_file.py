@@ -60,6 +60,8 @@ def path(tmp_path):
     return tmp_path / "weights.safetensors"
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_comes_back_bit_for_bit(path, dtype):
     array = bits_of(dtype).reshape(2, 3)
@@ -376,6 +378,7 @@ def test_a_file_cut_short_anywhere_is_refused(path):
             read_arrays(path)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_the_header_is_refused_wherever_the_library_refuses_it(path):
     save_arrays(path, {"up/kernel": np.ones((2, 3)), "up/bias": np.ones(3, np.int8)}, {"epoch": "3"})
     whole = path.read_bytes()

@@ -52,6 +52,7 @@ def test_a_checkpoint_is_restored_on_more_devices(devices):
         np.testing.assert_array_equal(array, restored[name])
 
 
+@pytest.mark.slow
 def test_weights_are_loaded_bit_for_bit():
     model = built_model()
     model.load_weights(str(FILES / "weights.safetensors"))
@@ -60,6 +61,7 @@ def test_weights_are_loaded_bit_for_bit():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_run_is_where_it_was_saved():
     checkpoint = open_checkpoint(FILES / "backup" / f"step_{make_files.SAVED_AT}")
     document = checkpoint.document

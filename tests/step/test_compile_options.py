@@ -82,6 +82,7 @@ def test_a_loss_of_a_models_own_has_the_precision_asked_for():
     assert all("precision = [HIGHEST, HIGHEST]" in product for product in products_of(model))
 
 
+@pytest.mark.slow
 def test_a_call_outside_of_steps_has_the_precision_asked_for():
     model = model_of(matmul_precision="highest")
     x = classification(8)[0]
@@ -105,6 +106,7 @@ def test_bfloat16_stores_weights_in_bfloat16():
     assert history["loss"][-1] < history["loss"][0]
 
 
+@pytest.mark.slow
 def test_compiling_a_built_model_casts_its_weights():
     model = model_of()
     model.build(classification(4)[0])
@@ -243,6 +245,7 @@ def test_frozen_parameters_do_not_count_in_a_norm_over_all_gradients():
     np.testing.assert_allclose(params_of(model)["head/kernel"], params_of(head)["kernel"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_summary_counts_frozen_parameters_as_not_trained():
     model = model_of(freeze=["head/kernel"])
     model.build(classification(4)[0])
@@ -283,6 +286,7 @@ def test_freezing_every_parameter_is_a_warning():
     assert found[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_a_pattern_from_the_start_of_the_path_freezes_all_but_a_layer():
     model = model_of(freeze=["^(?!head/).*"])
     model.build(classification(4)[0])

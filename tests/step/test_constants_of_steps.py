@@ -76,6 +76,7 @@ def test_a_change_within_a_run_ends_it_and_keeps_the_weights():
         assert model.train_on_batch(X) == pytest.approx(of_weights(model, target), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_reading_and_evaluating_the_other_model_is_no_change(recwarn):
     model, target = model_and_target(READS["call"])
     target.compile("sgd", "mse")

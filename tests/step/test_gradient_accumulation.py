@@ -76,6 +76,7 @@ def test_an_overridden_loss_and_overridden_metrics_give_the_numbers_of_the_whole
     assert_same(fit(), fit(replicas=2, microbatches=3))
 
 
+@pytest.mark.slow
 def test_there_is_one_update_per_batch():
     x, y, _ = classification(12)
     model = trainer.Model(LinenMLP(), seed=3)

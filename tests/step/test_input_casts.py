@@ -60,6 +60,7 @@ def compiled(module, precision="mixed_bfloat16"):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
 @pytest.mark.parametrize("make", [Embedding, OwnTable, NNXEmbedding, Clock, lambda: lambda ids: ids % 7])
@@ -68,6 +69,7 @@ def test_whole_numbers_that_a_module_computes_with_keep_their_values(make, preci
     np.testing.assert_array_equal(model.predict(IDS, verbose=0), IDS % 7)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_inputs_keep_their_values_in_every_phase_and_kind_of_data(replicas):
@@ -101,6 +103,8 @@ class OwnNNX(nnx.Module):
         return x @ self.kernel[...]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", [Weights, OwnNNX, lambda: nn.Dense(2)])
 def test_products_are_computed_in_the_compute_dtype(make):
     model = compiled(make())
@@ -148,6 +152,7 @@ def test_inputs_that_would_become_infinite_are_refused_by_name(run):
         run(compiled(Keyed(), "mixed_float16"), {"a": x}, x[:, :2])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("module", "precision", "x"), [
     (lambda: nn.Dense(2), "mixed_bfloat16", LARGE),
@@ -163,6 +168,7 @@ def test_what_fits_is_not_refused(module, precision, x):
     assert np.isfinite(model.predict(x, verbose=0)).all()
 
 
+@pytest.mark.slow
 def test_a_train_step_that_scales_its_inputs_is_not_refused():
     model = Steps(nn.Dense(2), seed=0)
     model.compile(optax.sgd(0.0), "mse", precision="mixed_float16")

@@ -52,6 +52,7 @@ def test_metrics_of_class_indices_leave_out_the_labels_that_the_loss_leaves_out(
     assert logs["own_metric"] == pytest.approx(2 / 5)  # a function of one's own sees all labels
 
 
+@pytest.mark.slow
 def test_so_does_validation_and_a_class_among_the_ignored_ones():
     model = identity(losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0), ["accuracy"])
     y = np.array([0, 1, 0, 1, 2])
@@ -65,6 +66,7 @@ class Sequences(nn.Module):
         return {"tags": x[:, None] + np.zeros((1, 2, 1), np.float32), "kind": x}
 
 
+@pytest.mark.slow
 def test_each_output_has_the_labels_of_its_own_loss():
     model = identity({"tags": IGNORING, "kind": losses.SparseCategoricalCrossentropy(from_logits=True)},
                      {"tags": ["accuracy"], "kind": ["accuracy"]}, module=Sequences())
@@ -111,6 +113,7 @@ def test_it_is_refused_in_a_later_batch_too():
         model.evaluate(iter(batches), verbose=0)
 
 
+@pytest.mark.slow
 def test_labels_of_weight_0_may_be_any_where_weights_count():
     weights = (VOID >= 0) * 1.0
     for shaped in (weights, weights[:, None]):
@@ -122,6 +125,7 @@ def test_labels_of_weight_0_may_be_any_where_weights_count():
         identity(own_loss, ["accuracy"]).evaluate(X, VOID, sample_weight=weights, verbose=0)
 
 
+@pytest.mark.slow
 def test_a_metric_of_ones_own_may_take_any_labels():
     class Signs(metrics.BinaryAccuracy):
         def update_state(self, y_true, y_pred, sample_weight=None):

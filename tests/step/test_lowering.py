@@ -143,6 +143,7 @@ PARTITIONED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", REPLICATED)
 def test_what_treats_rows_apart_is_replicated(case, caplog):
@@ -153,6 +154,7 @@ def test_what_treats_rows_apart_is_replicated(case, caplog):
     assert "The train step is replicated." in caplog.messages
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", ["a plain module", "BatchNorm", "metrics by name", "dropout"])
 def test_one_row_for_each_replica_is_enough(case):
@@ -160,6 +162,7 @@ def test_one_row_for_each_replica_is_enough(case):
     assert mirrored(4).explain(model, batch=(X[:4], Y[:4])).partitioned_because is None
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", PARTITIONED)
 def test_what_may_look_at_other_rows_is_partitioned_and_the_report_says_why(case, caplog):
@@ -251,6 +254,7 @@ def test_an_algorithm_that_a_partitioned_step_cannot_use_is_said_once(options, w
         assert "`compute_loss` may do anything with the batch" in found[0]
 
 
+@pytest.mark.slow
 def test_batches_that_do_not_divide_are_logged_too(caplog):
     model = model_of(mirrored(4))
     with caplog.at_level(logging.INFO, "trainer"):
@@ -286,6 +290,7 @@ def test_what_gathers_nothing_is_not_logged(caplog):
     assert not any("gathers" in message for message in caplog.messages)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("rows", [1, 2, 3, 5])
@@ -313,6 +318,8 @@ def groups_normalized(x, groups):
     return ((rows - rows.mean(1, keepdims=True)) / np.sqrt(rows.var(1, keepdims=True) + 1e-5)).reshape(x.shape)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("drops", [False, True])
 def test_statistics_of_single_replicas_are_the_same_in_both_lowerings(drops):
     class Norm(nn.Module):

@@ -99,6 +99,7 @@ def test_replicas_draw_the_numbers_of_one_device(case, count, caplog):
     assert 0.2 < (one != 0).mean() < 1.0 or "optimizer" in case
 
 
+@pytest.mark.slow
 def test_what_is_drawn_for_some_numbers_of_rows_only_is_partitioned(caplog):
     one = trained(1, functools.partial(Drops, all_but=4))
     with caplog.at_level(logging.INFO, "trainer"):

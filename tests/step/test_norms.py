@@ -104,6 +104,7 @@ def test_a_skipped_update_has_the_norm_zero():
     assert not np.isfinite(history["grad_norm"][0]) and np.isfinite(history["param_norm"][0])
 
 
+@pytest.mark.slow
 def test_the_progress_bar_shows_totals_and_files_have_all(tmp_path, capsys):
     model = compiled()
     model.fit(X, Y, batch_size=8, verbose=2, callbacks=[trainer.callbacks.CSVLogger(tmp_path / "log.csv")])

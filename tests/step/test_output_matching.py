@@ -162,6 +162,8 @@ def test_a_scalar_output_has_no_predictions():
         model.predict(x, verbose=0)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("container", [Pair, Struct])
 def test_a_module_may_return_fields(container):
     class Fields(nn.Module):

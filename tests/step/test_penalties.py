@@ -118,6 +118,7 @@ def half_square(kernel):
     return 0.5 * jnp.sum(jnp.square(kernel))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("make", [trainer.Model, Custom])
 @pytest.mark.parametrize("module", MODULES)

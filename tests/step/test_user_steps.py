@@ -389,6 +389,7 @@ class WithoutTraining(trainer.Model):
         return super().compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
 
 
+@pytest.mark.slow
 def test_compute_loss_knows_whether_it_is_for_training_if_it_asks():
     logs = {}
     for cls in (WithTraining, WithoutTraining):

@@ -86,6 +86,7 @@ def test_a_model_is_trained_evaluated_and_asked_for_predictions_under_each_strat
         ("fit", replicas, 4, 2), ("evaluate", replicas, 4), ("predict", replicas, 4))]
 
 
+@pytest.mark.slow
 def test_a_model_without_a_loss_is_not_evaluated_and_may_have_no_targets():
     class Unsupervised(trainer.Model):
         def train_step(self, state, batch):
@@ -195,6 +196,7 @@ def test_copies_that_differ_between_devices_are_found():
         train=train, evaluate=False, predict=False)
 
 
+@pytest.mark.slow
 def test_an_optimizer_may_keep_a_random_key():
     def noisy():
         model = trainer.Model(nn.Dense(1))
@@ -204,6 +206,8 @@ def test_an_optimizer_may_keep_a_random_key():
     assert_strategies_equal(noisy, (X, Y), [two], train=trains_to(), evaluate=False, predict=False)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("one_device", "replicas", "said"), [
     (1.0, 1.5, "log 'loss' differs by up to 0.5, where 0.00011 is tolerated."),
     ([1.0, 2.0], [1.0, 1.0], "log 'loss' of epoch 2 differs by up to 1, where 0.00021 is tolerated."),

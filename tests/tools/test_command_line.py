@@ -55,6 +55,8 @@ KINDS = {  # what it is said to be, its step, and an array of it
 }
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", KINDS)
 def test_what_was_saved_is_named_and_verified(saved, capsys, name):
     kind, step, array = KINDS[name]

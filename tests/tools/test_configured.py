@@ -235,6 +235,7 @@ def test_a_configuration_of_another_model_is_refused(capsys, command, arguments,
     assert words in rejected(capsys, command, "--config", "run.yaml", *arguments)
 
 
+@pytest.mark.slow
 def test_arguments_beside_a_run_and_other_metrics_are_taken(capsys):
     assert main(["evaluate", "--config", "run.yaml", "--compile.metrics", "[mae]"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == {"loss", "mae"}
@@ -255,6 +256,7 @@ def test_outputs_are_written_and_the_model_is_exported(folder, capsys):
     np.testing.assert_allclose(exported, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_printed_configuration_has_all_defaults_and_is_one(folder, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["fit", *SMALL, "--print_config"])
@@ -341,6 +343,8 @@ def test_an_argument_before_the_class_that_it_is_of_is_refused(capsys, section, 
     assert words in rejected(capsys, "fit", f"--{section}", "3", f"--{name}", f"configured_example.{path}")
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("arguments", [
     ["--trainer.epochs", "3", "--model.width=7", "--config", "run.yaml"],
     ["--trainer.epochs", "3", "--config=run.yaml", "--model.width=7"],
@@ -405,6 +409,7 @@ OBJECTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", OBJECTS)
@@ -489,6 +494,7 @@ def test_the_launcher_trains_a_configuration_over_processes(folder):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_of_a_function_keeps_its_loss(folder):
     (folder / "compiling.py").write_text("from configured_example import *\n\ndef compiled() -> trainer.Model:\n"
                                          "    made = model()\n    made.compile('sgd', 'mse')\n    return made\n")

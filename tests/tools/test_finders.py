@@ -38,6 +38,7 @@ def search(model, **options):
 # --- the learning rate -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_rates_grow_by_a_factor_and_the_losses_are_those_of_single_batches():
     model = compiled(LinenMLP())
     found = search(model, min_rate=1e-9, max_rate=1e-8, steps=6)

@@ -60,6 +60,7 @@ def test_workers_that_train_on_their_own_have_no_common_step(monkeypatch):
         planned_phase.strategy_over(strategy, "8xh100")
 
 
+@pytest.mark.slow
 def test_a_copy_is_under_the_other_strategy_and_leaves_the_model_alone(devices):
     model = new_model(ema_decay=0.9)
     model.build(np.ones((1, 4)))

@@ -32,6 +32,7 @@ def run(tmp_path_factory):
     return folder, trained(folder, validation_data=(X, Y))
 
 
+@pytest.mark.slow
 def test_a_configuration_is_recorded_and_shown(tmp_path):
     trained(tmp_path / "plain", epochs=1)
     assert "config" not in json.loads((tmp_path / "plain" / "run.json").read_text())
@@ -139,6 +140,7 @@ def test_markdown_has_its_figures_beside_it(run, tmp_path):
             assert all(row.replace("\\|", "").count("|") == columns for row in lines[index - 1:index + 2])
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_page(run, tmp_path):
     folder, _ = run
     for name in ("a.html", "b.html"):
@@ -146,6 +148,7 @@ def test_the_same_run_gives_the_same_page(run, tmp_path):
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_in_its_first_epoch_has_a_page(tmp_path):
     class Crash(Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -158,6 +161,7 @@ def test_a_run_that_failed_in_its_first_epoch_has_a_page(tmp_path):
     assert "failed" in page.texts and "RuntimeError: out of <luck>" in page.text
 
 
+@pytest.mark.slow
 def test_a_run_whose_validations_are_rare_has_its_values_at_their_epochs(tmp_path):
     trained(tmp_path, epochs=5, validation_data=(X, Y), validation_freq=2)
     record = json.loads((tmp_path / "run.json").read_text())
@@ -236,6 +240,7 @@ def test_other_numbers_of_labels_than_of_rows_are_refused(run, tmp_path, data):
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.slow
 def test_the_file_may_be_given_and_no_other(run, tmp_path):
     folder, _ = run
     assert trainer.report(folder / "run.json") == str(folder / "report.html")

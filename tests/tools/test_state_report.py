@@ -65,6 +65,7 @@ def test_sizes_are_those_of_the_placed_arrays(mesh, devices):
     assert size.unsharded_bytes == 4 * (192 + 16 + 192) + 4 + 12
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=3), st.permutations([None, "replica", "model"]),
        st.sampled_from(["float32", "bfloat16", "int8", "complex64"]))
 def test_rows_count_what_jax_gives_each_device(multiples, axes, dtype):

@@ -15,6 +15,7 @@ with pytest.MonkeyPatch.context() as patch:
     keras_utils = pytest.importorskip("keras").utils
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(labels=hnp.arrays(st.sampled_from(["int32", "int64", "uint8", "float32"]),
                          hnp.array_shapes(max_dims=3, max_side=4), elements=st.integers(0, 5)),
@@ -26,6 +27,7 @@ def test_one_hot_vectors_are_kerass(labels, extra):
     assert found.dtype == expected.dtype
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(values=hnp.arrays(st.sampled_from(["float32", "float64"]), (3, 4),
                          elements=st.floats(-100, 100, width=32)),
@@ -38,6 +40,7 @@ def test_scaled_vectors_are_kerass(values, axis, order):
     np.testing.assert_allclose(utils.normalize(values, axis, order), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(sequences=st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=4),
        maxlen=st.none() | st.integers(1, 6), ends=st.tuples(*[st.sampled_from(["pre", "post"])] * 2),

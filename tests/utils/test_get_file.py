@@ -75,6 +75,7 @@ def left_in(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["path", "url", "http"])
 def test_a_file_is_fetched_once(kind, source, url, get, tmp_path):

@@ -176,6 +176,8 @@ def dot(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: str(program) if name == "dot" else None)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.usefixtures("dot")
 @pytest.mark.parametrize("kind", ["png", "svg", "jpg"])
 def test_graphviz_is_given_the_text(kind, tmp_path):

@@ -44,6 +44,7 @@ def logs_of(texts):
     return re.search(r"(\d+)/\d+", text)[1], list(values), pytest.approx(list(values.values()), abs=1.1e-4)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(updates=UPDATES, kinds=st.sampled_from(["stateful_metrics", "stateless_metrics"]),
        names=st.none() | st.sets(st.sampled_from(NAMES)), verbose=st.sampled_from([1, 2]))

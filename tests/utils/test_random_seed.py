@@ -48,6 +48,7 @@ def test_models_without_a_seed_take_it_and_others_keep_theirs(kind):
     assert not np.array_equal(weights(kind=kind), weights(0, kind))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_there_keeps_its_seed():
     model = trainer.Model(nn.Dense(1))
     utils.set_random_seed(5)

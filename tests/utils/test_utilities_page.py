@@ -104,6 +104,7 @@ def test_nnx_has_the_same_initializers(name):
     assert getattr(nnx.initializers, name) is getattr(nn.initializers, name)
 
 
+@pytest.mark.slow
 def test_defaults_of_layers_are_those_of_the_page():
     kernel = nn.Dense(300).init(jax.random.key(0), jnp.ones((1, 200)))["params"]["kernel"]
     assert kernel.std() == pytest.approx(200**-0.5, rel=0.02)
