@@ -51,9 +51,9 @@ def program(model, steps):
     stack = jax.tree.map(lambda leaf: np.stack([leaf] * steps), (X, X))
     group = phase.place_group(Group(stack, steps, len(X), first=0))
     bounds = [model.strategy.place_number(number) for number in (0, steps)]
-    execution = phase.programs.execution
-    return execution.function(len(X), steps > 1, None).trace(
-        execution.state_shapes, phase.empty_logs, group.data, *bounds).lower(
+    functions = phase.programs.functions
+    return functions.function(len(X), steps > 1, None).trace(
+        functions.state_shapes, phase.empty_logs, group.data, *bounds).lower(
             lowering_platforms=("cuda",)).as_text()
 
 

@@ -99,7 +99,7 @@ def test_a_strategy_made_again_trains(devices):
 @pytest.fixture
 def nowhere(monkeypatch, devices):
     """A sharding whose devices are taken for described devices."""
-    monkeypatch.setattr(placement, "are_described", lambda sharding: True)
+    monkeypatch.setattr(placement, "is_described", lambda device: True)
     return distribute.MirroredStrategy(devices[:2])._whole
 
 

@@ -399,6 +399,7 @@ def as_part(rows):
     return 1 / BATCH
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("scales", "reductions", "message"), [
     ((as_mean, as_mean), {}, None),

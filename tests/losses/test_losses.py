@@ -50,6 +50,8 @@ def test_every_reduction_of_a_class_gives_the_numbers_of_keras(case):
         np.testing.assert_allclose(received, expected, rtol=2e-5, atol=1e-6, err_msg=reduction)
 
 
+@pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", REFERENCE["functions"], ids=case_id)
 def test_a_function_gives_the_numbers_of_keras(case):
     y_true, y_pred = reference_inputs(case["inputs"])

@@ -92,6 +92,8 @@ def test_weights_that_are_all_zero_give_a_number(case):
     assert np.all(np.isfinite(metric(*batch, sample_weight=np.zeros(6, "float32"))))
 
 
+@pytest.mark.sampled
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", CASES)
 def test_a_config_makes_an_equal_metric(case):
     metric = metric_of(case)

@@ -114,6 +114,7 @@ def test_every_public_name_of_keras_is_here_and_compared():
         "list a metric that Keras lacks in OURS_ALONE")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", sorted(METRICS))
 def test_configurations_hold_what_kerass_hold_and_go_both_ways(name):

@@ -166,6 +166,7 @@ def test_a_model_without_weights_has_nothing_to_save(tmp_path):
         make_model().save(tmp_path / "model")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.every_case
 @pytest.mark.parametrize("path", ["folder", "file.safetensors"])

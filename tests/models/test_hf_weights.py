@@ -309,6 +309,8 @@ def pickled(folder):
     (folder / "pytorch_model.bin").write_bytes(b"PK")
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("damage", "error", "message"), [
     (index_outside, ValueError, r"'\.\./model-00001-of-00002\.safetensors', which is outside of its folder"),
     (without_arrays, ValueError, r"names \d+ arrays that its files do not have, such as"),

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 import trainer
 from trainer.engine.model.core.model_core import core_of
-from trainer.engine.step import execution, programs
+from trainer.engine.step import programs, step_functions
 
 X = np.linspace(-1, 1, 240, dtype=np.float32).reshape(120, 2)
 KEPT = 3
@@ -30,7 +30,7 @@ def phase(model, kind):
 @pytest.fixture
 def _few(monkeypatch):
     monkeypatch.setattr(programs, "MAX_PROGRAMS", KEPT)
-    monkeypatch.setattr(execution, "MAX_PROGRAMS", KEPT)
+    monkeypatch.setattr(step_functions, "MAX_PROGRAMS", KEPT)
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_the_programs_last_used_are_kept_and_the_others_are_freed():
     before = kept.count
     model.predict_on_batch(X[:6])
     assert kept.count == before
-    assert len(kept.execution._functions) <= KEPT
+    assert len(kept.functions._functions) <= KEPT
 
 
 @pytest.mark.slow

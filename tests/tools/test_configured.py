@@ -432,6 +432,7 @@ def _written(text):
     return file.name
 
 
+@pytest.mark.slow
 def test_without_the_extra_the_command_names_it(monkeypatch, capsys):
     for name in ("configuration", "configured"):
         monkeypatch.delitem(sys.modules, f"trainer.tools.command_line.{name}", raising=False)

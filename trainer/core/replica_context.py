@@ -101,7 +101,7 @@ class ReplicaContext:
 
     @property
     def padding_mask(self) -> jax.Array | None:
-        """`row_mask`, or None in a batch without padding."""
+        """`row_mask`, or None without padding, as in the steps of `fit`, whose batches are cut to their rows."""
         self.mask_reads += 1
         return self._row_mask
 

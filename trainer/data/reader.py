@@ -179,7 +179,10 @@ class Reader:
             self._source.dataset.draw_ahead(*start)
 
     def peek(self) -> Batch:
-        """Returns a copy of the first batch of epoch 0, or of a one-shot source's next batch, without consuming it."""
+        """Returns a copy of the first batch of epoch 0, or of a one-shot source's next batch, without consuming it.
+
+        To be called before `read`: a source that can be read again is opened again otherwise.
+        """
         if isinstance(self._source, DatasetSource) and self.arrays is not None:
             try:
                 return self.arrays.gather(self._source.dataset.index_block(0, 0, 1)[0])

@@ -20,6 +20,9 @@ class RunLimits:
       max_time: seconds, or a `datetime.timedelta`, from now until the execution after which the run ends; None for no
         limit.
 
+    Attributes:
+      are_given: whether there is a limit, so that the data may be endless.
+
     Raises:
       TypeError: if `max_time` is of a wrong type.
       ValueError: if `max_time` is not above 0.
@@ -36,6 +39,7 @@ class RunLimits:
             max_time = max_time.total_seconds()
         if max_time is not None:
             arguments.require_positive(max_time=max_time)
+        self.are_given = (max_steps, max_time) != (None, None)
         self._max_steps = max_steps
         self._max_secs = max_time
         self._begin = time.monotonic()

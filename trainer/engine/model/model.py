@@ -306,7 +306,7 @@ class Model(StatefulModel):
             steps_per_epoch=steps_per_epoch, initial_epoch=initial_epoch, validation_split=validation_split,
             validation_data=validation_data, validation_steps=validation_steps,
             validation_batch_size=validation_batch_size, limit_batches=limit_batches,
-            may_be_endless=(max_steps, max_time) != (None, None),
+            may_be_endless=limits.are_given,
         ) as (reader, validation):
             called = inputs.callback_list(
                 self, callbacks, verbose, history=True, epochs=epochs, steps=reader.num_batches)

@@ -1,4 +1,4 @@
-"""A single step: the pure train, test and predict functions, their configuration, and their compiled phase.
+"""A single step: the functions around the model's `train_step`, `test_step` and `predict_step`, and their programs.
 
 Owns everything between a batch on the devices and a new state with logs. It must not read data, write files, call
 callbacks or loop over batches.
