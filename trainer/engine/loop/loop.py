@@ -73,7 +73,7 @@ def fit(
                              "validations are due. Pass data that can be iterated again, or `validation_steps`: each "
                              "validation then takes the next batches.")
     core.set_stops("train", False)
-    with core.run.timed(timing, "fit", trains=True) as timing:
+    with core.current_run.timed(timing, "fit", trains=True) as timing:
         # Counts all epochs, not the remaining epochs, so that a resumed run decides the same.
         train = start_phase(core, "train", reader, passes=epochs, data_on_device=True)
         tests = []
@@ -92,12 +92,12 @@ def fit(
         run = TrainingRun(
             core, reader, validation, callbacks, train.compiled.empty_logs, (initial_epoch, epochs), timing, limits)
         validator = functools.partial(_evaluate, tests, callbacks) if tests else None
-        with run, core.run.validating(validator, list(validation)):
+        with run, core.current_run.validating(validator, list(validation)):
             with timing.callbacks:
                 callbacks.on_train_begin()
             run.begin_or_resume()  # a resumed run may be at another epoch, in the middle of an epoch, or stopped
             logs: Any = run.logs
-            trained: RunningLogs | None = None
+            last_logs: RunningLogs | None = None
             while run.epoch < epochs and not run.is_over:
                 epoch = run.epoch
                 if run.batch == 0:
@@ -122,10 +122,10 @@ def fit(
                 with timing.callbacks:
                     callbacks.on_epoch_end(epoch, logs)
                 _stops(core, "train", core.strategy.spans_processes)
-                trained = run.running_logs
+                last_logs = run.running_logs
                 run.epoch_ended(logs)
-            if not tests and trained is not None:
-                _store_metrics(train, trained, logs)
+            if not tests and last_logs is not None:
+                _store_metrics(train, last_logs, logs)
             with timing.callbacks:
                 callbacks.on_train_end(logs)
 
@@ -137,7 +137,7 @@ def evaluate(core: ModelCore, readers: Mapping[str, Reader], callbacks: Callback
       readers: the batches of each set, by name; the name is the prefix of the logs.
       callbacks: called as in Keras, for each set.
     """
-    with core.run.timed(call="evaluate"):
+    with core.current_run.timed(call="evaluate"):
         tests = [start_phase(core, "test", reader, passes=1, name=name) for name, reader in readers.items()]
         _distinct([name for test in tests for name in test.log_names])
         core.assert_consistent("data for `evaluate`", lambda: describe_sets(readers))
@@ -196,7 +196,7 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
     At most `MAX_IN_FLIGHT` executions run ahead of the yielded outputs.
     """
     core.set_stops("predict", False)
-    with core.run.timed(call="predict") as timing:
+    with core.current_run.timed(call="predict") as timing:
         phase = start_phase(core, "predict", reader, passes=1)
         core.assert_consistent("data for `predict`", lambda: describe_data(reader))
         with timing.callbacks:
@@ -245,7 +245,7 @@ def _call_after_prediction(core: ModelCore, callbacks: CallbackList, group: Plac
 
 def run_on_batch(core: ModelCore, kind: Phase, reader: Reader) -> dict[str, Any]:
     """Runs the only batch of `reader` outside of any epoch; returns its logs on the host."""
-    with core.run.timed(call=f"{kind}_on_batch", trains=kind == "train"):
+    with core.current_run.timed(call=f"{kind}_on_batch", trains=kind == "train"):
         phase = start_phase(core, kind, reader, passes=1)
         group, = phase.stacks([phase.compiled.place_group(next(reader.read(0)))])
         with phase.interrupts:
@@ -259,7 +259,7 @@ def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_
     This covers full batches and, for arrays, a shorter last batch. With `is_sample`, a single batch represents a stream
     of such batches.
     """
-    with core.run.timed() as timing:
+    with core.current_run.timed() as timing:
         phase = start_phase(core, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
         running = () if kind == "predict" else (phase.compiled.empty_logs,)
         if reader.arrays is not None and reader.num_batches is not None and not is_sample:
@@ -420,7 +420,7 @@ def _queue(phase: RunningPhase, group: PlacedGroup, steps: int, running: Running
 def _stops(core: ModelCore, kind: Phase, agrees: bool) -> bool:
     """Returns whether a callback has asked to stop; with `agrees`, in any process, with the same result in all."""
     if agrees:
-        with core.run.timing.agreement():
+        with core.current_run.timing.agreement():
             if core.strategy.process_group.any(core.stops(kind)):
                 core.set_stops(kind, True)
     return core.stops(kind)

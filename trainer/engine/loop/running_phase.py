@@ -202,7 +202,7 @@ def start_phase(
     Raises:
       ClusterError: if a process has no first batch, in all others.
     """
-    timing = core.run.timing
+    timing = core.current_run.timing
     shares = core.strategy.spans_processes and reader.arrays is None
     try:
         with timing.data:

@@ -292,6 +292,6 @@ def _agree_on_data(core: ModelCore, call: str, **data: Any) -> None:
     It precedes all access to the data: processes that share them in different ways would wait for each other.
     """
     if core.strategy.spans_processes:
-        with core.run.timed():
+        with core.current_run.timed():
             core.assert_consistent(f"data for `{call}`", lambda: {
                 f"auto_shard_policy of `{name}`": policy_of(value).value for name, value in data.items()})

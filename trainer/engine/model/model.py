@@ -176,7 +176,7 @@ class Model(StatefulModel):
         given = {name: value for name, value in locals().items() if name != "self"}
         core = self._core
         core.check_scope()
-        core.run.check_is_idle("Call `compile`")
+        core.current_run.check_is_idle("Call `compile`")
         options = CompileOptions.checked(
             steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
@@ -313,7 +313,7 @@ class Model(StatefulModel):
             history = next(callback for callback in called.callbacks if isinstance(callback, History))
             describe = functools.partial(describe_run, self, Model.compile, Model.fit, given, reader, validation)
             try:
-                with core.run.described(describe):
+                with core.current_run.described(describe):
                     loop.fit(core, reader, called, epochs, initial_epoch, validation, validation_freq, timing, limits)
             finally:
                 called.release()
@@ -497,10 +497,10 @@ class Model(StatefulModel):
         Raises:
           ValueError: without validation data.
         """
-        if self._core.run.validator is None:
+        if self._core.current_run.validator is None:
             raise ValueError("There is nothing to validate on: call `validate` from a callback of a `fit` that has "
                              "`validation_data`, or `evaluate` with data.")
-        return self._core.run.validator()
+        return self._core.current_run.validator()
 
 
 def _detached(optimizer: Any) -> Any:

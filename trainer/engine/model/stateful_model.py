@@ -88,7 +88,7 @@ class StatefulModel(OverridableSteps, ForeignNames):
     @property
     def current_run(self) -> CurrentRun:
         """The current run of the model, or its last run, for callbacks."""
-        return self._core.run
+        return self._core.current_run
 
     def __repr__(self) -> str:
         size = "not built"
@@ -208,7 +208,7 @@ class StatefulModel(OverridableSteps, ForeignNames):
     @run_eagerly.setter
     def run_eagerly(self, value: bool) -> None:
         if bool(value) != self.run_eagerly:
-            self._core.run.check_is_idle("Set `run_eagerly`")
+            self._core.current_run.check_is_idle("Set `run_eagerly`")
             self._core.configuration.set_eager(bool(value))
 
     @property
@@ -227,7 +227,7 @@ class StatefulModel(OverridableSteps, ForeignNames):
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        self._core.run.check_is_idle("Set `trainable`")
+        self._core.current_run.check_is_idle("Set `trainable`")
         self._core.configuration.set_trainable(bool(value))
 
     @property
@@ -241,7 +241,7 @@ class StatefulModel(OverridableSteps, ForeignNames):
     @skip_non_finite.setter
     def skip_non_finite(self, value: bool) -> None:
         if value != self.skip_non_finite:
-            self._core.run.check_is_idle("Set `skip_non_finite`")
+            self._core.current_run.check_is_idle("Set `skip_non_finite`")
             self._core.configuration.set_skip_non_finite(bool(value))
             self._core.state.take_over_rules()
 
@@ -256,7 +256,7 @@ class StatefulModel(OverridableSteps, ForeignNames):
     @spike_rule.setter
     def spike_rule(self, value: SpikeRule | None) -> None:
         if value != self.spike_rule:
-            self._core.run.check_is_idle("Set `spike_rule`")
+            self._core.current_run.check_is_idle("Set `spike_rule`")
             self._core.configuration.set_spike_rule(value)
             self._core.state.take_over_rules()
 

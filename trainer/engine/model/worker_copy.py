@@ -86,7 +86,7 @@ def _in_worker(
     configuration = Configuration()
     vars(configuration).update(configured)
     core = model._core = ModelCore(model, defaults, module, strategy, 0, configuration)
-    core.run = _OfTheChief()  # type: ignore[assignment]
+    core.current_run = _OfTheChief()  # type: ignore[assignment]
     core.state = _ServedState(strategy, client)  # type: ignore[assignment]
     return model
 

@@ -98,7 +98,7 @@ class ModelCore:
 
     Attributes:
       state: holds the training state.
-      run: the current run, or the last run.
+      current_run: the current run, or the last run.
     """
 
     def __init__(self, model: UserModel, defaults: type, module: FunctionalModule, strategy: Strategy, seed: int,
@@ -108,11 +108,11 @@ class ModelCore:
         self.strategy = strategy
         self.configuration = configuration or Configuration()
         self.state = StateHolder(model, module, strategy, seed, self.configuration, self._clock)
-        self.run = CurrentRun(self.state, self.configuration, strategy)
+        self.current_run = CurrentRun(self.state, self.configuration, strategy)
         self._row_shapes: dict[str, Any] = {}  # of the first batch of each phase
 
     def _clock(self) -> Timing:
-        return self.run.timing
+        return self.current_run.timing
 
     def exchange_module(self, module: FunctionalModule) -> None:
         """Replaces the module of a model without weights; raises RuntimeError if there are weights."""
@@ -160,7 +160,7 @@ class ModelCore:
     def assert_consistent(self, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
         """Raises ClusterError in all processes unless all have the same description of a part of the run, `what`."""
         if self.strategy.spans_processes:
-            with self.run.timing.device:  # or for other processes; a watchdog treats both the same
+            with self.current_run.timing.device:  # or for other processes; a watchdog treats both the same
                 self.strategy.process_group.assert_consistent(what, describe)
 
     def prepared_phase(self, kind: str, batch: Batch) -> CompiledPhase:
@@ -337,7 +337,7 @@ class ModelCore:
         try:
             phases[kind].trace(state, batch)
         except MissingTargetsError as error:
-            is_validation = kind == "test" and self.run.describe is not None  # or `evaluate` in a callback
+            is_validation = kind == "test" and self.current_run.describe is not None  # or `evaluate` in a callback
             raise ValueError(f"{error} Pass {'`validation_data=(x, y)`, ' * is_validation}`{_METHODS[kind]}(x, y)`, or "
                              "batches `(x, y)`.") from None
         except Exception as error:
