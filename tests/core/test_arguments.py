@@ -1,6 +1,8 @@
 """One rule for arguments: a wrong type is a TypeError, a wrong value a ValueError, and both name the argument."""
 
 import datetime
+import inspect
+import re
 
 import flax.linen as nn
 import numpy as np
@@ -127,6 +129,15 @@ CASES = [pytest.param(call, name, value, error, id=f"{number}-{name}-{type(value
 def test_a_bad_argument_raises_the_error_of_its_kind_and_names_itself(model, call, name, value, error):
     with pytest.raises(error, match=f"`{name}\\b"):
         call(model, **{name: value})
+
+
+@pytest.mark.parametrize(("call", "function"), [
+    (FIT, Model.fit), (EVALUATE, Model.evaluate), (PREDICT, Model.predict), (STOPPING, callbacks.EarlyStopping),
+    (CHECKPOINT, callbacks.ModelCheckpoint)])
+def test_the_table_has_all_numbers_that_a_run_or_a_callback_takes(call, function):
+    numbers = {name for name, parameter in inspect.signature(function).parameters.items()
+               if re.search(r"\b(int|float)\b", str(parameter.annotation))}
+    assert numbers <= {name for each, name, _ in TABLE if each is call}
 
 
 @pytest.mark.parametrize("value", [np.int64(3), np.uint8(3)])
