@@ -1,7 +1,7 @@
-"""The ways from `Model.fit` to a step and to the module, traced: `python -m tests.support.way_to_a_step` draws them.
+"""The way from `Model.fit` to a compiled step, traced: `python -m tests.support.way_to_a_step` draws it.
 
-CONTRIBUTING shows both drawings. The first, of a second `fit`, has the functions on the stack at the step, and those
-that make many calls. The other is the stack of a first `fit` at the call of the module, while the step is traced.
+CONTRIBUTING shows both drawings: the way of a second `fit`, whose program exists, and how a first `fit` traces and
+compiles it. They have the functions of `SECOND` and `FIRST`, at the places where the trace finds them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,115 +19,102 @@ from flax import linen as nn
 import trainer
 
 ROOT = os.path.dirname(trainer.__file__) + os.sep
-MANY_CALLS = 7
+SECOND = (
+    "Model.fit", "training_readers", "adapt", "callback_list", "fit", "start_phase", "Reader.peek",
+    "ModelCore.prepared_phase", "RunningPhase.place_arrays", "TrainingRun.begin_or_resume", "_run_epoch",
+    "RunningPhase.groups", "Reader.read", "_executions", "RunningPhase.stacks", "Reader._read_arrays",
+    "Dataset.index_block", "HostArrays.gather", "RunningPhase._to_devices", "Strategy.place_group", "_execute",
+    "CompiledPhase.executable", "Programs.get", "StateHolder.take_for_donation", "CompiledPhase._run")
+FIRST = (
+    "ModelCore.prepared_phase", "CompiledPhase.trace", "StepFunctions.traced_step", "StepFunctions._one_batch",
+    "Lowerings.why_partitioned", "train_one_batch", "OverridableSteps.train_step", "OverridableSteps.apply",
+    "LinenFunctional.apply", "OverridableSteps.compute_loss", "OverridableSteps.compute_metrics",
+    "TrainState.apply_gradients", "affordable_steps", "_execute", "CompiledPhase.executable", "Programs.get",
+    "StepFunctions.function", "train_group", "add_step")
 
 
 class Call(NamedTuple):
     """A call of a function of the trainer.
 
     Attributes:
-      depth: how many functions of the trainer are on the stack above it.
+      above: the functions of the trainer on the stack above it, from the top.
       function: its qualified name.
       file: its file, below the package's folder.
-      is_on_stack: whether it has not returned when the step begins.
     """
 
-    depth: int
+    above: tuple[str, ...]
     function: str
     file: str
-    is_on_stack: bool = False
 
 
-def traced() -> list[Call]:
-    """Returns the calls of a second `fit` of three layers before its first step, in their order."""
-    model = trainer.Sequential([nn.Dense(16), nn.relu, nn.Dense(16), nn.relu, nn.Dense(3)])
-    model.compile("adam", "mse", metrics=["mae"])
-    x, y = np.ones((64, 8), np.float32), np.ones((64, 3), np.float32)
-    # Else the second `fit` finds the buffers of the first at times, and makes new ones at others.
-    gc.disable()
-    model.fit(x, y, batch_size=32, epochs=2, verbose=0)
-    jax.block_until_ready(jax.live_arrays())
-    calls: list[tuple[Call, object]] = []
-    stack: list[object] = []
+def traced(fit: Callable[[], Any]) -> list[Call]:
+    """Returns the calls of a `fit` before its first step, in their order."""
+    calls: list[Call] = []
+    has_begun = False
 
     def ours(frame):
         code = frame.f_code
         return code.co_filename.startswith(ROOT) and "<" not in code.co_qualname.rpartition(".")[2]
 
-    def above(frame):
+    def above(frame) -> Iterator[Any]:
         while (frame := frame.f_back) is not None:
             if ours(frame):
                 yield frame
 
     def observe(frame, event, _):
-        if event != "call" or stack:
+        nonlocal has_begun
+        if event != "call" or has_begun:
             return
         # Finalizers run whenever the devices let go of memory.
         if ours(frame) and all(each.f_code.co_name != "__del__" for each in (frame, *above(frame))):
             file = frame.f_code.co_filename.removeprefix(ROOT).replace(os.sep, "/")
-            calls.append((Call(len(list(above(frame))), frame.f_code.co_qualname, file), frame))
-        elif frame.f_code.co_qualname.endswith("Compiled.__call__") and any(
-                each.f_code.co_name == "_execute" for each in above(frame)):  # other programs than the step's run, too
-            stack.extend(above(frame))
+            names = tuple(each.f_code.co_qualname for each in above(frame))
+            calls.append(Call(names[::-1], frame.f_code.co_qualname, file))
+        elif frame.f_code.co_qualname.endswith("Compiled.__call__"):  # other programs than the step's run, too
+            has_begun = any(each.f_code.co_qualname == "CompiledPhase._run" for each in above(frame))
 
     sys.setprofile(observe)
     try:
-        model.fit(x, y, batch_size=32, epochs=2, verbose=0)
+        fit()
     finally:
         sys.setprofile(None)
-        gc.enable()
-    return [call._replace(is_on_stack=any(frame is each for each in stack)) for call, frame in calls]
+    return calls
 
 
-def stack_at_module() -> list[Call]:
-    """Returns the functions of the trainer on the stack when a first `fit` differentiates the module, from the top."""
-    stack: list[Call] = []
-
-    class Probe(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            frames, frame = [], sys._getframe()
-            while (frame := frame.f_back) is not None:
-                frames.append(frame)
-            names = [each.f_code.co_qualname for each in frames]
-            if "train_one_batch" in names and not stack:
-                ours = [each.f_code for each in reversed(frames) if each.f_code.co_filename.startswith(ROOT)]
-                stack.extend(Call(depth, code.co_qualname, code.co_filename.removeprefix(ROOT).replace(os.sep, "/"))
-                             for depth, code in enumerate(ours))
-            return nn.Dense(3)(x)
-
-    model = trainer.Model(Probe())
+def of_two_fits() -> tuple[list[Call], list[Call]]:
+    """Returns the calls of a first and of a second `fit` of three layers."""
+    model = trainer.Sequential([nn.Dense(16), nn.relu, nn.Dense(16), nn.relu, nn.Dense(3)])
     model.compile("adam", "mse", metrics=["mae"])
-    model.fit(np.ones((64, 8), np.float32), np.ones((64, 3), np.float32), batch_size=32, verbose=0)
-    return stack
+    x, y = np.ones((64, 8), np.float32), np.ones((64, 3), np.float32)
+
+    def fit():
+        model.fit(x, y, batch_size=32, epochs=2, verbose=0)
+
+    # Else the second `fit` finds the buffers of the first at times, and makes new ones at others.
+    gc.disable()
+    try:
+        first = traced(fit)
+        jax.block_until_ready(jax.live_arrays())
+        return first, traced(fit)
+    finally:
+        gc.enable()
 
 
-def drawn(calls: list[Call]) -> str:
-    """Returns the picture: a tree of the calls that are on the stack, or make at least `MANY_CALLS` themselves."""
-    shown: list[Call] = []
-    for number, call in enumerate(calls):
-        inside = next((index for index, other in enumerate(calls[number + 1:]) if other.depth <= call.depth),
-                      len(calls) - number - 1)
-        if call.is_on_stack or inside >= MANY_CALLS:
-            shown.append(call)
-    width = max(2 * call.depth + len(call.function) for call in shown) + 2
-    return "\n".join(f"{'  ' * call.depth + call.function:<{width}}{call.file}" + "  *" * call.is_on_stack
-                     for call in shown)
-
-
-def drawn_stack(stack: list[Call]) -> str:
-    """Returns a line for each function of a stack, without closures, from `prepared_phase` to the first of a module."""
-    names = [call.function for call in stack]
-    first = names.index("ModelCore.prepared_phase")
-    last = next(index for index, call in enumerate(stack) if call.file.startswith("core/modules/"))
-    shown = [call for call in stack[first:last + 1] if "<locals>" not in call.function]
-    width = max(len(call.function) for call in shown) + 2
-    return "\n".join(f"{call.function:<{width}}{call.file}" for call in shown)
+def drawn(calls: list[Call], shown: tuple[str, ...]) -> str:
+    """Returns the tree of the calls of some functions, each once below its caller, with their files."""
+    rows: dict[tuple[str, ...], str] = {}
+    for call in calls:
+        if call.function in shown:
+            rows.setdefault((*[name for name in call.above if name in shown], call.function), call.file)
+    lines = [("  " * (len(way) - 1) + way[-1], file) for way, file in rows.items()]
+    width = max(len(text) for text, _ in lines) + 2
+    return "\n".join(f"{text:<{width}}{file}" for text, file in lines)
 
 
 if __name__ == "__main__":
-    found = traced()
-    print(f"{len(found)} calls in {len({call.file for call in found})} files")
-    print(drawn(found))
+    first, second = of_two_fits()
+    files, on_stack = {call.file for call in second}, len(second[-1].above) + 1
+    print(f"{len(second)} calls in {len(files)} files, {on_stack} on the stack")
+    print(drawn(second, SECOND))
     print()
-    print(drawn_stack(stack_at_module()))
+    print(drawn(first, FIRST))

@@ -61,7 +61,8 @@ class StepFunctions:
         self.constants = trace_purity.Constants()
         one_batch = functools.partial(self._noting_constants, _ONE_BATCH[kind], user_step)
         self._eager_step = functools.partial(_ONE_BATCH[kind], user_step, single_context)
-        # Compiled separately so that all functions built on them share their traces, the costly part.
+        # The two lowerings of `train_one_batch` or its relatives, which `_one_batch` chooses from. Compiled separately
+        # so that all functions built on them share their traces, the costly part.
         self._whole_batch = self._shared(
             functools.partial(one_batch, functools.partial(PartitionedContext, strategy)),
             *[functools.partial(with_undivided_axes, mesh=strategy.mesh)] * (strategy.mesh.size > 1))
@@ -89,7 +90,7 @@ class StepFunctions:
         return self._lowerings.why_partitioned(self.state_shapes, batch)
 
     def one_step(self, rows: int, state: TrainState, stack: PyTree) -> Any:
-        """Returns the results of an eager step on the first batch of a stack."""
+        """Returns the results of a step on the first batch of a stack; `traced_step` traces it."""
         return self._one_batch(rows, self._on_devices(state), jax.tree.map(lambda leaf: leaf[0], stack))
 
     def traced_step(self, rows: int, stack: PyTree) -> Any:
