@@ -152,7 +152,6 @@ def test_inputs_that_would_become_infinite_are_refused_by_name(run):
         run(compiled(Keyed(), "mixed_float16"), {"a": x}, x[:, :2])
 
 
-@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("module", "precision", "x"), [
     (lambda: nn.Dense(2), "mixed_bfloat16", LARGE),
