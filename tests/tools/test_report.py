@@ -14,6 +14,7 @@ from sklearn.metrics import confusion_matrix
 import trainer
 from tests.support.networks import LinenMLP, classification, logits_loss
 from trainer.callbacks import Callback, RunRecord
+from trainer.core.timing import Timing
 from trainer.tools.report import predictions, sections
 
 X, Y, _ = classification(48)
@@ -45,6 +46,10 @@ def test_a_configuration_is_recorded_and_shown(tmp_path):
     assert ["config: layers", "width 8"] in table.rows and not any(row[0] == "config: compile" for row in table.rows)
     with pytest.raises(TypeError, match="`config` must be a dict of plain data"):
         RunRecord(tmp_path, config="width 8")
+
+
+def test_each_part_of_the_time_has_a_description_and_a_color():
+    assert set(sections.TIME_PARTS) == set(Timing().report()) - {"total", "rows_per_sec"}
 
 
 class Parsed(html.parser.HTMLParser):
