@@ -111,7 +111,7 @@ class BackupAndRestore(Callback):
                 self._check_for_several_processes()
             self._point = point
             self._folder = storage.absolute(self.backup_dir)  # wherever a callback may change to
-            resumed = self._resumed(point)
+            resumed = self._restore(point)
             if resumed and jax.process_index() == 0:
                 if (self.params or {}).get("verbose"):
                     print_message(resumed)
@@ -147,7 +147,7 @@ class BackupAndRestore(Callback):
                     storage.remove(os.path.join(self._folder, RECORD_NAME))
             self._point.delete(self._folder)
 
-    def _resumed(self, point: SavePoint) -> str | None:
+    def _restore(self, point: SavePoint) -> str | None:
         """Restores the run; returns a sentence that describes its position, or None if the run begins."""
         return point.restore(self._folder)
 

@@ -108,7 +108,7 @@ def test_data_that_all_devices_cannot_hold_is_sent_in_batches_unless_it_is_force
     arrays = HostArrays(classification(ROWS))
     one_device = mirrored(1)
     assert one_device.place_arrays(arrays) is None
-    assert one_device.placed_arrays(arrays) is None
+    assert one_device.cached_arrays(arrays) is None
     assert one_device.place_arrays(arrays, forced=True) is not None
 
 

@@ -65,7 +65,7 @@ def test_what_was_used_longest_ago_is_let_go_of_and_placed_again_when_it_is_used
     for number in (0, 1, 0, 2):
         under.place_arrays(kept[number])
     assert [live(value) for value in range(3)] == [1, 0, 1]
-    np.testing.assert_array_equal(under.placed_arrays(kept[1]), arrays[1].tree)
+    np.testing.assert_array_equal(under.cached_arrays(kept[1]), arrays[1].tree)
     assert [live(value) for value in range(3)] == [0, 1, 1]
 
 

@@ -26,11 +26,11 @@ SECOND = (
     "Dataset.index_block", "HostArrays.gather", "RunningPhase._to_devices", "Strategy.place_group", "_execute",
     "CompiledPhase.executable", "Programs.get", "StateHolder.take_for_donation", "CompiledPhase._run")
 FIRST = (
-    "ModelCore.prepared_phase", "CompiledPhase.trace", "StepFunctions.traced_step", "StepFunctions._one_batch",
-    "Lowerings.why_partitioned", "train_one_batch", "OverridableSteps.train_step", "OverridableSteps.apply",
-    "LinenFunctional.apply", "OverridableSteps.compute_loss", "OverridableSteps.compute_metrics",
-    "TrainState.apply_gradients", "affordable_steps", "_execute", "CompiledPhase.executable", "Programs.get",
-    "StepFunctions.function", "train_group", "add_step")
+    "ModelCore.prepared_phase", "ModelCore._traced_phase", "CompiledPhase.trace", "StepFunctions.traced_step",
+    "StepFunctions._one_batch", "Lowerings.why_partitioned", "train_one_batch", "OverridableSteps.train_step",
+    "OverridableSteps.apply", "LinenFunctional.apply", "OverridableSteps.compute_loss",
+    "OverridableSteps.compute_metrics", "CompiledMetrics.values", "TrainState.apply_gradients", "affordable_steps",
+    "_execute", "CompiledPhase.executable", "Programs.get", "StepFunctions.function", "train_group", "add_step")
 
 
 class Call(NamedTuple):

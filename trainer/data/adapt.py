@@ -88,33 +88,47 @@ def adapt(
 
     Source: the arguments follow `keras.Model.fit`.
     """
-    if isinstance(x, HostArrays):
-        arrays, (x, y, sample_weight) = x, x.tree
-    else:
-        arrays = None
+    arrays = x if isinstance(x, HostArrays) else None
+    if arrays is not None:
+        x, y, sample_weight = arrays.tree
     if class_weight is not None and sample_weight is not None:
         raise ValueError("`class_weight` and `sample_weight` cannot be used together. "
                          "Multiply the class weights into `sample_weight`.")
     if not isinstance(shuffle, (bool, np.bool_)) and shuffle != "batch":
         raise ValueError(f'`shuffle` must be True, False or "batch". Received: {describe(shuffle)}.')
     class_weights = None if class_weight is None else ClassWeights(class_weight)
-    is_batches = y is None and is_list_of_batches(x)
-    if arrays is None and not is_batches and is_array_tree(x):
-        if isinstance(x, list) and x and y is None and all(isinstance(row, dict) for row in x):
-            raise _rows_of_columns(x)
-        if isinstance(x, list) and is_list_of_batches(x) and is_list_of_batches(y):  # also if all rows are equal
-            raise _no_targets(x, y)
-        try:
-            arrays = HostArrays.of((x, y, sample_weight))
-        except DataError:
-            if is_list_of_batches(x) or is_list_of_batches(y) or _is_data_set(y):
-                raise _no_targets(x, y) from None
-            raise
+    if arrays is None and not (y is None and is_list_of_batches(x)) and is_array_tree(x):
+        arrays = _as_host_arrays(x, y, sample_weight)
     if arrays is not None:
         return _adapt_arrays(arrays, batch_size, shuffle, seed, class_weights, steps)
     x, policy = (x.data, x.auto_shard_policy) if isinstance(x, DataWithOptions) else (x, AutoShardPolicy.AUTO)
     source = _adapt_batches(x, bool(shuffle), seed, policy, processes or Processes())
-    for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
+    _check_alone(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
+    if class_weights is None:
+        return source
+    if isinstance(source, SampleSource):
+        raise ValueError("`class_weight` cannot be used with data that workers read. Give their batches sample "
+                         "weights.")
+    return WeightedSource(source, class_weights)
+
+
+def _as_host_arrays(x: Any, y: Any, sample_weight: Any) -> HostArrays:
+    """Returns arrays as the rows of a data set; raises for lists of arrays that are other data."""
+    if isinstance(x, list) and x and y is None and all(isinstance(row, dict) for row in x):
+        raise _rows_of_columns(x)
+    if isinstance(x, list) and is_list_of_batches(x) and is_list_of_batches(y):  # also if all rows are equal
+        raise _no_targets(x, y)
+    try:
+        return HostArrays.of((x, y, sample_weight))
+    except DataError:
+        if is_list_of_batches(x) or is_list_of_batches(y) or _is_data_set(y):
+            raise _no_targets(x, y) from None
+        raise
+
+
+def _check_alone(x: Any, **others: Any) -> None:
+    """Raises ValueError if other arguments are given beside batches, which have their own targets and rows."""
+    for name, value in others.items():
         if value is not None:
             rows = (" If its elements are rows, give a `torch.utils.data.DataLoader` of it, or arrays."
                     if name == "batch_size" and hasattr(x, "__getitem__") else "")
@@ -122,12 +136,6 @@ def adapt(
             raise ValueError(f"When providing `x` as a {_kind(x)}, `{name}` should not be passed: "
                              f"batches are taken as the {_kind(x)} yields them. Received: "
                              f"{name}={value if isinstance(value, int) else describe(value)}.{rows}{validation}")
-    if class_weights is None:
-        return source
-    if isinstance(source, SampleSource):
-        raise ValueError("`class_weight` cannot be used with data that workers read. Give their batches sample "
-                         "weights.")
-    return WeightedSource(source, class_weights)
 
 
 def _no_targets(x: Any, y: Any) -> ValueError:

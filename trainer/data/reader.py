@@ -149,7 +149,8 @@ class Reader:
         return self.arrays.gather(numbers)
 
     def read(
-        self, epoch: int, start: int = 0, numbers_of: int | None = None, is_urgent: Callable[[], bool] = lambda: False
+        self, epoch: int, start: int = 0, index_batches: int | None = None,
+        is_urgent: Callable[[], bool] = lambda: False,
     ) -> Generator[Group, None, None]:
         """Yields the batches of an epoch in order, in groups of batches with the same shapes.
 
@@ -159,8 +160,8 @@ class Reader:
         Args:
           epoch: index of the epoch, from 0.
           start: number of batches to skip at the beginning. Arrays skip them; other data are read and dropped.
-          numbers_of: yields row indices into `arrays`, which must not be None, instead of rows; this is the maximum
-            number of batches per group, instead of `group_size`.
+          index_batches: maximum number of batches per group of row indices into `arrays`, which must not be None; by
+            default, groups have the rows, of at most `group_size` batches.
           is_urgent: called after each batch of a pipeline; returns whether to end the group early.
 
         Raises:
@@ -170,7 +171,7 @@ class Reader:
             epoch.
         """
         if isinstance(self._source, DatasetSource) and self.arrays is not None:
-            return self._read_arrays(self._source, epoch, start, numbers_of)
+            return self._read_arrays(self._source, epoch, start, index_batches)
         return self._read_stream(epoch, start, is_urgent)
 
     def draw_ahead(self, epoch: int) -> None:
@@ -330,13 +331,13 @@ class Reader:
         self._source.close()
 
     def _read_arrays(
-        self, source: DatasetSource, epoch: int, start: int, numbers_of: int | None
+        self, source: DatasetSource, epoch: int, start: int, index_batches: int | None
     ) -> Generator[Group, None, None]:
         (pass_index, first), dataset, stop = self._locate(epoch, 0), source.dataset, source.num_batches
         if self._steps is not None:
             stop = min(first + self._steps, stop)
-        position, group_size = first + start, numbers_of or self.group_size
-        capacity = self._capacity_of(numbers_of, _LEAST_NUMBER_BYTES, 4) if numbers_of else self.stack_capacity
+        position, group_size = first + start, index_batches or self.group_size
+        capacity = self._capacity_of(index_batches, _LEAST_NUMBER_BYTES, 4) if index_batches else self.stack_capacity
         # Row indices of several small groups are computed at once, because a call takes longer than reading a few rows.
         # The number of groups grows gradually, because all indices after a shorter batch, at the end of a pass, are
         # discarded.
@@ -348,7 +349,7 @@ class Reader:
             for begin in range(0, len(numbers), group_size):
                 index = numbers[begin:begin + group_size]
                 count, rows = index.shape
-                if numbers_of:
+                if index_batches:
                     data = np.zeros((capacity, rows), np.int32)
                     data[:count] = index
                 else:

@@ -310,7 +310,7 @@ class Strategy(Replicas, ForeignNames):
 
     # --- data ------------------------------------------------------------------------------------------------------
 
-    def placed_arrays(self, arrays: HostArrays) -> Any | None:
+    def cached_arrays(self, arrays: HostArrays) -> Any | None:
         """Returns the earlier result of `place_arrays` for these arrays; None if there is none."""
         return self.place_arrays(arrays, forced=True) if arrays in self._placed_arrays else None
 
@@ -331,7 +331,7 @@ class Strategy(Replicas, ForeignNames):
         elif forced or arrays.nbytes <= budget * self.num_replicas_in_sync:
             sharding, parts = self._rows_sharding, self.num_replicas_in_sync
         else:
-            return self.placed_arrays(arrays)
+            return self.cached_arrays(arrays)
         return self._placed_arrays.get_or_place(
             arrays, lambda: place_arrays(arrays, sharding, parts), sharding.addressable_devices,
             math.ceil(arrays.nbytes / parts))

@@ -281,7 +281,7 @@ def _programs_of_arrays(phase: RunningPhase, steps: int) -> Iterator[tuple[Place
     reader = phase.reader
     batches = reader.num_batches
     assert batches is not None, "arrays of a known number of batches"
-    first, last = (next(reader.read(0, start, phase.numbers_of)) for start in (0, batches - 1))
+    first, last = (next(reader.read(0, start, phase.index_batches)) for start in (0, batches - 1))
     whole = batches - (last.rows != first.rows)
     placed = next(phase.stacks([phase.compiled.place_group(first, phase.arrays)]))
     yield placed, min(steps, whole)
@@ -309,7 +309,7 @@ def _run_epoch(
     running = phase.compiled.empty_logs if running is None else running
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = core.strategy.spans_processes and callbacks.may_stop_differently(kind)
-    one_by_one, begun = per_batch and not phase.compiled.is_asynchronous, batch
+    one_by_one, first_batch = per_batch and not phase.compiled.is_asynchronous, batch
     if phase.arrays is not None and callbacks.run_user_code():  # which may write to the data
         phase.replace_stale_arrays()
     one_by_one = _stops(core, kind, agrees) or one_by_one  # after an earlier stop, the epoch ends after a single batch
@@ -319,7 +319,7 @@ def _run_epoch(
             if per_batch:
                 with timing.callbacks:
                     getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
-            programs, is_first = phase.compiled.programs.count, batch == begun
+            programs, is_first = phase.compiled.programs.count, batch == first_batch
             running = _execute(phase, group, start, stop, running)
             if is_first and phase.compiled.programs.count > programs:
                 _precompile(phase, 1 if one_by_one else phase.reader.group_size)

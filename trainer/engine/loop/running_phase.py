@@ -46,7 +46,7 @@ class RunningPhase:
       timing: the clock of the run.
       prefix: the first part of the names of its logs, such as "clean_" for one of several validation sets.
       arrays: the reader's arrays on the devices, if batches are gathered from them.
-      numbers_of: number of batches whose row indices are placed at once; None without `arrays`.
+      index_batches: number of batches whose row indices are placed at once; None without `arrays`.
       values_are_checked: whether all values of the arrays on the devices are checked.
       interrupts: defers Ctrl-C.
       in_flight: an array of each execution that may be unfinished, the oldest first.
@@ -63,7 +63,7 @@ class RunningPhase:
     timing: Timing
     prefix: str = ""
     arrays: Any | None = None
-    numbers_of: int | None = None
+    index_batches: int | None = None
     values_are_checked: bool = False
     interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
     in_flight: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)
@@ -77,11 +77,12 @@ class RunningPhase:
         with self.timing.data:
             self.arrays = core.place_arrays(self.kind, reader, self.passes, self.data_on_device)
             self.values_are_checked = self.arrays is not None and _has_good_values(core, self.kind, reader)
-        self.numbers_of = None
+        self.index_batches = None
         if self.arrays is not None:
             # Invalid values are reported when their execution is due, and all rows of a group are checked.
-            self.numbers_of = _batches_at_once(reader.group_size, reader.batch_rows) if self.values_are_checked else (
-                reader.group_size)
+            self.index_batches = reader.group_size
+            if self.values_are_checked:
+                self.index_batches = _batches_at_once(reader.group_size, reader.batch_rows)
 
     def replace_stale_arrays(self) -> None:
         """Places the arrays again if the user has written to the reader's arrays since."""
@@ -98,7 +99,7 @@ class RunningPhase:
         """
         if self.arrays is not None and self.values_are_checked:
             with self.timing.data:
-                groups = self.reader.read(epoch, 0, self.numbers_of)
+                groups = self.reader.read(epoch, 0, self.index_batches)
                 self.begun[epoch] = self._to_devices(next(groups)), groups
 
     @contextlib.contextmanager
@@ -115,7 +116,7 @@ class RunningPhase:
                 del first  # must not stay on the devices for the whole epoch
                 yield self.stacks(begun)
             else:
-                yield self.stacks(map(self._to_devices, self.reader.read(epoch, batch, self.numbers_of)))
+                yield self.stacks(map(self._to_devices, self.reader.read(epoch, batch, self.index_batches)))
             return
         demand, spans_processes = Demand(), self.core.strategy.spans_processes
 
@@ -216,7 +217,7 @@ def start_phase(
         core.assert_consistent("data", lambda: {"first batch": "there"})
     with timing.compile:
         compiled = core.prepared_phase(kind, batch)
-    reader.group_size = compiled.steps_per_execution
+    reader.group_size = compiled.steps_per_execution  # so many batches are one execution
     phase = RunningPhase(core, kind, compiled, reader, passes, data_on_device,
                          compiled.new_guard(reader.num_shapes), timing, f"{name}_" if name else "")
     phase.place_arrays()

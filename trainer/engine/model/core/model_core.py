@@ -233,7 +233,7 @@ class ModelCore:
                                  "data_on_device='auto' for other data.")
             return None
         if not forced and (passes < 2 or not self.strategy.keeps_arrays):
-            return self.strategy.placed_arrays(arrays)
+            return self.strategy.cached_arrays(arrays)
         return self.strategy.place_arrays(arrays, forced)
 
     def run_settings(self) -> dict[str, Any]:
