@@ -79,7 +79,6 @@ def test_terminate_on_nan_stops_in_the_epoch_of_the_batch(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 def test_a_schedule_by_epoch_and_a_plateau_change_the_rate_and_log_it():
     x, y, _ = classification(16)
     model = make_model(trainer.optimizers.SGD(learning_rate=0.5))
@@ -122,9 +121,9 @@ def test_the_device_has_the_next_epoch_before_logs_are_fetched(events):
 def test_few_executions_are_queued_however_many_epochs_there_are(monkeypatch):
     queued, run_epoch = [], loop._run_epoch
 
-    def observed(inputs, *args, **options):
-        queued.append(len(inputs.in_flight))
-        return run_epoch(inputs, *args, **options)
+    def observed(phase, *args, **options):
+        queued.append(len(phase.in_flight))
+        return run_epoch(phase, *args, **options)
 
     monkeypatch.setattr(loop, "_run_epoch", observed)
     x, y, _ = classification(8)
@@ -160,7 +159,6 @@ def test_a_csv_file_has_the_history(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 def test_a_line_is_printed_per_epoch_where_there_is_no_terminal(capsys):
     x, y, _ = classification(16)
     make_model().fit(x, y, epochs=2, validation_data=(x, y))

@@ -466,7 +466,6 @@ def test_too_many_in_a_row_over_two_epochs_raise_if_they_shall():
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize(("callbacks", "options", "warns"), [
     ([], {}, True),
     ([TerminateOnNaN()], {}, False),
@@ -487,7 +486,6 @@ def not_a_number(y, y_pred):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize(("options", "bad_validation", "message"), [
     ({}, True, r"with val_loss=nan\. The loss that was trained on is finite"),
     ({"skip_non_finite": True}, True, r"with val_loss=nan\. The loss"),

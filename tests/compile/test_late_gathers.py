@@ -116,8 +116,7 @@ def late(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [
-    kind if kind in ("dense", "scanned") else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS])
+@pytest.mark.parametrize("kind", MODELS)
 def test_the_numbers_are_those_of_one_device(kind, late):
     found = fitted(kind, sharded())
     assert late

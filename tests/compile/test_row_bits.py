@@ -28,7 +28,6 @@ FUNCTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_parts_have_the_bits_of_the_whole(name):
     whole = jax.jit(FUNCTIONS[name])

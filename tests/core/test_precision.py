@@ -164,7 +164,6 @@ def test_results_are_those_of_float32_up_to_the_precision_of_the_dtype(name, pol
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASTING_WHOLLY)
 @pytest.mark.parametrize(("policy", "scale"), [(MIXED_F16, SCALE), (MIXED_BF16, None)], ids=["float16", "bfloat16"])
 def test_every_product_and_convolution_computes_in_the_low_dtype(name, policy, scale):

@@ -36,7 +36,6 @@ def test_windows_and_their_targets(options, first, last, count):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("start", [None, 0, 3, 7])
 @pytest.mark.parametrize("end", [None, 14, 19])
 @pytest.mark.parametrize(("stride", "rate"), [(1, 1), (2, 1), (1, 2), (3, 2)])

@@ -115,7 +115,6 @@ def new_model():
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", PIPELINES)
 def test_each_batch_is_made_in_the_context_of_fit(name, devices):
     make, threads = PIPELINES[name]
@@ -136,7 +135,6 @@ def test_each_batch_is_made_in_the_context_of_fit(name, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_next_fit_has_its_own_context(name):
     make, _ = PIPELINES[name]

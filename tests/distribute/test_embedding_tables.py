@@ -41,7 +41,6 @@ def test_ids_may_have_any_shape_and_come_several_times():
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rmsprop", "ftrl", optax.sgd(0.1, momentum=0.9)])
 @pytest.mark.parametrize("servers", [1, 2])
 def test_updates_of_all_rows_are_those_of_the_optimizer(optimizer, servers):

@@ -74,7 +74,6 @@ NNX_PATHS = {"first": "first/kernel", "first_bias": "first/bias", "last": "last/
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize(("net", "paths"), [(LinenNet, LINEN_PATHS), (NNXNet, NNX_PATHS)])
 def test_parameters_and_moments_are_where_the_strategy_says(net, paths, name):

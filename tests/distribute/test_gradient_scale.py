@@ -400,7 +400,6 @@ def as_part(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize(("scales", "reductions", "message"), [
     ((as_mean, as_mean), {}, None),
     ((as_part, as_mean), {}, r"of 'generator' that are 1/4.*apply_gradients\(generator=grads, reduce=\"sum\"\)"),

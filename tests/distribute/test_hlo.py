@@ -123,7 +123,6 @@ def test_a_reduction_to_one_device_is_two_trees_of_whole_copies(algorithms, numb
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("number", "group", "part"), [(2, 2, 20), (8, 4, 10), (32, 8, 5)])
 def test_only_a_part_of_the_gradients_passes_between_groups(algorithms, number, group, part):

@@ -294,7 +294,6 @@ RESTORED = {
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize(("before", "after"), [
     ("hybrid", "layouts"), ("layouts", "no replicas"), ("layouts", "one device"), ("one device", "hybrid"),
     ("no replicas", "other size")])

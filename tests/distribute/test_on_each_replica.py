@@ -79,7 +79,6 @@ def test_each_row_is_what_one_call_gives(name, function):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", strategies())
 @pytest.mark.parametrize("way", ["keyword", "captured"])
 def test_gradients_are_those_of_a_plain_call(name, way):

@@ -43,7 +43,6 @@ def odd_statistics(model):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("train", [by_fit, by_run])
 @pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
@@ -57,7 +56,6 @@ def test_statistics_that_a_step_leaves_alone_keep_their_bits(train, module):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("train", [by_fit, by_run])
 def test_statistics_that_a_step_changes_are_the_mean_over_the_replicas(train):

@@ -101,7 +101,6 @@ def test_a_constraint_over_an_axis_of_the_strategy_is_honoured(name):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", [mirrored, lambda: distribute.FullyShardedStrategy(jax.devices()[:2])])
 def test_constraints_are_ignored_where_each_replica_is_one_device(strategy):
     constrained, plain = (model_of(Constrained(names), strategy()).fit(X, X, batch_size=8, verbose=0).history["loss"]

@@ -49,7 +49,6 @@ def test_a_mirrored_step_reduces_the_gradients_once_and_the_logs_once(number):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_ring_passes_parts_of_the_gradients_twice_around(number):
     copies = ("collective-permute", (math.ceil(SIZE / number),), number - 1)
@@ -94,7 +93,6 @@ def test_a_fused_step_has_the_collectives_of_a_single_one(name):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("number", NUMBERS)
 def test_clipping_by_the_norm_of_all_gradients_adds_a_sum_of_one_number_for_each_split_array(number):
     scalars = [("all-reduce", (), 1)] * len(SPLIT)

@@ -75,7 +75,6 @@ def test_dense_features_are_tensorflows(case, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("case", behaviours("linear"))
 def test_linear_features_are_tensorflows(case, tmp_path):
     columns, features = given(case, tmp_path)

@@ -205,7 +205,6 @@ def test_of_several_tracebacks_only_those_that_belong_together_are_shown_again()
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize(("exits", "code", "says"), [
     (["sys.exit(75)", "time.sleep(0.3); sys.exit(3)"], 3, "Worker 1 of 2 failed with exit code 3."),
     (["os.abort()", "time.sleep(0.3); os.kill(os.getpid(), 9)"], 137, "Worker 1 of 2 was killed by SIGKILL."),
@@ -295,7 +294,6 @@ time.sleep(99)
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_workers_deaf_to_sigterm_are_killed_after_the_grace_period(number):
     name = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nnote(f'pids_{index}', os.getpid())\ntime.sleep(99)")
@@ -385,7 +383,6 @@ if attempt < 2:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize(("code", "restarts", "starts"), [(1, 2, 3), (1, 0, 1), (2, 2, 1), (75, 1, 2), (143, 1, 2)])
 def test_restarts_are_counted_and_none_follows_a_refused_configuration(code, restarts, starts, capfd):
     assert run(f"print('start'); sys.exit({code})", workers=1, restarts=restarts) == code

@@ -43,7 +43,6 @@ def step_by_step():
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize(("replicas", "steps"), [(2, 2), (1, 1), (1, 3)])
 def test_fit_and_evaluate_give_the_numbers_of_single_batches(step_by_step, replicas, steps):

@@ -34,7 +34,6 @@ def steps_among(compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 def test_evaluate_after_fit_compiles_nothing(keeps_arrays):
     x, y, _ = classification(21)
     model = make_model()
@@ -46,7 +45,6 @@ def test_evaluate_after_fit_compiles_nothing(keeps_arrays):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 def test_one_epoch_several_and_an_evaluation_share_two_programs_of_each_phase(keeps_arrays):
     x, y, _ = classification(53)
     validation = x[:21].copy(), y[:21].copy()
@@ -86,7 +84,6 @@ class CountedNNX(NNXMLP):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize(("replicas", "proofs"), [(1, 0), (2, 8)])
 @pytest.mark.parametrize("module", [CountedLinen, CountedNNX])
 def test_a_session_traces_the_module_once_for_each_program(module, replicas, proofs):
@@ -110,7 +107,6 @@ def test_a_session_traces_the_module_once_for_each_program(module, replicas, pro
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 def test_evaluate_sees_what_was_written_to_the_arrays_of_fit(keeps_arrays):
     x, y, _ = classification(21)
     model, written = make_model(), x.copy()

@@ -22,7 +22,6 @@ def loss_of(logits, labels=Y[:4], **options):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
 @pytest.mark.every_case
 @pytest.mark.parametrize("chunk_size", [1, 4, 13, 100])
 @pytest.mark.parametrize("options", [{}, {"ignore_class": 3}, {"reduction": "sum"}])

@@ -188,7 +188,6 @@ def test_gradients_of_ignored_classes_are_zero(from_logits):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_a_loss_is_the_same_under_jit(cls):
     y_true, y_pred = reference_inputs(

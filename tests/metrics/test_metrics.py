@@ -72,7 +72,6 @@ def test_compiled_accumulators_of_parts_merge_to_those_of_the_whole(case):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
 def test_rows_of_weight_zero_are_as_if_absent(case):
     metric, without = metric_of(case), metric_of(case)
@@ -198,7 +197,6 @@ def test_counts_have_no_loop_on_gpus_and_no_scatter_whose_sums_change_from_run_t
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("columns", [1, 3])
 def test_sums_of_buckets_are_the_same_on_every_platform(columns):
     rng = np.random.default_rng(0)

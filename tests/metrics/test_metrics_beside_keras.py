@@ -79,7 +79,6 @@ def test_results_of_more_data_are_those_of_keras(name, arguments, kind, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "arguments", "kind"), [
     ("AUC", {"curve": "PR"}, "bit per row"), ("AUC", {}, "bit per row"), ("Precision", {}, "bit per row"),
     ("MeanIoU", {"num_classes": 3, "dtype": "float32"}, "class pairs"), ("MeanSquaredError", {}, "numbers")])
@@ -88,7 +87,6 @@ def test_negative_weights_and_weights_of_zero_are_kerass(name, arguments, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(5)
 @pytest.mark.every_case
 @pytest.mark.parametrize("function", sorted(METRIC_FUNCTIONS))
 def test_a_function_gives_the_numbers_of_kerass(function):

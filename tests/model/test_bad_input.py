@@ -419,7 +419,6 @@ def test_complex_targets_are_for_a_loss_that_makes_reals_of_them():
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("rows", [1, 8, 10])
 def test_tokens_of_rank_one_are_taken_as_they_are(rows):
     assert np.isfinite(fit(x=Y[:rows], y=Y[:rows], compiled=model([nn.Embed(5, 4), nn.Dense(3)])).history["loss"]).all()

@@ -45,7 +45,6 @@ def test_a_call_has_the_numbers_of_the_present_state_and_compiles_once(module, t
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_call_has_the_same_numbers_under_every_strategy(name):

@@ -137,7 +137,7 @@ def fitted(model, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["linen", pytest.param("nnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_adapters_train_as_in_a_loop_by_hand_and_merge_to_equal_outputs(kind, tmp_path):
     base = shared_base(kind)
     before = jax.tree.map(np.array, base.state.params)

@@ -65,7 +65,6 @@ def test_a_step_that_never_says_that_it_trains_warns(layer):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("arguments", "layer"), [
     ({"training": True}, nn.Dropout(0.5)),
@@ -156,7 +155,6 @@ def test_a_metric_that_splits_logits_at_one_half_warns_where_the_loss_is_the_use
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("module", "loss", "metric"), [
     (Net(nn.Dense(4)), own_loss, metrics.BinaryAccuracy(threshold=0.0)),

@@ -167,7 +167,6 @@ def test_a_model_without_weights_has_nothing_to_save(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
 @pytest.mark.every_case
 @pytest.mark.parametrize("path", ["folder", "file.safetensors"])
 def test_counts_that_callbacks_add_are_no_part_of_how_a_model_is_compiled(tmp_path, monkeypatch, path):

@@ -127,7 +127,6 @@ SHAPES = [(3, 5), (6, 4), (9, 4), (3, 3), (6, 3)]
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("make", [arrays, arrays_without_batch_size, py_dataset])
 @pytest.mark.parametrize(("count", "steps"), [*SHAPES, (3, None)])
 def test_epochs_have_the_batches_that_they_have_in_keras(keras, make, count, steps):
@@ -147,7 +146,6 @@ def test_an_endless_py_dataset_is_read_on(keras):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("make", [arrays, arrays_without_batch_size, py_dataset, re_iterable,
                                   re_iterable_of_unknown_length])
 @pytest.mark.parametrize(("count", "steps"), [(3, 5), (6, 4), (6, 3)])
@@ -162,7 +160,6 @@ def test_each_validation_has_the_batches_that_it_has_in_keras(keras, make, count
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("make", [arrays, generator, py_dataset, re_iterable_of_unknown_length])
 @pytest.mark.parametrize(("count", "steps"), [(3, 5), (6, 4)])
 def test_evaluate_and_predict_take_as_many_batches_as_there_are(keras, make, count, steps):

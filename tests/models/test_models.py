@@ -26,7 +26,6 @@ def images(*, rows: int = 3, shape: tuple[int, ...] = (8, 8, 1), dtype=np.float3
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize(("model", "shape", "expected"), CASES)
 def test_parameters_are_as_many_as_the_layers_imply(model, shape, expected):
     params = model.init(jax.random.key(0), images(shape=shape))["params"]
@@ -34,7 +33,6 @@ def test_parameters_are_as_many_as_the_layers_imply(model, shape, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(5)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("model", "shape", "expected"), CASES)
 def test_rows_of_the_output_are_probabilities(model, shape, expected):

@@ -275,7 +275,6 @@ def test_a_row_ends_with_its_last_token(pair):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(10)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("prompt", "options", "error", "message"), [
     ([[1, 2], [3]], {}, ValueError, r"several lengths. Call `generate` for the rows of each length"),

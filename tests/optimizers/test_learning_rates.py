@@ -158,7 +158,6 @@ def test_a_rate_that_does_not_scale_all_of_an_update_is_read_but_not_set(transfo
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize(("wrap", "second_grad", "rates"), [
     (lambda inner: optax.MultiSteps(inner, 2), 1.0, [0.5, 0.5, 0.25, 0.25, 0.125]),
     (lambda inner: optax.apply_if_finite(inner, 3), np.inf, [0.5, 0.25, 0.25, 0.125, 0.0625]),
@@ -227,7 +226,6 @@ def test_updates_of_half_precision_stay_as_they_are_until_a_rate_is_set():
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("transformation", named(
     {name: found for name, found in FOUND.items() if name != "ascent"}))
 def test_half_the_rate_gives_half_the_update(transformation):

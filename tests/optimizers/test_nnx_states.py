@@ -58,7 +58,6 @@ def trained(tx, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(10)
 @pytest.mark.every_case
 @pytest.mark.parametrize(("tx", "wrt", "options"), [
     (optax.partition(RATES, nnx.map_state(last, nnx.state(NET, nnx.Param))), nnx.Param, {}),

@@ -108,7 +108,6 @@ def test_every_public_name_of_keras_is_here_and_compared():
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_rates_and_configurations_of_a_schedule_are_kerass(name):
     for arguments in SCHEDULES[name]:

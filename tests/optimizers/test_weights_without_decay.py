@@ -43,7 +43,6 @@ class Variable:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(("given", "excluded"), [
     ({"var_names": ["bias"]}, ["Dense_0/bias"]), ({"var_names": ["^head/", "bi.s$"]}, ["head/kernel", "Dense_0/bias"]),

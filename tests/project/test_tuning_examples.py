@@ -83,7 +83,6 @@ def test_the_server_answers_what_predict_does(client, exported):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize(("rows", "words"), [
     ([[1.0, 2.0]], "must have the shape"), ([], "must have the shape"), (X[:9].tolist(), "with 1 to 8 rows"),
     ([[1, 2, 3, 4, 5, "six"]], "must be numbers"), ([[1], [1, 2]], "must be numbers")])

@@ -47,7 +47,6 @@ def test_damage_on_a_disk_that_cannot_be_written_is_a_clear_error(training, save
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", corruptions.KINDS)
 def test_every_damage_changes_a_checkpoint(saved, tmp_path, kind):
     before = corruptions.contents_of(saved)

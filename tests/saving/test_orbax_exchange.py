@@ -56,7 +56,6 @@ def written(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4)
 @pytest.mark.every_case
 @pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")  # by a reader that names no sharding
 @pytest.mark.parametrize("read", ["manager", "manager by default", "standard", "pytree"])

@@ -61,7 +61,6 @@ def compiled(module, precision="mixed_bfloat16"):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
 @pytest.mark.parametrize("make", [Embedding, OwnTable, NNXEmbedding, Clock, lambda: lambda ids: ids % 7])
 def test_whole_numbers_that_a_module_computes_with_keep_their_values(make, precision):
@@ -70,7 +69,6 @@ def test_whole_numbers_that_a_module_computes_with_keep_their_values(make, preci
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_inputs_keep_their_values_in_every_phase_and_kind_of_data(replicas):
     with mirrored(replicas).scope():

@@ -144,7 +144,6 @@ PARTITIONED = {
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("case", REPLICATED)
 def test_what_treats_rows_apart_is_replicated(case, caplog):
     with caplog.at_level(logging.INFO, "trainer"):
@@ -155,7 +154,6 @@ def test_what_treats_rows_apart_is_replicated(case, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("case", ["a plain module", "BatchNorm", "metrics by name", "dropout"])
 def test_one_row_for_each_replica_is_enough(case):
     model = model_of(mirrored(1), **REPLICATED[case])
@@ -163,7 +161,6 @@ def test_one_row_for_each_replica_is_enough(case):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("case", PARTITIONED)
 def test_what_may_look_at_other_rows_is_partitioned_and_the_report_says_why(case, caplog):
     options, reason = PARTITIONED[case]
@@ -176,7 +173,6 @@ def test_what_may_look_at_other_rows_is_partitioned_and_the_report_says_why(case
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize(("options", "reason"), [
     ({"loss": losses.CategoricalCrossentropy(from_logits=True, axis=0)},
@@ -199,7 +195,6 @@ def weights(model):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("options", [{}, {"module": Plain(normalizes=True)}, {"microbatches": 2}], ids=str)
 def test_both_lowerings_have_the_same_numbers(options, monkeypatch):
@@ -291,7 +286,6 @@ def test_what_gathers_nothing_is_not_logged(caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("rows", [1, 2, 3, 5])
 def test_batches_smaller_than_the_number_of_devices_are_cut_to_their_rows(rows):

@@ -66,8 +66,7 @@ def assert_logs(history, expected, rel=1e-6):
 
 @pytest.mark.every_case
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, pytest.param({"ema_decay": 0.9, "skip_non_finite": True},
-                                                      marks=pytest.mark.slow)], ids=["plain", "ema"])
+@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9, "skip_non_finite": True}], ids=["plain", "ema"])
 def test_norms_are_those_of_optax(expected, options):
     assert_logs(fitted(compiled(**options)), expected)
 

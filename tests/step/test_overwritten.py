@@ -118,7 +118,6 @@ def assert_equals(model, losses, expected, rtol=1e-6):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize(("model_class", "parts"), [(trainer.Model, 1), (trainer.Model, 2), (Custom, 1)])
 def test_twenty_steps_equal_flaxs_train_state(flax_loop, model_class, parts):
@@ -130,7 +129,6 @@ def test_twenty_steps_equal_flaxs_train_state(flax_loop, model_class, parts):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["whole", "microbatches"])
 @pytest.mark.parametrize("make_strategy", [
@@ -144,7 +142,6 @@ def test_two_devices_overwrite_as_one_device_does(flax_loop, make_strategy, opti
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("options", [
     {"remat": True}, {"ema_decay": 0.9}, {"skip_non_finite": True},
     {"regularizers": {"**": trainer.regularizers.L2(0.0)}}], ids=lambda options: next(iter(options)))

@@ -119,7 +119,6 @@ def half_square(kernel):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("make", [trainer.Model, Custom])
 @pytest.mark.parametrize("module", MODULES)
 def test_what_a_module_sows_into_losses_is_a_part_of_the_loss(module, make):

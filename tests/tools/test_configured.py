@@ -410,7 +410,6 @@ OBJECTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", OBJECTS)
 def test_objects_are_made_of_names_and_class_paths(name):

@@ -76,7 +76,6 @@ def left_in(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["path", "url", "http"])
 def test_a_file_is_fetched_once(kind, source, url, get, tmp_path):
     origin = {"path": source / "words.txt", "url": (source / "words.txt").as_uri(), "http": f"{url}/words.txt"}[kind]

@@ -182,7 +182,7 @@ class Reader:
     def peek(self) -> Batch:
         """Returns a copy of the first batch of epoch 0, or of a one-shot source's next batch, without consuming it.
 
-        To be called before `read`: a source that can be read again is opened again otherwise.
+        Call it before `read` or between epochs: it closes a stream that is being read, unless the source is one-shot.
         """
         if isinstance(self._source, DatasetSource) and self.arrays is not None:
             try:

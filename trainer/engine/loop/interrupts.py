@@ -1,7 +1,7 @@
 """Ctrl-C, deferred during critical sections.
 
 Owns the signal handler of a run. The loop decides which sections are critical. The handler that is deferred may be
-that of `BackupAndRestore`, which ends the run at its next save point.
+that of `BackupAndRestore(save_on_error=True)`, which ends the run at its next save point.
 """
 
 from __future__ import annotations

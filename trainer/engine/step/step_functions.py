@@ -61,8 +61,8 @@ class StepFunctions:
         self.constants = trace_purity.Constants()
         one_batch = functools.partial(self._noting_constants, _ONE_BATCH[kind], user_step)
         self._eager_step = functools.partial(_ONE_BATCH[kind], user_step, single_context)
-        # The two lowerings of `train_one_batch` or its relatives, which `_one_batch` chooses from. Compiled separately
-        # so that all functions built on them share their traces, the costly part.
+        # The two lowerings of `train_one_batch`, `test_one_batch` or `predict_one_batch`; `_one_batch` chooses one.
+        # Compiled separately so that all functions built on them share their traces, the costly part.
         self._whole_batch = self._shared(
             functools.partial(one_batch, functools.partial(PartitionedContext, strategy)),
             *[functools.partial(with_undivided_axes, mesh=strategy.mesh)] * (strategy.mesh.size > 1))

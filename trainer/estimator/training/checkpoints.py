@@ -81,12 +81,12 @@ class CheckpointSaver(BackupAndRestore):
             return None
         return batch + -(self._point.batches - self._first_step + 1) % self.save_freq
 
-    def _resumed(self, point: SavePoint) -> str | None:
+    def _restore(self, point: SavePoint) -> str | None:
         if self._has_ended:
             point.start_from(self._folder)
         else:
             try:
-                return self._resumed_or_begun(point)
+                return self._restored_or_begun(point)
             except CheckpointError:
                 raise
             except ValueError as error:
@@ -97,7 +97,7 @@ class CheckpointSaver(BackupAndRestore):
         self._first_step = self._saved_step = point.batches
         return None
 
-    def _resumed_or_begun(self, point: SavePoint) -> str | None:
+    def _restored_or_begun(self, point: SavePoint) -> str | None:
         resumed = point.restore(self._folder)
         if resumed is None:
             self._first_step = 0

@@ -1,6 +1,7 @@
 """Mistakes in the user's own steps and losses, found before anything compiles.
 
-Owns the checks of a traced `train_step` or `compute_loss`, and the advice in errors of their code.
+Owns the checks of overridden steps and losses, before and after their trace, and the advice in errors of
+their code.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def explain(error: Exception) -> None:
 
 
 def check_penalties(has_regularizers: bool, sows_losses: bool) -> None:
-    """Raises or warns because a `train_step` that never calls `compute_penalties` leaves out parts of the loss.
+    """Raises or warns if a `train_step` that never calls `compute_penalties` leaves out parts of the loss.
 
     Args:
       has_regularizers: whether `compile` was given `regularizers`.
