@@ -179,7 +179,7 @@ def test_no_weights_are_saved_from_the_bad_batch_on(tmp_path, mlp_of_one, save_f
     assert sorted(path.name for path in tmp_path.iterdir()) == saved
 
 
-@pytest.mark.sampled
+@pytest.mark.slow
 @pytest.mark.parametrize("raises", [True, False])
 @pytest.mark.parametrize(("save_freq", "bad", "steps"), [(4, 5, 4), (8, 7, None), ("epoch", 5, None),
                                                          (datetime.timedelta(microseconds=1), 2, None)], ids=str)

@@ -137,6 +137,8 @@ def test_the_training_goes_on_while_a_thread_writes(tmp_path, monkeypatch):
     assert names(tmp_path / "run") == ["1"]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("background", [True, False])
 def test_what_cannot_be_written_ends_the_training_with_an_error(tmp_path, background):
     (tmp_path / "run").write_text("a file")

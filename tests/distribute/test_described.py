@@ -84,6 +84,7 @@ def test_a_replica_keeps_its_size_over_other_devices(devices):
         strategy.over(devices[:3])
 
 
+@pytest.mark.slow
 def test_a_strategy_made_again_trains(devices):
     from flax import linen as nn
 

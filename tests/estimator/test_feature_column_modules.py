@@ -52,6 +52,7 @@ def test_tables_start_as_normal_distributions_cut_at_two_standard_deviations():
     np.testing.assert_allclose(table.mean(), 0, atol=0.01)
 
 
+@pytest.mark.slow
 def test_a_table_may_have_another_initializer():
     _, variables = initialized(DenseFeatures([fc.embedding_column(COLOR, 3, initializer=nn.initializers.ones)]))
     assert (variables["params"]["color_embedding"]["embedding"] == 1).all()

@@ -161,6 +161,7 @@ def test_a_fit_writes_the_weights_back_to_an_nnx_module_without_a_program():
         assert not np.array_equal(old, leaf)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_lent_is_copied_without_a_program():
     x, y, _ = classification(16)
     model = make_model()

@@ -101,6 +101,7 @@ def test_training_is_that_of_all_logits(at_once, make, options):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-6)
 
 
+@pytest.mark.slow
 def test_products_of_gradients_have_the_dtype_of_the_features():
     features, kernel = FEATURES.astype(jnp.bfloat16), KERNEL
     gradient = jax.jit(jax.grad(lambda *args: loss_of(linear_logits(*args)), (0, 1)))
@@ -111,7 +112,7 @@ def test_products_of_gradients_have_the_dtype_of_the_features():
         np.testing.assert_allclose(each.astype(np.float32), exact, rtol=0.03, atol=3e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.every_case
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_trains(precision):

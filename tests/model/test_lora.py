@@ -165,6 +165,7 @@ def test_adapters_train_as_in_a_loop_by_hand_and_merge_to_equal_outputs(kind, tm
     assert np.abs(outputs - base.predict(IDS, verbose=0)).max() > 0.1
 
 
+@pytest.mark.slow
 def test_no_gradient_of_a_frozen_weight_is_computed():
     model = trainer.lora(trainer.Sequential([nn.Dense(7), nn.Dense(13), nn.Dense(3)]), 2)
     model.compile("adam", "mse")

@@ -138,6 +138,8 @@ def test_a_function_of_the_loss_is_of_the_parameters_that_are_trained():
     np.testing.assert_array_equal(model.get_weights()[0], BIAS)
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("optimizer", "options", "message"), [
     pytest.param(optax.polyak_sgd, {"kind": UnawareStep}, r"needs 'value', .*`state.apply_gradients\(grads, value=loss",
                  id="a step that hands over nothing"),

@@ -58,6 +58,8 @@ def messages_of_fit(kind, module, loss="mse", **compiled):
     return [str(warning.message) for warning in caught]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm()])
 def test_a_step_that_never_says_that_it_trains_warns(layer):
     message, = messages_of_fit(applying(), Net(layer))

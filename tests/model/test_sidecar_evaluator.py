@@ -183,6 +183,7 @@ def test_every_start_begins_anew(model, training):
     assert steps(sidecar.start()) == steps(sidecar.start()) == [21]
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_evaluations_by_the_updates_of_the_training(model, training, tmp_path):
     training.saves(7)
     training.acts = [lambda: training.saves(21)]

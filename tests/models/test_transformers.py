@@ -300,6 +300,7 @@ def test_text_is_refused_before_anything_else(prompt, arguments):
         models.generate(models.MLP(num_classes=2), prompt, *arguments)
 
 
+@pytest.mark.slow
 def test_a_missing_number_of_tokens_is_refused(pair):
     with pytest.raises(TypeError, match=r"`max_new_tokens` is missing: .*`generate\(model, prompt, 20\)`"):
         models.generate(pair, [[1]])

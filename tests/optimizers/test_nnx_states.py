@@ -79,6 +79,7 @@ def test_training_is_that_of_an_nnx_optimizer(tx, wrt, options):
     assert any(np.any(value != before[path]) for path, value in ours.items())
 
 
+@pytest.mark.slow
 def test_one_optimizer_of_several_gets_the_state_of_its_part():
     labels = nnx.map_state(last, nnx.state(NET.up, nnx.Param))
     ours = trained({"up": optax.partition(RATES, labels), "layers": optax.set_to_zero()})

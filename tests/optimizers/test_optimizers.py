@@ -96,6 +96,8 @@ def test_an_empty_tree_is_updated_to_an_empty_tree(name, options):
     assert int(state.count) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("options", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 1.0}])
 def test_a_gradient_of_zero_is_clipped_to_zero(name, options):

@@ -75,6 +75,7 @@ def test_the_verdict_is_wrong_where_damage_is_not_noticed(training, saved, monke
     assert {verdict.kind for verdict in verdicts} == {damaged_runs.WRONG}
 
 
+@pytest.mark.slow
 def test_a_state_of_another_checkpoint_would_give_other_numbers(training, saved, tmp_path, monkeypatch):
     path = shutil.copytree(saved, tmp_path / "backup")
     shutil.rmtree(path / damaged_runs.NEWEST / "state")

@@ -123,6 +123,7 @@ def test_weights_of_a_script_of_orbax_are_read_into_shards(tmp_path, kind, tree)
     model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.slow
 def test_weights_are_cast_and_numbers_that_do_not_fit_are_refused(tmp_path):
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), Net().init(jax.random.key(7), X)["params"])
     model = compiled()

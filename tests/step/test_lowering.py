@@ -238,6 +238,8 @@ def test_a_head_without_the_axis_of_units_is_trained_with_one_row_for_each_repli
                  trained(1), trained(4))
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("options", "warns"), [({}, False), ({"make": OwnLoss}, True)])
 def test_an_algorithm_that_a_partitioned_step_cannot_use_is_said_once(options, warns, recwarn):
     model = model_of(mirrored(4, cross_device_ops=distribute.RingAllReduce()), **options)

@@ -179,6 +179,8 @@ def test_a_module_may_return_fields(container):
     assert jax.tree.map(np.shape, model.predict(x, verbose=0)) == container((4,), (4,))
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("shape", [(), (7,)])
 def test_an_output_that_no_loss_takes_needs_no_rows(shape):
     class WithExtra(nn.Module):

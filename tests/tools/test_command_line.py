@@ -71,6 +71,7 @@ def test_what_was_saved_is_named_and_verified(saved, capsys, name):
     assert WHOLE in text and array in text and "(4, 3)" in text
 
 
+@pytest.mark.slow
 def test_an_export_tells_what_it_takes_and_returns(saved, capsys):
     facts = inspected(capsys, saved / "model.export")["facts"]
     assert (facts["inputs"], facts["outputs"], facts["batch_size"]) == ("float32(rows, 4)", "float32(rows, 3)", "any")

@@ -223,6 +223,8 @@ def test_the_model_is_evaluated_with_the_averages_and_the_numbers_of_the_validat
     assert json.loads(capsys.readouterr().out)["loss"] != printed["loss"]
 
 
+@pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--model.width", "6"], 'key "model.init_args.width":\n  \'first\' has a run of another model: 5 there, 6 here. '
                              "Give `--run first` in place of `--config`"),
