@@ -341,9 +341,11 @@ class ModelCore:
             raise ValueError(f"{error} Pass {'`validation_data=(x, y)`, ' * is_validation}`{_METHODS[kind]}(x, y)`, or "
                              "batches `(x, y)`.") from None
         except Exception as error:
-            own_steps.explain(error)
-            if not asks_for_value(error):
-                output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
+            if asks_for_value(error):
+                own_steps.explain_value(error)
+                raise
+            own_steps.explain_gradient(error)
+            output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
             raise
         if is_new and kind == "train":
             self._check_own_step(state, batch)
@@ -367,15 +369,15 @@ class ModelCore:
 
     def _check_own_step(self, state: TrainState, batch: Batch) -> None:
         """Raises or warns if a traced train step of the user has a mistake that its trace shows."""
-        configuration, model = self.configuration, self._model
-        if self.overrides("train_step"):
+        configuration, model, has_own_step = self.configuration, self._model, self.overrides("train_step")
+        if has_own_step:
             if not configuration.penalties_are_used:
                 own_steps.check_penalties(bool(configuration.options.regularizers), self.module.sows_losses)
             if configuration.training_arguments == {None}:
                 own_steps.warn_of_inference(model.apply, state, batch)
-        if self.overrides("train_step") or self.overrides("compute_loss"):
+        if has_own_step or self.overrides("compute_loss"):
             own_steps.warn_of_crossed_rows(
-                "train_step" if self.overrides("train_step") else "compute_loss", model.train_step,
+                "train_step" if has_own_step else "compute_loss", model.train_step,
                 functools.partial(self._outputs, True), state, batch)
 
     def why_partitioned(self, kind: str, shapes: TrainState, batch: Batch) -> str | None:

@@ -1,7 +1,7 @@
 """Mistakes in the user's own steps and losses, found before anything compiles.
 
-Owns the checks of overridden steps and losses, before and after their trace, and the advice in errors of
-their code.
+Owns the checks of overridden steps and losses, before and after their trace, and the advice in errors of their
+code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import Batch
 from trainer.engine.step import steps
 from trainer.engine.step.crossed_rows import crosses_rows
-from trainer.metrics.variable import asks_for_value
 
 _RETURNED = {"train": "(logs, state)", "test": "logs", "predict": "outputs"}
 
@@ -41,15 +40,18 @@ def check_signature(step: Callable[..., Any], kind: str) -> None:
             f"{kind}_step{signature}. `trainer.unpack_x_y_sample_weight(batch)` gives x, y and weights.") from None
 
 
-def explain(error: Exception) -> None:
-    """Adds advice to an error of a traced step, if it is of a mistake that is often made."""
+def explain_value(error: Exception) -> None:
+    """Puts advice before the message of JAX's error about code that asks for the value of an array."""
+    error.args = (
+        "The step asks for the value of an array, which has none while the step is traced. Print with "
+        '`jax.debug.print("{}", loss)`, compute with `jnp` in place of `np`, `float` and `if`, or compile with '
+        f"run_eagerly=True to look. {see('traced-value')} JAX says: {error}", *error.args[1:])
+
+
+def explain_gradient(error: Exception) -> None:
+    """Adds a note to JAX's errors about a loss with further results, and to PyTorch's way to a gradient."""
     text = str(error)
-    if asks_for_value(error):
-        error.args = (
-            "The step asks for the value of an array, which has none while the step is traced. Print with "
-            '`jax.debug.print("{}", loss)`, compute with `jnp` in place of `np`, `float` and `if`, or compile with '
-            f"run_eagerly=True to look. {see('traced-value')} JAX says: {error}", *error.args[1:])
-    elif "Gradient only defined for scalar-output functions. Output was (" in text:
+    if "Gradient only defined for scalar-output functions. Output was (" in text:
         error.add_note("A loss that returns `(loss, others)` needs `jax.value_and_grad(loss, has_aux=True)`, which "
                        "returns `((loss, others), gradients)`.")
     elif "has no attribute backward" in text:
