@@ -52,8 +52,8 @@ class Timing:
     def begin_steps(self, count: int) -> None:
         """Counts steps that are about to begin, and reports them, because they may hang."""
         self.steps += count
-        if self.on_phase is not None:  # here, because each execution begins steps, and most runs tell nobody
-            self.tell(self._open[-1].category if self._open else "host")
+        if self.on_phase is not None:
+            self.on_phase(self._open[-1].category if self._open else "host")
 
     def tell(self, phase: str) -> None:
         """Reports the activity of the run until the next measurement begins or ends."""
