@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer import distribute
+from trainer.data.sources.batches import Group
 from trainer.distribute.placement import described, placement
 from trainer.distribute.placement.described import Topology, described_devices
 from trainer.distribute.placement.gpu_kinds import GPU_KINDS
@@ -109,8 +110,14 @@ def test_nothing_is_placed_on_described_devices(nowhere):
     shapes = placement.to_devices(tree, nowhere)
     assert (shapes["x"].shape, shapes["x"].dtype, shapes["x"].sharding) == ((2, 3), jnp.float32, nowhere)
     assert shapes["key"].dtype == tree["key"].dtype
-    assert isinstance(placement.batches_to_devices(tree["x"], nowhere), jax.ShapeDtypeStruct)
     assert placement.to_devices(tree, dict.fromkeys(tree, nowhere)) == shapes
+
+
+def test_no_batches_are_placed_on_described_devices(nowhere, devices, monkeypatch):
+    strategy = distribute.MirroredStrategy(devices[:2])
+    monkeypatch.setattr(strategy, "is_described", True)
+    placed = strategy.place_group(Group(np.zeros((1, 4, 3)), count=1, rows=4, first=0)).data
+    assert isinstance(placed, jax.ShapeDtypeStruct) and placed.shape == (1, 4, 3)
 
 
 def test_variables_in_a_described_hosts_memory_are_refused(devices):
@@ -125,7 +132,7 @@ def test_no_weights_are_placed_on_described_devices(devices, monkeypatch):
     import trainer
 
     strategy = distribute.MirroredStrategy(devices[:1])
-    monkeypatch.setattr(type(strategy), "is_described", True)
+    monkeypatch.setattr(strategy, "is_described", True)
     with strategy.scope():
         model = trainer.Model(nn.Dense(4))
     with pytest.raises(ValueError, match=r"described only: no weights can be placed there\. Use `strategy\.plan"):

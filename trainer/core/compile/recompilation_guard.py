@@ -5,6 +5,7 @@ Owns the expected compilations of a run, and the messages about all others.
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 import warnings
 from typing import Any
@@ -19,25 +20,27 @@ from trainer.core.types import PyTree
 MODES = ("warn", "error", "off")
 
 
+@dataclasses.dataclass
 class CompileGuard:
     """Reports compilations of a step in a run that its data did not need.
 
     A run (one `fit`, `evaluate` or `predict`) may compile for its first batches, and once more for a last batch with
     fewer rows. Batches of ever new shapes compile each time, which costs seconds each and otherwise goes unnoticed.
 
-    Args:
+    Attributes:
       mode: "warn" issues a RuntimeWarning, "error" raises before compiling, "off" does nothing; a number is "warn"
         after this number of shapes.
       step: name of the step, for messages.
       shapes: number of shapes that the data are known to have.
+      compiled: the shapes of the batches that the step was compiled for.
+      begins_midway: whether the first of them was not the first batch of its epoch.
     """
 
-    def __init__(self, mode: str | int, step: str, shapes: int):
-        self._mode = "warn" if isinstance(mode, int) else mode
-        self._shapes = max(shapes, mode) if isinstance(mode, int) else shapes
-        self._step = step
-        self._compiled: list[Any] = []
-        self._begins_midway = False
+    mode: str | int
+    step: str
+    shapes: int
+    compiled: list[PyTree] = dataclasses.field(default_factory=list)
+    begins_midway: bool = False
 
     def check(self, batch: PyTree, number: int) -> None:
         """Records that the step is about to compile, and reports it if it is unexpected.
@@ -50,18 +53,19 @@ class CompileGuard:
           RuntimeError: the compilation is unexpected, and the mode is "error".
         """
         # The library, not the user, may stack or run another number of batches of a known shape.
-        if self._mode == "off" or batch in self._compiled:
+        if self.mode == "off" or batch in self.compiled:
             return
-        before = self._compiled
-        self._compiled = [*before, batch]
+        before = self.compiled
+        self.compiled = [*before, batch]
         if not before:
-            self._begins_midway = number > 0
+            self.begins_midway = number > 0
         # A resumed run may begin with the last batch of an epoch.
         is_first_tail = len(before) == 1 and (
-            _is_shorter(batch, before[0]) or (self._begins_midway and _is_shorter(before[0], batch)))
-        if len(before) < self._shapes or is_first_tail:
+            _is_shorter(batch, before[0]) or (self.begins_midway and _is_shorter(before[0], batch)))
+        allowed = max(self.shapes, self.mode) if isinstance(self.mode, int) else self.shapes
+        if len(before) < allowed or is_first_tail:
             return
-        message = (f"The {self._step} compiles again (time {len(before) + 1} in this run) for batch {number}: "
+        message = (f"The {self.step} compiles again (time {len(before) + 1} in this run) for batch {number}: "
                    f"{difference(before[-1], batch)}. Every new shape compiles once more. Give all batches equally "
                    "many rows (the last one of an epoch may have fewer) and pad them to few lengths, as "
                    "`trainer.data.bucketed` does, or allow a number of shapes with `compile(compile_guard=8)`, or any "
@@ -78,15 +82,15 @@ class CompileGuard:
         Raises:
           RuntimeError: the mode is "error".
         """
-        self._report(f"The {self._step} compiles again for batch {number}, as for batches of the same shape before: "
+        self._report(f"The {self.step} compiles again for batch {number}, as for batches of the same shape before: "
                      f"programs of more than {kept} shapes are in use, and those last used are kept. Pad batches to "
                      f"fewer numbers of rows and lengths, or allow it with `compile(compile_guard='off')`. "
                      f"{errors.see('compiles-again')}")
 
     def _report(self, message: str) -> None:
-        if self._mode == "off":
+        if self.mode == "off":
             return
-        if self._mode == "error":
+        if self.mode == "error":
             raise RuntimeError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 

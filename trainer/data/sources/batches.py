@@ -75,6 +75,12 @@ def pack_x_y_sample_weight(
     return (x,) if isinstance(x, (tuple, list)) else x
 
 
+def shapes_key(batch: PyTree) -> tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]:
+    """Returns a hashable key of the structure, shapes and dtypes of a batch, or of a stack of batches."""
+    leaves, structure = jax.tree.flatten(batch)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
 def as_batch(element: PyTree, text: bool = False) -> Batch:
     """Returns an element of a user's pipeline as a batch of numpy arrays in canonical dtypes.
 

@@ -16,7 +16,7 @@ from trainer.core.compile.jit import compiled
 from trainer.core.types import ArrayLike, PyTree
 from trainer.data.resident import ResidentBatches, gathered
 from trainer.data.sources.arrays import aligned_empty, assign, canonical_dtype, is_aligned, map_casting
-from trainer.data.sources.batches import ResumeToken
+from trainer.data.sources.batches import ResumeToken, shapes_key
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.device_memory import retried
@@ -53,8 +53,7 @@ class PlacedGroup:
     @functools.cached_property
     def spec(self) -> Any:
         """Common properties of groups for one executable: structure, shapes, dtypes and real rows; hashable."""
-        leaves, structure = jax.tree.flatten(self.data)
-        return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), self.rows
+        return shapes_key(self.data), self.rows
 
 
 def stacked(group: PlacedGroup, start: int, length: int, placed_start: jax.Array) -> PlacedGroup:
@@ -95,9 +94,10 @@ def to_devices(tree: PyTree, shardings: Any) -> Any:
 
 
 def batches_to_devices(batches: PyTree, sharding: Sharding) -> Any:
-    """Returns host arrays placed as by `to_devices`, in half the time, because every iteration of the loop calls it."""
-    if is_described(next(iter(sharding.device_set))):
-        return to_devices(batches, sharding)
+    """Returns host arrays placed as by `to_devices`, in half the time, because every iteration of the loop calls it.
+
+    The devices are not described devices.
+    """
     # JAX regards this transfer as implicit, but the trainer requests it.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.tree.map(lambda leaf: _to_devices_of_all(leaf, sharding), batches)

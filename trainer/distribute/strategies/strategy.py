@@ -64,6 +64,7 @@ class Strategy(Replicas, ForeignNames):
       cross_device_ops: the reduction of gradients; `NcclAllReduce()` by default.
 
     Attributes:
+      is_described: whether programs can be compiled for the devices, which are only described, but nothing placed.
       is_asynchronous: whether train steps run on other processes, which do not wait for each other.
       offloads_state: whether large arrays of the state are in host memory between executions.
       processes: the processes that have the devices of the replicas and read the data together.
@@ -85,6 +86,7 @@ class Strategy(Replicas, ForeignNames):
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         super().__init__(mesh, cross_device_ops)
+        self.is_described = is_described(self.mesh.devices.flat[0])
         # Of groups of batches, whose leaves are `(batches, rows, ...)`: rows are split over the replicas.
         self._batch_sharding = NamedSharding(self.mesh, PartitionSpec(None, self.row_axes))
         self._numbers: dict[int, jax.Array] = {}
@@ -115,11 +117,6 @@ class Strategy(Replicas, ForeignNames):
     def gathers_late(self) -> bool:
         """Whether a step gathers parameters again for each use; see `core/compile/traces/late_gathers.py`."""
         return False
-
-    @property
-    def is_described(self) -> bool:
-        """Whether the devices are only described, so that programs can be compiled for them but nothing placed."""
-        return is_described(self.mesh.devices.flat[0])
 
     @property
     def is_chief(self) -> bool:
@@ -364,7 +361,8 @@ class Strategy(Replicas, ForeignNames):
         else:
             if rows != group.rows:
                 data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
-            data = batches_to_devices(data, self._batch_sharding)
+            place = to_devices if self.is_described else batches_to_devices
+            data = place(data, self._batch_sharding)
         return PlacedGroup(
             data=data if arrays is None else ResidentBatches(arrays, data, self._exchange_of(arrays)),
             count=group.count,

@@ -17,13 +17,13 @@ from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, shapes_of
 from trainer.core.types import PyTree
 from trainer.data.resident import stack_length
-from trainer.data.sources.batches import Group
+from trainer.data.sources.batches import Group, shapes_key
 from trainer.distribute import Strategy
 from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import PlacedGroup, to_devices
 from trainer.engine.step import running_logs, steps
 from trainer.engine.step.fusing import affordable_steps
-from trainer.engine.step.lowering import WhyPartitioned, shapes_key
+from trainer.engine.step.lowering import WhyPartitioned
 from trainer.engine.step.programs import Programs
 from trainer.engine.step.running_logs import RunningLogs
 from trainer.engine.step.step_functions import StepFunctions

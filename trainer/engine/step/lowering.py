@@ -19,6 +19,7 @@ from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState, shapes_of
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
+from trainer.data.sources.batches import shapes_key
 from trainer.distribute import Strategy
 from trainer.engine.step.compiled_loss import CompiledLoss
 from trainer.engine.step.compiled_metrics import CompiledMetrics
@@ -136,9 +137,3 @@ class Lowerings:
             warnings.warn(f"The `cross_device_ops` of {self._strategy!r} reduce the gradients of replicas. This train "
                           f"step is one program that XLA divides, as {because}: XLA reduces them. The numbers are the "
                           "same.", stacklevel=2)
-
-
-def shapes_key(batch: PyTree) -> tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]:
-    """Returns a key of the structure, shapes and dtypes of a batch."""
-    leaves, structure = jax.tree.flatten(batch)
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
