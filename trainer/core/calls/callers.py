@@ -20,10 +20,15 @@ def imports_the_name() -> bool:
 
     Called by the `__getattr__` of a module, or by this room on its behalf.
     """
-    frame = sys._getframe(1)
-    while frame.f_back and (frame.f_code.co_filename.startswith(_HERE) or frame.f_code.co_name == "__getattr__"):
-        frame = frame.f_back
-    return _instructions(frame)[:1] == ["IMPORT_FROM"]
+    return _instructions(_asking())[:1] == ["IMPORT_FROM"]
+
+
+def is_import_of_a_module() -> bool:
+    """Whether `from package import name` asks a package for a name before it looks for a module of that name.
+
+    Called as `imports_the_name`. Python asks again if there is no such module.
+    """
+    return _asking().f_code.co_name == "_handle_fromlist"
 
 
 def unpacks_the_result() -> bool:
@@ -37,6 +42,14 @@ def unpacks_the_result() -> bool:
     # The running instruction is the call, or its cache.
     following = (name for name in _instructions(frame)[1:] if name not in ("CACHE", "EXTENDED_ARG"))
     return next(following, None) in ("UNPACK_SEQUENCE", "UNPACK_EX")
+
+
+def _asking() -> FrameType:
+    """Returns the frame that asks a module for a name."""
+    frame = sys._getframe(1)
+    while frame.f_back and (frame.f_code.co_filename.startswith(_HERE) or frame.f_code.co_name == "__getattr__"):
+        frame = frame.f_back
+    return frame
 
 
 def _instructions(frame: FrameType) -> list[str]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
 from typing import NoReturn
 
-from trainer.core.calls.callers import imports_the_name
+from trainer.core.calls.callers import imports_the_name, is_import_of_a_module
 
 # Public modules in public packages.
 _NESTED = ("data/preprocessing/__init__.pyi", "data/augmentation.py", "optimizers/schedules.py")
@@ -107,6 +107,8 @@ def _explain_arguments(value: object) -> None:
 def _no_attribute(
     module: ModuleType, name: str, names: list[str], missing: Mapping[str, str] | None
 ) -> AttributeError | ImportError:
+    if is_import_of_a_module():
+        return AttributeError(name)  # Python drops it; a hint would take longer than many an import
     hint = missing[name] if missing and name in missing else _place_of(name, tuple(names))
     end = f". {hint}" if hint else ""
     if imports_the_name():
