@@ -15,7 +15,7 @@ from trainer.data.reader import Reader
 from trainer.data.sources import arrays
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.host_arrays import HostArrays, split_validation
-from trainer.distribute.placement.placement import place_arrays
+from trainer.distribute.placement.placement import copy_to_devices
 
 X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)
 
@@ -254,7 +254,7 @@ HUGE = np.array([[1.0], [1e39], [np.inf], [np.nan]])
     lambda: next(adapt(X[:4], HUGE).read(0)),
     lambda: list(Reader(adapt(Dataset.from_arrays((X[:4], HUGE)).batch(2).map(lambda *batch: batch))).read(0)),
     lambda: list(Reader(adapt(iter([(X[:2], HUGE[2:]), (X[:2], HUGE[:2])])), group_size=4).read(0)),
-    lambda: place_arrays(HostArrays.of((X[:4], HUGE)), jax.sharding.SingleDeviceSharding(jax.devices()[0])),
+    lambda: copy_to_devices(HostArrays.of((X[:4], HUGE)), jax.sharding.SingleDeviceSharding(jax.devices()[0])),
 ], ids=["arrays", "dataset", "a later batch", "on the devices"])
 def test_floats_that_would_become_infinite_are_refused(read):
     with pytest.raises(DataError, match=r"`y` must fit into float32.*float64.*would become infinite"):

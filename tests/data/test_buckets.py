@@ -176,3 +176,9 @@ def test_the_guard_knows_the_shapes_of_buckets_and_takes_a_number_of_shapes():
         model.fit([(np.ones((4, length), np.int32), np.zeros((4, length, 5))) for length in (3, 5, 7)], verbose=0)
     with pytest.raises(ValueError, match=r"compile_guard.*at least 1"):
         model.compile("sgd", "mse", compile_guard=0)
+
+
+def test_batches_with_class_weights_have_the_shapes_of_their_buckets():
+    classes = np.array([0, 1] * 7)[:13]
+    data = bucketed((TOKENS, classes), [2, 4, 6, 8], 2)
+    assert Reader(adapt(data, class_weight={0: 1.0, 1: 2.0})).num_shapes == data.num_shapes > 2

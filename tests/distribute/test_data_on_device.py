@@ -115,13 +115,13 @@ def test_data_that_all_devices_cannot_hold_is_sent_in_batches_unless_it_is_force
 def placements(monkeypatch):
     """Returns a list that grows by the bytes of whatever is placed."""
     placed = []
-    real = placement.place_arrays
+    real = placement.copy_to_devices
 
     def place(arrays, *rest):
         placed.append(arrays.nbytes)
         return real(arrays, *rest)
 
-    monkeypatch.setattr(strategy, "place_arrays", place)
+    monkeypatch.setattr(strategy, "copy_to_devices", place)
     return placed
 
 

@@ -103,8 +103,8 @@ def is_replicated(program):
 @pytest.mark.parametrize("seed", [seed for seed in ALL if is_replicated(generate(seed))])
 def test_a_replicated_program_that_is_partitioned_gives_one_devices_numbers(seed, monkeypatch):
     reasons = []
-    monkeypatch.setattr(model_core, "why_partitioned", lambda *args: reasons.append(
-        lowering.why_partitioned(*args)) or "both are tried")
+    monkeypatch.setattr(model_core, "why_not_replicated", lambda *args: reasons.append(
+        lowering.why_not_replicated(*args)) or "both are tried")
     for name in ("mirrored_2", "fully_sharded_2"):
         program = generate(seed)
         found = difference(program, [STRATEGIES[name]])

@@ -58,7 +58,7 @@ def test_mixed_precision_is_near_float32_with_float32_weights(module, precision,
 
 def products_of(model):
     batch = classification(8)[:2]
-    texts = [core_of(model).prepared_phase(kind, batch).program() for kind in ("train", "test", "predict")]
+    texts = [core_of(model).prepared_phase(kind, batch).lowered_text() for kind in ("train", "test", "predict")]
     return [line for text in texts for line in text.splitlines() if "dot_general" in line]
 
 

@@ -204,7 +204,7 @@ def test_both_lowerings_have_the_same_numbers(options, monkeypatch):
         return history, weights(model), jax.tree.map(np.asarray, model.state.model_state)
 
     replicated = trained(4)
-    monkeypatch.setattr("trainer.engine.model.core.model_core.why_partitioned", lambda *args: "it is asked for")
+    monkeypatch.setattr("trainer.engine.model.core.model_core.why_not_replicated", lambda *args: "it is asked for")
     for found in (trained(4), trained(1)):
         for one, other in zip(jax.tree.leaves(replicated), jax.tree.leaves(found), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)

@@ -18,7 +18,6 @@ import numpy as np
 from trainer.core.arguments import as_count
 from trainer.core.tree_paths import argument_names
 from trainer.core.types import PyTree
-from trainer.data.buckets import BucketSource
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import (
     Batch,
@@ -65,7 +64,7 @@ class Reader:
       batch_rows: number of rows per batch, except for the last, if the data define it; otherwise 0.
       num_batches: maximum number of batches per epoch; None if unknown before reading.
       num_shapes: number of shapes of batches that the data are known to have.
-      limit_batches: maximum number of batches per epoch in a dry run; otherwise None.
+      limit_batches: a limit of a dry run that neither `steps_per_epoch` nor `Dataset.take` expresses; otherwise None.
       exhausted: whether a one-shot source ended before its epoch; there are no further batches.
       keeps_resume_tokens: whether groups get a `resume_token` if it helps to resume; may be assigned between epochs.
 
@@ -95,7 +94,7 @@ class Reader:
         self.num_batches = steps_per_epoch
         if source.num_batches is not None and source.num_batches != math.inf:
             self.num_batches = int(min(source.num_batches, steps_per_epoch or math.inf, limit_batches or math.inf))
-        self.num_shapes = source.num_shapes if isinstance(source, BucketSource) else 1
+        self.num_shapes = source.num_shapes
         self._steps = steps_per_epoch
         self.limit_batches = limit_batches
         self._first_epoch = first_epoch if source.is_one_shot else 0
@@ -154,8 +153,8 @@ class Reader:
     ) -> Generator[Group, None, None]:
         """Yields the batches of an epoch in order, in groups of batches with the same shapes.
 
-        A group ends at `group_size`, before a batch with other shapes or dtypes, at the end of the epoch, and when it
-        is urgent. Groups share no memory with the user's arrays.
+        A group ends at `group_size` or `index_batches`, before a batch with other shapes or dtypes, at the end of the
+        epoch, and when it is urgent. Groups share no memory with the user's arrays.
 
         Args:
           epoch: index of the epoch, from 0.
@@ -336,18 +335,18 @@ class Reader:
         (pass_index, first), dataset, stop = self._locate(epoch, 0), source.dataset, source.num_batches
         if self._steps is not None:
             stop = min(first + self._steps, stop)
-        position, group_size = first + start, index_batches or self.group_size
+        position, most_batches = first + start, index_batches or self.group_size
         capacity = self._capacity_of(index_batches, _LEAST_NUMBER_BYTES, 4) if index_batches else self.stack_capacity
         # Row indices of several small groups are computed at once, because a call takes longer than reading a few rows.
         # The number of groups grows gradually, because all indices after a shorter batch, at the end of a pass, are
         # discarded.
-        most = group_size * max(_ROWS_AT_ONCE // (group_size * self.batch_rows), 1)
-        ahead = group_size
+        most = most_batches * max(_ROWS_AT_ONCE // (most_batches * self.batch_rows), 1)
+        ahead = most_batches
         while position < stop:
             numbers = dataset.index_block(pass_index, position, int(min(position + ahead, stop)))
-            ahead = min(2 * ahead, most) if len(numbers) == ahead else group_size
-            for begin in range(0, len(numbers), group_size):
-                index = numbers[begin:begin + group_size]
+            ahead = min(2 * ahead, most) if len(numbers) == ahead else most_batches
+            for begin in range(0, len(numbers), most_batches):
+                index = numbers[begin:begin + most_batches]
                 count, rows = index.shape
                 if index_batches:
                     data = np.zeros((capacity, rows), np.int32)

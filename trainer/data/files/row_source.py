@@ -19,6 +19,7 @@ class RowSource:
       processes: the processes that read it; None if each reads all rows.
     """
 
+    num_shapes = 1
     is_one_shot = False
     seeks = True
     is_exact = True  # if the files and the user's maps are the same

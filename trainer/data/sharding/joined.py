@@ -49,6 +49,7 @@ class JoinedSource:
             raise ValueError("The data of all processes must be of one kind. Received, by process, batches and whether "
                              f"they can be read only once: {kinds}.")
         self.num_batches = None if None in lengths else max(lengths)
+        self.num_shapes = source.num_shapes
         self.is_one_shot = source.is_one_shot
         self.seeks = source.seeks
 

@@ -39,6 +39,10 @@ class Source(Protocol):
         """Number of rows per pass; None if unknown."""
 
     @property
+    def num_shapes(self) -> int:
+        """Number of shapes that the batches are known to have, but for a shorter last batch."""
+
+    @property
     def is_one_shot(self) -> bool:
         """Whether there is a single pass, and another reader continues where the last reader stopped."""
 
@@ -86,6 +90,7 @@ class DatasetSource:
       arrays: the arrays whose rows form the batches; None if the dataset computes batches from them.
     """
 
+    num_shapes = 1
     is_one_shot = False
     seeks = True
     pipeline: list[str] = []
@@ -135,6 +140,7 @@ class IterableSource:
     """
 
     rows = None
+    num_shapes = 1
     seeks = False
 
     def __init__(self, iterable: Any, num_batches: Count | None):
@@ -217,6 +223,7 @@ class IndexedSource:
     """
 
     rows = None
+    num_shapes = 1
     is_one_shot = False
     is_exact = False  # the object may draw its own random numbers
     seeks = True
@@ -292,6 +299,7 @@ class WeightedSource:
         self._class_weights = class_weights
         self.num_batches = source.num_batches
         self.rows = source.rows
+        self.num_shapes = source.num_shapes
         self.is_one_shot = source.is_one_shot
         self.seeks = source.seeks
         self.pipeline = source.pipeline

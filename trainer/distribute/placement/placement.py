@@ -201,7 +201,7 @@ def pad_stack(stack: np.ndarray, count: int, rows: int) -> np.ndarray:
     return padded
 
 
-def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> Any:
+def copy_to_devices(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> Any:
     """Returns arrays on devices, in JAX's dtypes, without sharing memory with their owner.
 
     Args:

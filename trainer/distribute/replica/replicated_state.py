@@ -13,6 +13,7 @@ have changed.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from trainer.core.replica_context import ReplicaContext, get_replica_context
 from trainer.core.train_state import TrainState, check_is_overwritten, check_same_structure
 from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
-from trainer.distribute.placement.placement import REPLICA_AXIS, ROW_AXES, SHARD_AXIS, to_devices
+from trainer.distribute.placement.placement import REPLICA_AXIS, ROW_AXES, to_devices
 from trainer.distribute.replica.collectives import CrossDeviceOps, MeshReplicaContext, NcclAllReduce
 from trainer.distribute.replica.state_reduction import SumOverReplicas, over_replicas
 from trainer.distribute.replica.zero import specs_of
@@ -52,9 +53,9 @@ class Replicas:
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))
-        self.row_axes: str | tuple[str, ...] = (
-            ROW_AXES if SHARD_AXIS in mesh.shape else REPLICA_AXIS)
-        self.replica_count = mesh.shape[REPLICA_AXIS] * mesh.shape.get(SHARD_AXIS, 1)
+        axes = tuple(axis for axis in ROW_AXES if axis in mesh.shape)
+        self.row_axes: str | tuple[str, ...] = axes if len(axes) > 1 else axes[0]
+        self.replica_count = math.prod(mesh.shape[axis] for axis in axes)
         self.is_on_cpu: bool = mesh.devices.flat[0].platform == "cpu"
         self._cross_device_ops = cross_device_ops or NcclAllReduce()
         self._cross_device_ops.check_replicas(self.num_replicas_in_sync)

@@ -36,8 +36,8 @@ from trainer.distribute.placement.placement import (
     DATA_FRACTION,
     PlacedGroup,
     batches_to_devices,
+    copy_to_devices,
     pad_stack,
-    place_arrays,
     replicas_here,
     replicas_to_devices,
     stacked,
@@ -330,7 +330,7 @@ class Strategy(Replicas, ForeignNames):
         else:
             return self.cached_arrays(arrays)
         return self._placed_arrays.get_or_place(
-            arrays, lambda: place_arrays(arrays, sharding, parts), sharding.addressable_devices,
+            arrays, lambda: copy_to_devices(arrays, sharding, parts), sharding.addressable_devices,
             math.ceil(arrays.nbytes / parts))
 
     def has_stale_arrays(self, arrays: HostArrays) -> bool:

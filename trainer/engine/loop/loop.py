@@ -36,7 +36,7 @@ MAX_SINGLE_STEPS_IN_FLIGHT = 8  # of a group; they are cheap, and need no more m
 
 _NO_SETS: Mapping[str, Reader] = {}
 
-Reached = Callable[[int, RunningLogs, ResumeToken | None], None]  # called after each execution of an epoch
+AfterExecution = Callable[[int, RunningLogs, ResumeToken | None], None]  # given the number of batches of the epoch
 
 
 def fit(
@@ -66,12 +66,8 @@ def fit(
     """
     limits = limits or RunLimits()
     validations = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs)) if validation else 0
-    for name, each in validation.items():
-        if each.is_single_pass and validations > 1:
-            argument = f"`validation_data[{name!r}]`" if name else "`validation_data`"
-            raise ValueError(f"{argument} is a generator, which yields its batches once, but {validations} "
-                             "validations are due. Pass data that can be iterated again, or `validation_steps`: each "
-                             "validation then takes the next batches.")
+    if validations > 1:
+        _check_can_be_read_again(validation, validations)
     core.set_stops("train", False)
     with core.current_run.timed(timing, "fit", trains=True) as timing:
         # Counts all epochs, not the remaining epochs, so that a resumed run decides the same.
@@ -110,8 +106,8 @@ def fit(
                 if not run.is_epoch_over:
                     if epoch + 1 < epochs:
                         reader.draw_ahead(epoch + 1)
-                    _run_epoch(train, callbacks, epoch, run.batch, run.running_logs, reached=run.trained,
-                               last_of_run=run.last_batch, next_phase=next(iter(tests), None))
+                    _run_epoch(train, callbacks, epoch, run.batch, run.running_logs, after_execution=run.trained,
+                               last_batch=run.last_batch, next_phase=next(iter(tests), None))
                     if epoch + 1 < epochs and not core.stops("train"):
                         train.look_ahead(epoch + 1)
                 logs = train.lazy_logs(run.running_logs)
@@ -145,18 +141,20 @@ def evaluate(core: ModelCore, readers: Mapping[str, Reader], callbacks: Callback
 
 
 def _evaluate(
-    tests: Sequence[RunningPhase], callbacks: CallbackList, reached: Reached | None = None
+    tests: Sequence[RunningPhase], callbacks: CallbackList, after_execution: AfterExecution | None = None
 ) -> dict[str, Any]:
-    return {name: value for phase in tests for name, value in _evaluate_set(phase, callbacks, reached).items()}
+    return {name: value for phase in tests for name, value in _evaluate_set(phase, callbacks, after_execution).items()}
 
 
-def _evaluate_set(phase: RunningPhase, callbacks: CallbackList, reached: Reached | None) -> dict[str, Any]:
+def _evaluate_set(
+    phase: RunningPhase, callbacks: CallbackList, after_execution: AfterExecution | None
+) -> dict[str, Any]:
     phase.core.set_stops("test", False)
     with phase.timing.callbacks:
         callbacks.on_test_begin()
     with phase.timing.data:
         phase.reader.peek()  # raises if a generator is exhausted
-    running = _run_epoch(phase, callbacks, epoch=0, reached=reached)
+    running = _run_epoch(phase, callbacks, epoch=0, after_execution=after_execution)
     logs = phase.lazy_logs(running)
     _store_metrics(phase, running, logs)
     with phase.timing.callbacks:
@@ -169,6 +167,15 @@ def _store_metrics(phase: RunningPhase, running: RunningLogs, logs: Mapping[str,
     phase.compiled.store_metrics(running)
     if (loss := f"{phase.prefix}loss") in logs:
         phase.core.note_loss(logs[loss])
+
+
+def _check_can_be_read_again(validation: Mapping[str, Reader], validations: int) -> None:
+    for name, each in validation.items():
+        if each.is_single_pass:
+            argument = f"`validation_data[{name!r}]`" if name else "`validation_data`"
+            raise ValueError(f"{argument} is a generator, which yields its batches once, but {validations} "
+                             "validations are due. Pass data that can be iterated again, or `validation_steps`: each "
+                             "validation then takes the next batches.")
 
 
 @contextlib.contextmanager
@@ -209,7 +216,7 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
                 executable = phase.compiled.executable(group=group, guard=phase.guard, timing=timing)
                 outputs = executable(core.state.current)
                 if group.first == 0 and phase.compiled.programs.count > programs:
-                    _precompile(phase, phase.reader.group_size)
+                    _precompile(phase, phase.compiled.steps_per_execution)
                 timing.begin_steps(group.count)
                 with timing.callbacks:
                     count = _call_after_prediction(core, callbacks, group, outputs)
@@ -263,10 +270,8 @@ def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_
         phase = start_phase(core, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
         running = () if kind == "predict" else (phase.compiled.empty_logs,)
         if reader.arrays is not None and reader.num_batches is not None and not is_sample:
-            programs = _programs_of_arrays(phase, reader.group_size)
+            programs = _programs_of_arrays(phase, phase.compiled.steps_per_execution)
         else:
-            if is_sample:  # treated as the output of a pipeline, although it is an array
-                reader.group_size = phase.compiled.steps_per_execution
             buffer = GroupBuffer(reader.capacity)
             buffer.begin(reader.peek(), 0)
             programs = ((group, 1) for group in phase.stacks([phase.compiled.place_group(buffer.take())]))
@@ -302,9 +307,10 @@ def _precompile(phase: RunningPhase, steps: int) -> None:
 
 def _run_epoch(
     phase: RunningPhase, callbacks: CallbackList, epoch: int, batch: int = 0, running: RunningLogs | None = None,
-    reached: Reached | None = None, last_of_run: int | None = None, next_phase: RunningPhase | None = None,
+    after_execution: AfterExecution | None = None, last_batch: int | None = None,
+    next_phase: RunningPhase | None = None,
 ) -> RunningLogs:
-    """Runs an epoch from a batch and its running logs on; no execution crosses `last_of_run`; returns the logs."""
+    """Runs an epoch from a batch and its running logs on; no execution crosses `last_batch`; returns the logs."""
     core, kind, timing = phase.core, phase.kind, phase.timing
     running = phase.compiled.empty_logs if running is None else running
     per_batch = callbacks.wants_batch_hooks(kind)
@@ -312,9 +318,10 @@ def _run_epoch(
     one_by_one, first_batch = per_batch and not phase.compiled.is_asynchronous, batch
     if phase.arrays is not None and callbacks.run_user_code():  # which may write to the data
         phase.replace_stale_arrays()
-    one_by_one = _stops(core, kind, agrees) or one_by_one  # after an earlier stop, the epoch ends after a single batch
+    if _stops(core, kind, agrees):  # after an earlier stop, the epoch ends after a single batch
+        one_by_one = True
     with phase.interrupts, phase.groups(epoch, batch) as groups:
-        for group, start, stop in _executions(phase, groups, callbacks, one_by_one, last_of_run):
+        for group, start, stop in _executions(phase, groups, callbacks, one_by_one, last_batch):
             first, last = group.first + start, group.first + stop - 1
             if per_batch:
                 with timing.callbacks:
@@ -322,17 +329,17 @@ def _run_epoch(
             programs, is_first = phase.compiled.programs.count, batch == first_batch
             running = _execute(phase, group, start, stop, running)
             if is_first and phase.compiled.programs.count > programs:
-                _precompile(phase, 1 if one_by_one else phase.reader.group_size)
+                _precompile(phase, 1 if one_by_one else phase.compiled.steps_per_execution)
                 if next_phase is not None and not next_phase.compiled.programs.count:  # else compiled by an earlier run
-                    _precompile(next_phase, next_phase.reader.group_size)
+                    _precompile(next_phase, next_phase.compiled.steps_per_execution)
             _queue(phase, group, stop - start, running)
             with timing.callbacks:
                 logs = phase.lazy_logs(running)
                 if per_batch:
                     getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
                 callbacks.on_execution_end(kind, last, logs)
-            if reached is not None:
-                reached(last + 1, running, group.resume_token)
+            if after_execution is not None:
+                after_execution(last + 1, running, group.resume_token)
             batch = last + 1
             if _stops(core, kind, agrees):
                 break
@@ -358,18 +365,19 @@ def _agreed_on(phase: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[P
 
 
 def _executions(
-    phase: RunningPhase, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool, last: int | None
+    phase: RunningPhase, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool,
+    last_batch: int | None,
 ) -> Iterator[tuple[PlacedGroup, int, int]]:
-    """Yields the batches of each execution, which ends at callbacks' sync points and at the run's `last` batch."""
+    """Yields the batches of each execution, which ends at callbacks' sync points and at the run's `last_batch`."""
     has_sync_points = callbacks.wants("next_sync_step")
     # In a group of many executions, these have the same bounds as if each had its own group.
-    steps = 1 if one_by_one else phase.reader.group_size
+    steps = 1 if one_by_one else phase.compiled.steps_per_execution
     for group in _awaited(phase, groups):
         start = 0
         while start < group.count:
             stop = min((start // steps + 1) * steps, group.count)
             sync_step = callbacks.next_sync_step(phase.kind, group.first + start) if has_sync_points else None
-            for number in (sync_step, last):
+            for number in (sync_step, last_batch):
                 if number is not None:
                     stop = min(stop, number - group.first + 1)
             yield group, start, stop
@@ -386,11 +394,11 @@ def _awaited(phase: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[Pla
 
 
 def _execute(phase: RunningPhase, group: PlacedGroup, start: int, stop: int, running: RunningLogs) -> RunningLogs:
-    held, timing = phase.core.state, phase.timing
+    holder, timing = phase.core.state, phase.timing
     executable = phase.compiled.executable(
         running, group=group, guard=phase.guard, timing=timing, start=start, stop=stop)
     # Waits for weights that were pending during the compilation.
-    state = held.current if phase.kind == "test" else held.take_for_donation()
+    state = holder.current if phase.kind == "test" else holder.take_for_donation()
     timing.begin_steps(stop - start)
     if phase.kind == "test":
         return executable(state, running)
@@ -398,7 +406,7 @@ def _execute(phase: RunningPhase, group: PlacedGroup, start: int, stop: int, run
     # An asynchronous step donates nothing, and may take long.
     with contextlib.nullcontext() if phase.compiled.is_asynchronous else phase.interrupts.deferred:
         state, running = executable(state, running)
-        held.set(state)
+        holder.set(state)
     timing.rows += group.rows * (stop - start)
     return running
 

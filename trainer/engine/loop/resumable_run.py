@@ -151,7 +151,7 @@ class TrainingRun:
 
     def begin_or_resume(self) -> None:
         """Lets callbacks restore a run, after their hooks for the start of training."""
-        self._reached("start")
+        self._offer_save_point("start")
         if self.batches and self._limits.are_reached(self.batches, self._core.strategy, self._timing):
             self.is_at_limit = self.is_over = True
 
@@ -161,7 +161,7 @@ class TrainingRun:
         self.batch, self.running_logs, self._resume_token = batch, running, resume_token
         self._before_hooks = None
         self.is_at_limit = self._limits.are_reached(self.batches, self._core.strategy, self._timing)
-        self._reached("batches")
+        self._offer_save_point("batches")
         if self.is_at_limit:  # after saving, so that the saved run can continue
             self._core.set_stops("train", True)
 
@@ -172,7 +172,7 @@ class TrainingRun:
 
     def validated(self, batch: int, running: RunningLogs, resume_token: ResumeToken | None) -> None:
         """Called after some batches of the validation."""
-        self._reached("validation")
+        self._offer_save_point("validation")
 
     def epoch_ended(self, logs: Mapping[str, Any]) -> None:
         """Called after the callbacks' hooks for the end of the epoch, with its logs."""
@@ -180,9 +180,9 @@ class TrainingRun:
         self.epoch, self.batch, self.running_logs, self._resume_token = self.epoch + 1, 0, self._empty_logs, None
         self.is_epoch_over, self.is_over = False, self._core.stops("train")
         self._keep_snapshot()
-        self._reached("epoch")
+        self._offer_save_point("epoch")
 
-    def _reached(self, kind: str) -> None:
+    def _offer_save_point(self, kind: str) -> None:
         self.kind = kind
         if self._is_watched:
             if kind != "start":  # at the start, it may be pending

@@ -75,7 +75,7 @@ class RunningPhase:
         self.arrays = None  # with those begun, so that their memory is free
         self.begun.clear()
         with self.timing.data:
-            self.arrays = core.place_arrays(self.kind, reader, self.passes, self.data_on_device)
+            self.arrays = core.arrays_to_gather_from(self.kind, reader, self.passes, self.data_on_device)
             self.values_are_checked = self.arrays is not None and _has_good_values(core, self.kind, reader)
         self.index_batches = None
         if self.arrays is not None:

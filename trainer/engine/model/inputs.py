@@ -199,14 +199,14 @@ def checked_phases(phases: object) -> Sequence[Phase]:
     return phases
 
 
-def callback_list(model: object, callbacks: Any, verbose: Verbose, history: bool = False,
+def callback_list(model: object, callbacks: Any, verbose: Verbose, of_fit: bool = False,
                   **params: Any) -> CallbackList:
     """Returns the user's callbacks together with the default callbacks of a run."""
     verbose = arguments.check_verbose(verbose)
     if isinstance(callbacks, CallbackList):
         callbacks = callbacks.callbacks
-    made = CallbackList(callbacks, add_history=history, add_progbar=verbose != 0)
-    if history:
+    made = CallbackList(callbacks, add_history=of_fit, add_progbar=verbose != 0)
+    if of_fit:
         _check_spike_guards(made.callbacks)
         made.callbacks += _records(made.callbacks)
     made.hold()

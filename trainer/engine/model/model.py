@@ -309,7 +309,7 @@ class Model(StatefulModel):
             may_be_endless=limits.are_given,
         ) as (reader, validation):
             called = inputs.callback_list(
-                self, callbacks, verbose, history=True, epochs=epochs, steps=reader.num_batches)
+                self, callbacks, verbose, of_fit=True, epochs=epochs, steps=reader.num_batches)
             history = next(callback for callback in called.callbacks if isinstance(callback, History))
             describe = functools.partial(describe_run, self, Model.compile, Model.fit, given, reader, validation)
             try:

@@ -23,7 +23,7 @@ from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import PlacedGroup, to_devices
 from trainer.engine.step import running_logs, steps
 from trainer.engine.step.fusing import affordable_steps
-from trainer.engine.step.lowering import WhyPartitioned
+from trainer.engine.step.lowering import WhyNotReplicated
 from trainer.engine.step.programs import Programs
 from trainer.engine.step.running_logs import RunningLogs
 from trainer.engine.step.step_functions import StepFunctions
@@ -43,8 +43,8 @@ class CompiledPhase:
       strategy: the mesh, the placement and the reduction.
       steps_per_execution: number of steps per execution; "auto" decides by the step's cost.
       eager: whether the step runs uncompiled, operation by operation.
-      why_partitioned: returns the reason why a step cannot be replicated, from the shapes of the state and of a batch;
-        None if it can. By default, no step is replicated.
+      why_not_replicated: returns the reason why a step cannot be replicated, from the shapes of the state and of a
+        batch; None if it can. By default, no step is replicated.
       compile_guard: the reaction to avoidable compilations; see `CompileGuard`.
       deterministic: whether its programs give the same bits in each run; see `compiler_options`.
 
@@ -61,18 +61,19 @@ class CompiledPhase:
 
     def __init__(
         self, kind: str, user_step: steps.Step, strategy: Strategy, steps_per_execution: int | str, eager: bool,
-        compile_guard: str | int = "off", deterministic: bool = False, why_partitioned: WhyPartitioned | None = None,
+        compile_guard: str | int = "off", deterministic: bool = False,
+        why_not_replicated: WhyNotReplicated | None = None,
     ):
         self._kind, self._strategy, self._eager = kind, strategy, eager
         self._requested = 1 if eager else steps_per_execution
         self._compile_guard = compile_guard
-        self._functions = StepFunctions(kind, user_step, strategy, eager, why_partitioned)
+        self._functions = StepFunctions(kind, user_step, strategy, eager, why_not_replicated)
         self.constants = self._functions.constants
         self.programs = Programs(kind, self._functions, strategy, strategy.compiler_options(deterministic))
         self._first_batch: Any = None  # its shapes
-        self._fused: dict[Any, int] = {}  # number of steps to fuse, by the shapes of a batch
+        self._steps_by_shapes: dict[Any, int] = {}  # to fuse; of batches of the shapes that were traced
         self._cost: Callable[[], Cost] | None = None  # of a step
-        self._text: Callable[[], str] | None = None  # of a step, before XLA compiles it
+        self._lowered_text: Callable[[], str] | None = None  # of a step, before XLA compiles it
         self._results: Any = None  # a compiled function, after `trace`
         self.steps_per_execution = 1
         self.empty_logs: Any = None
@@ -92,7 +93,7 @@ class CompiledPhase:
           batch: the first batch of a run.
         """
         spec = shapes_key(batch)
-        if spec not in self._fused:
+        if spec not in self._steps_by_shapes:
             self._functions.set_state_shapes(state)
             rows = steps.rows_of(batch)
             stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
@@ -102,15 +103,15 @@ class CompiledPhase:
             else:
                 traced = self._functions.traced_step(rows, placed)
                 shapes, cost = traced.out_info, functools.cache(lambda: self._cost_of_replica(traced.jaxpr, batch))
-                self._text = self._text or (lambda: traced.lower().as_text())
+                self._lowered_text = self._lowered_text or (lambda: traced.lower().as_text())
             if self._first_batch is None:
                 self._first_batch, self._cost = shapes_of(batch), cost
             if self.empty_logs is None and self._kind != "predict":
                 self._learn_logs(shapes[1] if self._kind == "train" else shapes[0])
             added = (placed, shapes) if self._kind == "predict" else placed
-            self._fused[spec] = (
+            self._steps_by_shapes[spec] = (
                 self._steps_to_fuse(cost, added) if self._requested == "auto" else int(self._requested))
-        self.steps_per_execution = self._fused[spec]
+        self.steps_per_execution = self._steps_by_shapes[spec]
 
     @property
     def partitioned_because(self) -> str | None:
@@ -127,9 +128,9 @@ class CompiledPhase:
         """The floating-point operations of a step for a replica; None if it is eager."""
         return None if self.step_cost is None else self.step_cost.flops
 
-    def program(self) -> str | None:
+    def lowered_text(self) -> str | None:
         """Returns the text of the step for the first batch, before XLA compiles it; None if it is eager."""
-        return None if self._text is None else self._text()
+        return None if self._lowered_text is None else self._lowered_text()
 
     def _cost_of_replica(self, program: ClosedJaxpr, batch: PyTree) -> Cost:
         cost = cost_of(program)
@@ -232,9 +233,9 @@ class CompiledPhase:
         is_constant = self.programs.specializes_on_step_count and not self._eager and capacity > 1
         return self.programs.lowered(running, group, steps if is_constant else None)
 
-    def text(self) -> str | None:
+    def compiled_text(self) -> str | None:
         """Returns the XLA text of the first compiled program; None without programs."""
-        return self.programs.text()
+        return self.programs.compiled_text()
 
     def _run(self, execute: Callable[..., Any], rest: tuple[Any, ...], first: int, state: TrainState,
              *running: Any) -> Any:

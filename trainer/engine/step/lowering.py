@@ -26,7 +26,7 @@ from trainer.engine.step.compiled_metrics import CompiledMetrics
 from trainer.engine.step.gathered_rows import LOGGER
 
 Outputs = Callable[[TrainState, PyTree], tuple[PyTree, PyTree]]
-WhyPartitioned = Callable[[TrainState, PyTree], str | None]
+WhyNotReplicated = Callable[[TrainState, PyTree], str | None]
 """Returns why a step cannot be replicated, from the shapes of the state and of a batch; None if it can."""
 
 
@@ -63,7 +63,7 @@ class StepParts(NamedTuple):
     microbatches: int
 
 
-def why_partitioned(
+def why_not_replicated(
     parts: StepParts, shapes: TrainState, replicas: int, batch: PyTree, proofs: dict[Hashable, dict[int, Any]]
 ) -> str | None:
     """Returns the reason, as a clause, why a step on a batch cannot be replicated; None if it can.
@@ -103,10 +103,14 @@ def why_partitioned(
 
 
 class Lowerings:
-    """The lowering of the steps of a phase, for each kind of batch; without `why_partitioned` nothing can be proved."""
+    """The lowering of the steps of a phase, for each kind of batch: replicated or partitioned.
 
-    def __init__(self, kind: str, strategy: Strategy, why_partitioned: WhyPartitioned | None):
-        self._kind, self._strategy, self._proof = kind, strategy, why_partitioned
+    Args:
+      why_not_replicated: the proof, such as by the function of that name; None if nothing can be proved.
+    """
+
+    def __init__(self, kind: str, strategy: Strategy, why_not_replicated: WhyNotReplicated | None):
+        self._kind, self._strategy, self._why_not_replicated = kind, strategy, why_not_replicated
         self._reasons: dict[Hashable, str | None] = {}
 
     def why_partitioned(self, state_shapes: TrainState, batch: PyTree) -> str | None:
@@ -120,9 +124,9 @@ class Lowerings:
                 self._reasons[key] = (f"the {rows} rows of the batch do not divide by {replicas} replicas, so that "
                                       "each device computes all of them")
                 LOGGER.info("The %s step is partitioned: %s.", self._kind, self._reasons[key])
-            elif self._proof is None:
+            elif self._why_not_replicated is None:
                 self._reasons[key] = "nothing is known of it"
-            elif (because := self._proof(shapes_of(state_shapes), shapes_of(batch))) is not None:
+            elif (because := self._why_not_replicated(shapes_of(state_shapes), shapes_of(batch))) is not None:
                 self.partition(batch, because)
             else:
                 self._reasons[key] = None

@@ -89,7 +89,7 @@ class Programs:
         self._strategy.check_axes(self.functions.state_shapes, traced.jaxpr)
         return traced.lower()
 
-    def text(self) -> str | None:
+    def compiled_text(self) -> str | None:
         """Returns the XLA text of the first program; None without programs."""
         for program in self.compiled.values():
             is_begun = isinstance(program, concurrent.futures.Future)

@@ -30,7 +30,7 @@ from trainer.distribute import Strategy
 from trainer.distribute.replica.partitioned import PartitionedContext
 from trainer.distribute.replica.replicated_state import finalize_skipped_updates, run_on_replicas
 from trainer.engine.step import steps
-from trainer.engine.step.lowering import Lowerings, WhyPartitioned
+from trainer.engine.step.lowering import Lowerings, WhyNotReplicated
 
 _ONE_BATCH: dict[str, Callable[..., Any]] = {
     "train": steps.train_one_batch, "test": steps.test_one_batch, "predict": steps.predict_one_batch}
@@ -47,7 +47,7 @@ class StepFunctions:
       user_step: the model's `train_step`, `test_step` or `predict_step`.
       strategy: the mesh, the placement and the reduction.
       eager: whether steps run operation by operation.
-      why_partitioned: returns the reason why a step cannot be replicated; None if nothing can be proved.
+      why_not_replicated: returns the reason why a step cannot be replicated; None if nothing can be proved.
 
     Attributes:
       constants: the values that the step has read from other models.
@@ -55,9 +55,9 @@ class StepFunctions:
     """
 
     def __init__(self, kind: str, user_step: steps.Step, strategy: Strategy, eager: bool,
-                 why_partitioned: WhyPartitioned | None):
+                 why_not_replicated: WhyNotReplicated | None):
         self._kind, self._strategy, self._eager = kind, strategy, eager
-        self._lowerings = Lowerings(kind, strategy, why_partitioned)
+        self._lowerings = Lowerings(kind, strategy, why_not_replicated)
         self.constants = trace_purity.Constants()
         one_batch = functools.partial(self._noting_constants, _ONE_BATCH[kind], user_step)
         self._eager_step = functools.partial(_ONE_BATCH[kind], user_step, single_context)
@@ -123,18 +123,18 @@ class StepFunctions:
         out_shardings = {"train": (self._state_shardings, strategy.logs_sharding), "test": strategy.logs_sharding,
                          "predict": strategy.outputs_sharding}
         # Running logs are not donated: a callback may read the logs of an earlier step later.
-        return compiled(functools.partial(self._execute, run), out_shardings[self._kind],
+        return compiled(functools.partial(self._with_state_on_devices, run), out_shardings[self._kind],
                         donate=(0,) if self._kind == "train" else ())
 
     def _eager_function(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def execute(*arguments: Any) -> Any:
-            returned = self._execute(run, *arguments)
+            returned = self._with_state_on_devices(run, *arguments)
             return (jax.device_put(returned[0], self._state_shardings), *returned[1:]) if self._kind == "train" else (
                 returned)
 
         return execute
 
-    def _execute(self, run: Callable[..., Any], state: TrainState, *rest: Any) -> Any:
+    def _with_state_on_devices(self, run: Callable[..., Any], state: TrainState, *rest: Any) -> Any:
         returned = run(self._on_devices(state), *rest)
         if self._unchanged_leaves is None:
             return returned

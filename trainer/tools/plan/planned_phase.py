@@ -90,7 +90,7 @@ def planned_phase(model: Model, strategy: Strategy, kind: str, batch: Batch, **c
     options = core.configuration.options
     phase = CompiledPhase(kind, step, strategy, options.steps_per_execution, eager=False,
                           deterministic=options.deterministic,
-                          why_partitioned=functools.partial(core.why_partitioned, kind))
+                          why_not_replicated=functools.partial(core.why_not_replicated, kind))
     gpu = kind_of(strategy.mesh.devices.flat[0]) if strategy.is_described else None
     with contextlib.nullcontext() if gpu is None else traced_for(GPU_KINDS[gpu]):
         state = core.state.shapes(planned.sample_inputs(first_rows(batch)))

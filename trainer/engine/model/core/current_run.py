@@ -25,7 +25,7 @@ from trainer.engine.saving.checkpoint import CheckpointWriter
 class CurrentRun:
     """The current run of `fit`, `evaluate` or `predict`, or the last run.
 
-    It is the `Run` of `trainer.callbacks`, which documents the members for callbacks.
+    It is `model.current_run` for callbacks; `trainer.callbacks.RunDetails` documents these members.
 
     Attributes:
       timing: the clock of the run.
@@ -179,4 +179,4 @@ class CurrentRun:
     def train_step_text(self) -> str | None:
         """Returns the XLA text of the compiled train step; None before it is compiled."""
         phase = self._configuration.phases.get("train")
-        return None if phase is None else phase.text()
+        return None if phase is None else phase.compiled_text()

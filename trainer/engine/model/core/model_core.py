@@ -40,7 +40,7 @@ from trainer.engine.step import output_checks, steps, update_rules
 from trainer.engine.step.compiled_loss import MissingTargetsError
 from trainer.engine.step.compiled_phase import CompiledPhase
 from trainer.engine.step.input_casts import check_inputs_fit, overflows
-from trainer.engine.step.lowering import StepParts, why_partitioned
+from trainer.engine.step.lowering import StepParts, why_not_replicated
 from trainer.metrics.variable import asks_for_value
 from trainer.optimizers.named import optimizer_kinds
 
@@ -199,7 +199,7 @@ class ModelCore:
             phase = self._traced_phase(kind, state_or_shapes, batch)
         if is_new and not is_trained:  # after training, different kinds of processors may have rounded differently
             self.assert_consistent(
-                f"model for `{_METHODS[kind]}`", lambda: describe_step(state.current, phase.program()))
+                f"model for `{_METHODS[kind]}`", lambda: describe_step(state.current, phase.lowered_text()))
         policy = self.configuration.options.policy
         if policy is not None and overflows(policy):
             self._row_shapes[kind] = shapes_of(rows)
@@ -208,13 +208,15 @@ class ModelCore:
             self._check_outputs(rows)
         return phase
 
-    def place_arrays(self, kind: str, reader: Reader, passes: int, requested: bool = False) -> Any | None:
+    def arrays_to_gather_from(
+        self, kind: str, reader: Reader, passes: int, data_on_device: bool = False
+    ) -> Any | None:
         """Returns the on-device arrays that batches are gathered from; None if batches are sent to the devices.
 
         Args:
           kind: the phase.
           passes: number of passes over the data.
-          requested: whether `data_on_device=True` refers to these data, which are the training data.
+          data_on_device: whether `data_on_device=True` refers to these data, which are the training data.
 
         Raises:
           ValueError: if such data are not arrays.
@@ -225,7 +227,7 @@ class ModelCore:
             return cast("ParameterServerStrategy", self.strategy).shared_arrays(arrays, wanted)
         if options.eager or wanted is False:
             return None
-        forced = requested and wanted is True
+        forced = data_on_device and wanted is True
         if arrays is None or arrays.rows > np.iinfo(np.int32).max:
             if forced:
                 raise ValueError("`data_on_device=True` needs data that batches are rows of: arrays, or a "
@@ -326,7 +328,7 @@ class ModelCore:
                 step = _with_matmul_precision(step, options.matmul_precision)
             phases[kind] = self._remote_phase() if self._is_asynchronous(kind) else CompiledPhase(
                 kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard,
-                options.deterministic, functools.partial(self.why_partitioned, kind))
+                options.deterministic, functools.partial(self.why_not_replicated, kind))
             self.configuration.penalties_are_used = False
             self.configuration.training_arguments.clear()
             if kind == "train" and options.freezes_all(named_leaves(state.params)):
@@ -380,14 +382,14 @@ class ModelCore:
                 "train_step" if has_own_step else "compute_loss", model.train_step,
                 functools.partial(self._outputs, True), state, batch)
 
-    def why_partitioned(self, kind: str, shapes: TrainState, batch: Batch) -> str | None:
+    def why_not_replicated(self, kind: str, shapes: TrainState, batch: Batch) -> str | None:
         """Returns the reason, as a clause, why a step on a batch is partitioned; None if it is replicated."""
         options, is_train = self.configuration.options, kind == "train"
         parts = StepParts(
             kind, self._overridden(kind), functools.partial(self._outputs_and_state, is_train),
             self.module.sows_losses, self.configuration.loss, self.configuration.metrics,
             options.microbatches if is_train else 1)
-        return why_partitioned(
+        return why_not_replicated(
             parts, shapes, self.strategy.num_replicas_in_sync, batch, self.configuration.proofs)
 
     def _outputs(self, training: bool, state: TrainState, batch: Batch) -> Any:

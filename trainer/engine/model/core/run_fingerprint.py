@@ -46,7 +46,7 @@ def describe_step(state: TrainState, program: str | None) -> dict[str, str]:
 
     Args:
       state: the state; only arrays that each process holds whole count.
-      program: the text of the compiled step; None for an uncompiled step.
+      program: the text of the step before XLA compiles it; None for an eager step.
 
     >>> state = TrainState(step=np.int32(0), params={"kernel": np.ones(3)}, model_state={}, opt_state=(), seed=0)
     >>> describe_step(state, None)["values of the parameters"]

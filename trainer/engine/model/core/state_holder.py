@@ -72,13 +72,13 @@ class StateHolder:
         self.seed = seed
         self.inputs: Any = None
         self.shows_averages = False
-        self._held: TrainState | None = None
+        self._shown: TrainState | None = None
         self._owner = owner
         self._module = module
         self._strategy = strategy
         self._configuration = configuration
         self._clock = clock
-        self._made: TrainState | None = None
+        self._state: TrainState | None = None
         self._making: tuple[TrainState, Callable[[], TrainState]] | None = None  # shapes, wait function
         self._is_borrowed = False
         self.version = 0
@@ -87,7 +87,7 @@ class StateHolder:
     @property
     def is_built(self) -> bool:
         """Whether there are weights, or weights are pending."""
-        return self._making is not None or self._made is not None
+        return self._making is not None or self._state is not None
 
     def exchange_module(self, module: FunctionalModule) -> None:
         """Replaces the module of a model without weights; raises RuntimeError if there are weights."""
@@ -213,18 +213,18 @@ class StateHolder:
     @property
     def shown(self) -> TrainState:
         """The state whose weights users and callbacks read and save: with averages if `shows_averages`."""
-        if self._held is not None:
-            return self._held
+        if self._shown is not None:
+            return self._shown
         return self.evaluated if self.shows_averages else self.current
 
     @contextlib.contextmanager
     def showing_evaluated(self) -> Iterator[None]:
         """Lets `shown` be the state of `evaluated` in the block, which averages once and does not train."""
-        before, self._held = self._held, self.evaluated
+        before, self._shown = self._shown, self.evaluated
         try:
             yield
         finally:
-            self._held = before
+            self._shown = before
 
     @property
     def evaluated(self) -> TrainState:
@@ -251,7 +251,7 @@ class StateHolder:
 
     def set(self, state: TrainState, is_borrowed: bool = False) -> None:
         """Sets the state; `is_borrowed` if new arrays have other owners."""
-        self._made, self._making = state, None
+        self._state, self._making = state, None
         self._is_borrowed |= is_borrowed
         self.version += 1
 
@@ -354,5 +354,5 @@ class StateHolder:
         if self._making is not None:
             (_, wait), self._making = self._making, None
             with self._clock().compile:
-                self._made = wait()
-        return self._made
+                self._state = wait()
+        return self._state

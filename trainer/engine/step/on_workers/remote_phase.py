@@ -109,7 +109,7 @@ class RemotePhase(CompiledPhase):
 
         return execute
 
-    def text(self) -> str | None:
+    def compiled_text(self) -> str | None:
         return None  # the programs are on the workers
 
     def _trained(self, state: TrainState, running: RunningLogs, group: PlacedGroup,
