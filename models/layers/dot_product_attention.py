@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
 from trainer.core.ambient import state
-
-_ROW_AXES = ("replica", "shard")  # of the trainer's strategies
 
 AttentionImplementation = Literal["auto", "xla"]
 
@@ -56,11 +54,11 @@ def _is_for_cuda() -> bool:
 
     JAX cannot partition cuDNN's kernel where the compiler chooses to split heads or features: measured with jax 0.10.2.
     """
-    mesh = getattr(state.current().strategy, "mesh", None)
-    if mesh is None:
+    strategy: Any = state.current().strategy
+    if strategy is None:
         return jax.default_backend() == "gpu"
-    splits_rows_alone = all(size == 1 or axis in _ROW_AXES for axis, size in mesh.shape.items())
-    return splits_rows_alone and mesh.devices.flat[0].platform in ("gpu", "cuda")
+    splits_rows_alone = strategy.replica_count == strategy.mesh.size
+    return splits_rows_alone and strategy.mesh.devices.flat[0].platform in ("gpu", "cuda")
 
 
 def _is_accepted(attention: Callable[..., jax.Array], *arrays: jax.Array) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import project_files
 
-MOST_CALLS, MOST_FILES, MOST_ON_STACK = 250, 41, 7
+MOST_CALLS, MOST_FILES, MOST_ON_STACK = 250, 38, 7
 MOST_FILES_TO_READ = 20
 
 

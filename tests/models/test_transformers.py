@@ -1,6 +1,7 @@
 """The Transformers: sizes, one block against NumPy, who sees what, generation, and training under strategies."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ import pytest
 
 import trainer
 from trainer import models
+from trainer.core.ambient import state
+from trainer.models.layers import dot_product_attention as attention_kernels
 from trainer.models.text.transformer_blocks import TransformerBlock
 
 rng = np.random.default_rng(0)
@@ -382,3 +385,11 @@ def test_generation_computes_with_the_weights_of_predict():
     for _ in range(4):
         expected = np.concatenate([expected, model.predict(expected, verbose=0)[:, -1].argmax(-1)[:, None]], axis=1)
     np.testing.assert_array_equal(models.generate(model, tokens[:, :4], 4, temperature=0), expected)
+
+
+@pytest.mark.parametrize(("platform", "replicas", "is_fused"), [
+    ("gpu", 8, True), ("gpu", 4, False), ("cpu", 8, False)])
+def test_the_fused_kernel_is_for_gpus_that_split_rows_alone(platform, replicas, is_fused):
+    mesh = SimpleNamespace(size=8, devices=np.array([SimpleNamespace(platform=platform)] * 8))
+    with state.replaced(strategy=SimpleNamespace(mesh=mesh, replica_count=replicas)):
+        assert attention_kernels._is_for_cuda() == is_fused

@@ -1,7 +1,8 @@
 """The way from `Model.fit` to a compiled step, traced: `python -m tests.support.way_to_a_step` draws it.
 
-CONTRIBUTING shows both drawings: the way of a second `fit`, whose program exists, and how a first `fit` traces and
-compiles it. They have the functions of `SECOND` and `FIRST`, at the places where the trace finds them.
+CONTRIBUTING shows both drawings: a second `fit`, whose program exists, up to its first step and after it, and how a
+first `fit` traces and compiles the program. They have the functions of `SECOND` and `FIRST`, at the places where the
+trace finds them.
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ import trainer
 ROOT = os.path.dirname(trainer.__file__) + os.sep
 SECOND = (
     "Model.fit", "training_readers", "adapt", "callback_list", "fit", "start_phase", "Reader.peek",
-    "ModelCore.prepared_phase", "RunningPhase.place_arrays", "TrainingRun.begin_or_resume", "_run_epoch",
+    "ModelCore.prepared_phase", "ModelCore._traced_phase", "CompiledPhase.trace", "RunningPhase.place_arrays",
+    "TrainingRun.begin_or_resume", "_run_epoch",
     "RunningPhase.groups", "Reader.read", "_executions", "RunningPhase.stacks", "Reader._read_arrays",
     "Dataset.index_block", "HostArrays.gather", "RunningPhase._to_devices", "Strategy.place_group", "_execute",
-    "CompiledPhase.executable", "Programs.get", "StateHolder.take_for_donation", "CompiledPhase._run")
+    "CompiledPhase.executable", "Programs.get", "StateHolder.take_for_donation", "CompiledPhase._run",
+    "StateHolder.set", "_queue", "RunningPhase.lazy_logs", "CallbackList.on_execution_end", "TrainingRun.trained",
+    "TrainingRun._offer_save_point", "TrainingRun.epoch_trained", "CallbackList.on_epoch_end",
+    "TrainingRun.epoch_ended")
 FIRST = (
-    "ModelCore.prepared_phase", "ModelCore._traced_phase", "CompiledPhase.trace", "StepFunctions.traced_step",
-    "StepFunctions._one_batch", "Lowerings.why_partitioned", "train_one_batch", "OverridableSteps.train_step",
+    "ModelCore.prepared_phase", "StateHolder.building", "ModelCore._traced_phase", "CompiledPhase.trace",
+    "StepFunctions.traced_step", "StepFunctions._one_batch", "train_one_batch", "OverridableSteps.train_step",
     "OverridableSteps.apply", "LinenFunctional.apply", "OverridableSteps.compute_loss",
-    "OverridableSteps.compute_metrics", "CompiledMetrics.values", "TrainState.apply_gradients", "affordable_steps",
-    "_execute", "CompiledPhase.executable", "Programs.get", "StepFunctions.function", "train_group", "add_step")
+    "OverridableSteps.compute_metrics", "CompiledMetrics.values", "TrainState.apply_gradients",
+    "CompiledPhase._learn_logs", "affordable_steps", "_execute", "CompiledPhase.executable", "Programs.get",
+    "StepFunctions._compiled_function", "train_group", "add_step")
 
 
 class Call(NamedTuple):
@@ -40,15 +46,17 @@ class Call(NamedTuple):
       above: the functions of the trainer on the stack above it, from the top.
       function: its qualified name.
       file: its file, below the package's folder.
+      precedes_step: whether no step has run before.
     """
 
     above: tuple[str, ...]
     function: str
     file: str
+    precedes_step: bool
 
 
 def traced(fit: Callable[[], Any]) -> list[Call]:
-    """Returns the calls of a `fit` before its first step, in their order."""
+    """Returns the calls of a `fit`, in their order."""
     calls: list[Call] = []
     has_begun = False
 
@@ -63,15 +71,15 @@ def traced(fit: Callable[[], Any]) -> list[Call]:
 
     def observe(frame, event, _):
         nonlocal has_begun
-        if event != "call" or has_begun:
+        if event != "call":
             return
         # Finalizers run whenever the devices let go of memory.
         if ours(frame) and all(each.f_code.co_name != "__del__" for each in (frame, *above(frame))):
             file = frame.f_code.co_filename.removeprefix(ROOT).replace(os.sep, "/")
             names = tuple(each.f_code.co_qualname for each in above(frame))
-            calls.append(Call(names[::-1], frame.f_code.co_qualname, file))
+            calls.append(Call(names[::-1], frame.f_code.co_qualname, file, not has_begun))
         elif frame.f_code.co_qualname.endswith("Compiled.__call__"):  # other programs than the step's run, too
-            has_begun = any(each.f_code.co_qualname == "CompiledPhase._run" for each in above(frame))
+            has_begun |= any(each.f_code.co_qualname == "CompiledPhase._run" for each in above(frame))
 
     sys.setprofile(observe)
     try:
@@ -113,8 +121,9 @@ def drawn(calls: list[Call], shown: tuple[str, ...]) -> str:
 
 if __name__ == "__main__":
     first, second = of_two_fits()
-    files, on_stack = {call.file for call in second}, len(second[-1].above) + 1
-    print(f"{len(second)} calls in {len(files)} files, {on_stack} on the stack")
+    before = [call for call in second if call.precedes_step]
+    files, on_stack = {call.file for call in before}, len(before[-1].above) + 1
+    print(f"{len(before)} calls in {len(files)} files before the step, {on_stack} on the stack")
     print(drawn(second, SECOND))
     print()
     print(drawn(first, FIRST))
