@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,6 @@ import pytest
 
 from tests.support import project_files
 from tests.support.rendezvous_cluster import (
-    LONG_SECS,
     SHORT_SECS,
     cluster_of,
     connect,
@@ -22,13 +22,14 @@ from tests.support.rendezvous_cluster import (
     is_closed,
     is_free,
     port_of,
-    until,
 )
+from tests.support.waiting import GUARD_SECS, LONG_SECS, until
 from trainer.distribute.cluster.description.cluster_description import ClusterDescription, ClusterTimeout
 from trainer.distribute.cluster.rendezvous import gather, join
 from trainer.distribute.cluster.rendezvous.connection import MAX_BYTES, encode
 from trainer.distribute.cluster.rendezvous.rendezvous import agree
 
+ALWAYS = 1e-9  # so that a reason is said before another takes its place
 STRANGERS = {
     "a web client": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "a line without end": b"{" * (MAX_BYTES + 1),
@@ -113,13 +114,13 @@ def test_a_member_that_left_for_good_is_named(start):
     with connect(cluster) as sock:
         sock.sendall(hello_of(cluster[1]))
         sock.recv(1)
-    assert "worker 1 had connected, but left 0." in str(first.error())
+    assert re.search(r"worker 1 had connected, but left \d+\.\d s ago", str(first.error()))
 
 
 def test_a_member_tries_again_when_process_0_restarts(start):
     cluster = cluster_of(2)
     with socket.create_server(("127.0.0.1", port_of(cluster))) as server:
-        second = start(cluster[1], say_every_secs=0.02)
+        second = start(cluster[1], say_every_secs=ALWAYS)
         accepted, _ = server.accept()
         server.close()
         accepted.close()
@@ -131,7 +132,7 @@ def test_a_member_tries_again_when_process_0_falls_silent(start, monkeypatch):
     monkeypatch.setattr(join, "SILENCE_SECS", 0.1)
     cluster = cluster_of(2)
     with socket.create_server(("127.0.0.1", port_of(cluster))) as server:
-        second = start(cluster[1], say_every_secs=0.05)
+        second = start(cluster[1], say_every_secs=ALWAYS)
         silent = server.accept()[0]
         until(lambda: any("it has not answered for 0.1 s" in line for line in second.lines))
         server.close()
@@ -206,7 +207,7 @@ def test_what_process_0_says_is_escaped_too():
         joining = pool.submit(agree, ClusterDescription((address, "127.0.0.1:1"), 1), LONG_SECS)
         with server.accept()[0] as sock:
             sock.sendall(encode({"kind": "failed", "lines": ["a\x1b\nb", 3]}))
-            assert str(joining.exception(LONG_SECS)) == "a\\x1b\\nb\n3"
+            assert str(joining.exception(GUARD_SECS)) == "a\\x1b\\nb\n3"
 
 
 def test_a_job_id_that_is_not_printable_is_its_own(start):
@@ -243,7 +244,7 @@ def start_process(addresses, index, timeout_secs=LONG_SECS):
 
 
 def finished(process) -> str:
-    return process.communicate(timeout=LONG_SECS)[0]
+    return process.communicate(timeout=GUARD_SECS)[0]
 
 
 @pytest.mark.slow
@@ -261,9 +262,12 @@ def test_real_processes_meet_though_one_is_killed_and_started_again():
 @pytest.mark.slow
 def test_real_processes_name_the_one_that_is_missing():
     addresses = cluster_of(3)[0].addresses
-    processes = [start_process(addresses, 0, timeout_secs=1.0), start_process(addresses, 1)]
+    processes = [start_process(addresses, 0)]
+    assert "awaits" in processes[0].stdout.readline()
+    processes.append(start_process(addresses, 1, timeout_secs=1.0))
     for output in map(finished, processes):
-        assert "ClusterTimeout After 1 s, 1 of 3 processes are missing: worker 2 (127.0.0.1:2)" in output
+        assert "ClusterTimeout worker 1 " in output
+        assert "gave up after its own timeout: 1 of 3 processes are missing: worker 2 (127.0.0.1:2)" in output
 
 
 MEETS_WITH_FEW_DESCRIPTORS = """
@@ -274,7 +278,7 @@ from trainer.distribute.cluster.rendezvous.rendezvous import agree
 logging.basicConfig()
 addresses, names = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-agree(ClusterDescription(tuple(addresses), 0, "worker", tuple(names)), 60.0, print, "job").close()
+agree(ClusterDescription(tuple(addresses), 0, "worker", tuple(names)), 600.0, print, "job").close()
 """
 
 
@@ -287,9 +291,9 @@ def test_strangers_that_take_all_descriptors_keep_nobody_out(start):
           subprocess.Popen([sys.executable, "-c", MEETS_WITH_FEW_DESCRIPTORS, arguments], cwd=project_files.ROOT,
                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as first):
         stack.callback(first.kill)
-        until(lambda: not is_free(port_of(cluster)), 60.0)
+        until(lambda: not is_free(port_of(cluster)))
         for _ in range(60):
             stack.enter_context(connect(cluster))
         assert start(cluster[1]).error() is None
-        _, errors = first.communicate(timeout=60)
+        _, errors = first.communicate(timeout=GUARD_SECS)
         assert (first.returncode, errors.count("has no file descriptor for it: Too many open files")) == (0, 1), errors

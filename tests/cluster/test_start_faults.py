@@ -1,4 +1,7 @@
-"""Real processes that cannot start together: each ends by itself, soon, with an error that says why."""
+"""Real processes that cannot start together: each ends by itself, with an error that says why.
+
+A process that should end at once has a timeout that no test reaches.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +9,41 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.support.rendezvous_cluster import free_port, is_free
+from tests.support.waiting import GUARD_SECS, LONG_SECS
 
 pytestmark = pytest.mark.processes
 
-TIMEOUT_SECS = 4  # of the strategy
-END_SECS = 10.0  # in which a process ends that waits for nothing but the timeout
-START_SECS = 60.0  # for importing everything on a busy machine
+TIMEOUT_SECS = 4.0  # of the strategy of a process that waits for it
 FAILED, REFUSED, PEER_LOST = 1, 2, 75
 
-SCRIPT = f"""
+SCRIPT = """
 import os, signal, sys
 import jax
 import trainer
-for argument in sys.argv[1:]:
-    if argument.startswith("SIG"):  # the processes have met, and JAX is to start
-        jax.distributed.initialize = lambda **options: os.kill(os.getpid(), getattr(signal, argument))
-if "no luck" in sys.argv:
+timeout_secs, *faults = sys.argv[1:]
+for fault in faults:
+    if fault.startswith("SIG"):  # the processes have met, and JAX is to start
+        jax.distributed.initialize = lambda **options: os.kill(os.getpid(), getattr(signal, fault))
+if "no luck" in faults:
     def fail(**options):
         raise RuntimeError("no luck")
     jax.distributed.initialize = fail
-if "loopback" in sys.argv:  # as on two machines whose host names lead to loopback
+if "loopback" in faults:  # as on two machines whose host names lead to loopback
     from trainer.distribute.cluster.rendezvous import gather
-    gather.why_not_connected = lambda places: f"{{len(places)}} processes are not connected."
-if "use JAX" in sys.argv:
+    gather.why_not_connected = lambda places: f"{len(places)} processes are not connected."
+if "use JAX" in faults:
     jax.devices()
 print("ready", flush=True)
 sys.stdin.readline()
-options = trainer.distribute.CommunicationOptions(timeout_seconds={TIMEOUT_SECS})
+options = trainer.distribute.CommunicationOptions(timeout_seconds=float(timeout_secs))
 trainer.distribute.MultiWorkerMirroredStrategy(options)
 print("started")
 """
@@ -48,12 +51,11 @@ print("started")
 
 @dataclasses.dataclass
 class Ended:
-    """A process that has ended; `secs` is how long it took to make the strategy or to fail."""
+    """A process that has ended."""
 
     code: int
     stdout: str
     stderr: str
-    secs: float
 
     @property
     def last_line(self) -> str:
@@ -67,21 +69,21 @@ class Processes:
         self._processes: list[subprocess.Popen] = []
         self._suspended: subprocess.Popen | None = None
 
-    def start(self, addresses, index, *, role="worker", fault="", job_id="job"):
+    def start(self, addresses, index, *, timeout_secs=LONG_SECS, role="worker", fault="", job_id="job"):
         config = {"cluster": {"worker": addresses}, "task": {"type": role, "index": index}}
-        self._start({"TF_CONFIG": json.dumps(config), "TRAINER_JOB_ID": job_id}, fault)
+        self._start({"TF_CONFIG": json.dumps(config), "TRAINER_JOB_ID": job_id}, timeout_secs, fault)
 
-    def start_task(self, port, index, *, job=7):
+    def start_task(self, port, index, *, timeout_secs=LONG_SECS, job=7):
         """Starts a task of two as SLURM's `srun` does."""
         step = {"JOB_ID": job, "STEP_ID": 0, "STEP_NODELIST": "localhost", "NTASKS": 2, "PROCID": index,
                 "LOCALID": index}
-        self._start({"JAX_COORDINATOR_PORT": str(port), **{f"SLURM_{name}": str(step[name]) for name in step}})
+        self._start({"JAX_COORDINATOR_PORT": str(port), **{f"SLURM_{name}": str(step[name]) for name in step}}, timeout_secs)
 
-    def _start(self, variables, fault=""):
+    def _start(self, variables, timeout_secs, fault=""):
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
         environment.pop("XLA_FLAGS", None)
         self._processes.append(subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *filter(None, [fault])], env=environment, text=True,
+            [sys.executable, "-c", SCRIPT, str(timeout_secs), *filter(None, [fault])], env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True))
 
     def end(self, but_for: int | None = None) -> list[Ended]:
@@ -93,30 +95,20 @@ class Processes:
             process.stdin.flush()
         if but_for is not None:
             self._suspended = self._processes.pop(but_for)
-        since, secs = time.monotonic(), {}
-        while len(secs) < len(self._processes):
-            for process in self._processes:
-                if process.poll() is not None:
-                    secs.setdefault(process.pid, time.monotonic() - since)
-            assert time.monotonic() - since < END_SECS, f"Processes that do not end: {self._alive()}"
-            time.sleep(0.02)
         ended = []
         for process in self._processes:
-            stdout, stderr = process.communicate()
+            stdout, stderr = process.communicate(timeout=GUARD_SECS)
             assert all(line.startswith("Warning: ") for line in stdout.splitlines()), "no strategy is made"
             with pytest.raises(ProcessLookupError):  # nothing that it started is left either
                 os.killpg(process.pid, 0)
-            ended.append(Ended(process.returncode, stdout, stderr, secs[process.pid]))
+            ended.append(Ended(process.returncode, stdout, stderr))
         return ended
-
-    def _alive(self) -> list[int]:
-        return [number for number, process in enumerate(self._processes) if process.poll() is None]
 
     def close(self) -> None:
         for process in [*self._processes, *filter(None, [self._suspended])]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
-            process.communicate(timeout=START_SECS)
+            process.communicate(timeout=GUARD_SECS)
 
 
 @pytest.fixture
@@ -138,13 +130,13 @@ def port_is_free(address):
 
 def test_whoever_is_there_names_the_worker_that_is_missing(processes):
     one, other = loopback(2), loopback(2)
-    processes.start(one, 0)
-    processes.start(other, 1)
+    processes.start(one, 0, timeout_secs=TIMEOUT_SECS)
+    processes.start(other, 1, timeout_secs=TIMEOUT_SECS)
     first, second = processes.end()
     assert (first.code, second.code) == (FAILED, FAILED)
     assert "ClusterTimeout: After 4 s, 1 of 2 processes are missing" in first.last_line
     assert f"worker 1 ({one[1]})" in first.last_line
-    assert f"ClusterTimeout: worker 1 did not meet the other processes within {TIMEOUT_SECS} s" in second.last_line
+    assert f"ClusterTimeout: worker 1 did not meet the other processes within 4 s" in second.last_line
     assert f"It awaited worker 0 ({other[0]}): connection refused" in second.last_line
     assert port_is_free(one[0]) and port_is_free(other[0])
 
@@ -157,14 +149,13 @@ def test_a_wrong_port_of_a_worker_is_told_to_all_at_once(processes):
         assert ended.code == REFUSED
         assert f"its cluster has '{wrong[0]}' as address 1, not '{addresses[1]}' as on worker 0" in ended.stderr
         assert "Start all with the same" in ended.last_line
-        assert ended.secs < TIMEOUT_SECS
     assert port_is_free(addresses[0])
 
 
 def test_a_wrong_port_of_worker_0_is_named_as_the_likely_cause(processes):
     addresses, wrong = loopback(2), loopback(1)
-    processes.start(addresses, 0)
-    processes.start([*wrong, addresses[1]], 1)
+    processes.start(addresses, 0, timeout_secs=TIMEOUT_SECS)
+    processes.start([*wrong, addresses[1]], 1, timeout_secs=TIMEOUT_SECS)
     first, second = processes.end()
     assert (first.code, second.code) == (FAILED, FAILED)
     assert "has another address for worker 0 in its TF_CONFIG" in first.last_line
@@ -181,19 +172,18 @@ def test_two_processes_with_one_index_are_named_to_all(processes):
         assert ended.code == REFUSED
         assert f"Two processes are worker 1 ({addresses[1]}): pid " in ended.stderr
         assert "Give each an index of its own." in ended.stderr
-        assert ended.secs < TIMEOUT_SECS
     assert port_is_free(addresses[0])
 
 
 def test_processes_of_two_jobs_do_not_train_together(processes):
     addresses = loopback(2)
-    processes.start(addresses, 0, job_id="monday")
+    processes.start(addresses, 0, timeout_secs=TIMEOUT_SECS, job_id="monday")
     processes.start(addresses, 1, job_id="tuesday")
     first, second = processes.end()
     assert (first.code, second.code) == (FAILED, REFUSED)
     for ended in (first, second):
         assert "its job id is 'tuesday', not 'monday' as on worker 0" in ended.stderr
-    assert second.secs < TIMEOUT_SECS <= first.secs, "its own worker 1 may still come"
+    assert "ClusterTimeout: After 4 s" in first.last_line, "its own worker 1 may still come"
     assert first.stdout.startswith("Warning: worker 0 has refused a process of another job")
     assert port_is_free(addresses[0])
 
@@ -202,32 +192,31 @@ def test_a_port_that_another_program_holds_is_named(processes):
     addresses = loopback(2)
     port = int(addresses[0].rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
-        for index in (0, 1):
-            processes.start(addresses, index)
+        processes.start(addresses, 0)
+        processes.start(addresses, 1, timeout_secs=TIMEOUT_SECS)
         first, second = processes.end()
         assert not port_is_free(addresses[0])
     assert (first.code, second.code) == (REFUSED, FAILED)
     assert f"ClusterError: Port {port} is in use, and worker 0 ({addresses[0]}) must listen on it" in first.last_line
-    assert first.secs < TIMEOUT_SECS
     assert "it accepts the connection but does not answer" in second.last_line
     with socket.create_server(("127.0.0.1", port)):
         pass
 
 
 @pytest.mark.parametrize(("signal", "index", "says"), [
-    ("SIGKILL", 0, "worker 0, which coordinates the job, is lost: its process has ended, while JAX started. "),
-    ("SIGKILL", 1, "worker 1 is lost: its process has ended, while JAX started. "),
-    ("SIGSTOP", 0, "worker 0, which coordinates the job, is lost: nothing was heard of it for 3."),
-    ("SIGSTOP", 1, "worker 1 is lost: nothing was heard of it for 3.")])
+    ("SIGKILL", 0, "worker 0, which coordinates the job, is lost: its process has ended"),
+    ("SIGKILL", 1, "worker 1 is lost: its process has ended"),
+    ("SIGSTOP", 0, r"worker 0, which coordinates the job, is lost: nothing was heard of it for \d+\.\d s"),
+    ("SIGSTOP", 1, r"worker 1 is lost: nothing was heard of it for \d+\.\d s")])
 def test_who_dies_or_stops_while_jax_starts_is_named_by_the_others(processes, signal, index, says):
     addresses = loopback(3)
     for number in range(3):
-        processes.start(addresses, number, fault=signal if number == index else "")
+        processes.start(addresses, number, fault=signal if number == index else "",
+                        timeout_secs=LONG_SECS if signal == "SIGKILL" else TIMEOUT_SECS)
     for ended in processes.end(but_for=index):
         assert ended.code == PEER_LOST, ended.stderr
-        assert f"Watchdog: {says}" in ended.stderr
-        assert "ends with exit code 75; its main thread is here:\n" in ended.stderr
-        assert ended.secs < TIMEOUT_SECS + 2  # for a busy machine
+        assert re.search(rf"Watchdog: {says}, while JAX started\. Worker \d ends with exit code 75", ended.stderr)
+        assert "; its main thread is here:\n" in ended.stderr
     if (signal, index) != ("SIGSTOP", 0):
         socket.create_server(("127.0.0.1", int(addresses[0].rpartition(":")[2]))).close()
 
@@ -256,19 +245,18 @@ def test_cpu_devices_that_cannot_reach_each_other_are_told_to_all_once_jax_has_t
 def test_jax_that_was_used_before_is_told_before_the_others_count_on_the_process(processes):
     addresses = loopback(2)
     processes.start(addresses, 0, fault="use JAX")
-    processes.start(addresses, 1)
+    processes.start(addresses, 1, timeout_secs=TIMEOUT_SECS)
     first, second = processes.end()
     assert (first.code, second.code) == (FAILED, FAILED)
     assert "RuntimeError: `MultiWorkerMirroredStrategy` must be made before JAX is used" in first.last_line
     assert "direct cause" not in first.stderr  # one traceback, not JAX's too
-    assert first.secs < TIMEOUT_SECS
     assert f"It awaited worker 0 ({addresses[0]}): connection refused" in second.last_line
     assert port_is_free(addresses[0])
 
 
 def test_whoever_is_there_names_the_task_of_slurm_that_is_missing(processes):
     port = free_port()
-    processes.start_task(port, 0)
+    processes.start_task(port, 0, timeout_secs=TIMEOUT_SECS)
     ended, = processes.end()
     assert ended.code == FAILED
     assert "After 4 s, 1 of 2 processes are missing: task 1. Connected: none." in ended.last_line
@@ -278,13 +266,12 @@ def test_whoever_is_there_names_the_task_of_slurm_that_is_missing(processes):
 
 def test_tasks_of_two_slurm_jobs_do_not_train_together(processes):
     port = free_port()
-    processes.start_task(port, 0)
+    processes.start_task(port, 0, timeout_secs=TIMEOUT_SECS)
     processes.start_task(port, 1, job=8)
     first, second = processes.end()
     assert (first.code, second.code) == (FAILED, REFUSED)
     for ended in (first, second):
         assert "its job id is 'SLURM 8.0, restart 0', not 'SLURM 7.0, restart 0' as on task 0" in ended.stderr
-    assert second.secs < TIMEOUT_SECS
     assert is_free(port)
 
 
@@ -293,4 +280,3 @@ def test_an_evaluator_is_refused_with_exit_code_2(processes):
     ended, = processes.end()
     assert ended.code == REFUSED
     assert "ClusterError: TF_CONFIG says that this process is the 'evaluator', which does not train" in ended.last_line
-    assert ended.secs < TIMEOUT_SECS

@@ -18,7 +18,8 @@ import pytest
 
 import trainer
 from tests.support.networks import LinenMLP
-from tests.support.rendezvous_cluster import stars_of, until
+from tests.support.rendezvous_cluster import stars_of
+from tests.support.waiting import GUARD_SECS, LONG_SECS, until
 from trainer.distribute.cluster import ProcessGroup, membership
 from trainer.distribute.cluster.liveness import process_end, watchdog
 from trainer.distribute.cluster.liveness.watchdog import Watchdog, is_peer_error

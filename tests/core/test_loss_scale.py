@@ -40,7 +40,7 @@ def scanned(loss_scale, steps):
                         loss_scale, steps)[0]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(bad=st.sets(st.integers(0, 9999), max_size=12), scale=st.sampled_from([2.0**15, MIN_SCALE, MAX_SCALE, 1.0]))
 def test_the_loss_scale_follows_the_schedule(bad, scale):
     steps = np.ones(10000, bool)

@@ -61,7 +61,7 @@ trees = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.list
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(trees)
 def test_any_plain_value_comes_back_as_it_was(tree):
     assert same(after_a_trip(tree), tree)

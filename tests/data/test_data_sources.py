@@ -111,7 +111,7 @@ def test_shuffled_arrays_read_the_same_passes_with_and_without_steps_per_epoch()
     assert by_pass[0] != by_pass[1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=12), group=st.integers(1, 5), data=st.data())
 def test_groups_of_an_iterable_keep_every_batch_and_are_as_large_as_they_can_be(sizes, group, data):
     values = [np.full((rows, 1), number, np.float32) for number, rows in enumerate(sizes)]

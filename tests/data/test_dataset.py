@@ -140,7 +140,7 @@ def test_iterating_twice_gives_pass_0_both_times():
     assert first == second == rows(dataset, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     length=st.integers(1, 50), batch=st.integers(1, 20), group=st.integers(1, 5),
     shuffle=st.booleans(), data=st.data(),
@@ -161,7 +161,7 @@ def test_groups_hold_every_row_once_in_the_order_of_a_naive_loop(length, batch, 
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(length=st.integers(1, 30), batch=st.integers(1, 8), times=st.integers(1, 3), seed=st.integers(0, 9))
 def test_reading_from_a_start_is_dropping_as_many_elements(length, batch, times, seed):
     base = Dataset.from_arrays(np.arange(length)).shuffle(seed)

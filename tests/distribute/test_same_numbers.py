@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainer
@@ -38,7 +38,7 @@ def assert_same(one, many, rtol=3e-4, atol=3e-5):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("library", [LinenMLP, NNXMLP])
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, derandomize=True)
 @given(replicas=st.integers(2, 8), rows=st.integers(1, 70), batch_size=st.integers(1, 33))
 def test_any_replicas_rows_and_batch_size_give_one_devices_numbers(library, batch_norm, replicas, rows, batch_size):
     def module():

@@ -24,7 +24,7 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=50)
 @hypothesis.given(st.lists(st.binary(max_size=200), max_size=12))
 def test_a_fingerprint_does_not_depend_on_the_others(texts):
     together = fingerprint64(texts)
@@ -32,7 +32,7 @@ def test_a_fingerprint_does_not_depend_on_the_others(texts):
     assert together.tolist() == [int(fingerprint64([text])[0]) for text in texts]
 
 
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=50)
 @hypothesis.given(st.binary(min_size=1, max_size=150), st.data())
 def test_each_byte_counts(text, data):
     place = data.draw(st.integers(0, len(text) - 1))

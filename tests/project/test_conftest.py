@@ -6,15 +6,21 @@ import sys
 
 import pytest
 
-CONFTEST = pathlib.Path(__file__).parents[1] / "conftest.py"
+CONFTEST = (pathlib.Path(__file__).parents[1] / "conftest.py").read_text()
 LEAKS = {
-    "thread": ("threading.Thread(target=time.sleep, args=(3,), name='forgotten').start()",
+    "thread": ("threading.Thread(target=over.wait, name='forgotten').start()",
                "threads left running: ['forgotten']"),
-    "prefetcher": ("threading.Thread(target=time.sleep, args=(3,), name='trainer-x', daemon=True).start()",
+    "prefetcher": ("threading.Thread(target=over.wait, name='trainer-x', daemon=True).start()",
                    "threads left running: ['trainer-x']"),
     "added_variable": ("os.environ['ADDED'] = '1'", "environment variables left changed: ['ADDED']"),
     "removed_variable": ("del os.environ['HOME']", "environment variables left changed: ['HOME']"),
 }
+BEGINS = """
+import os, threading, time
+over = threading.Event()
+def teardown_module():
+    over.set()
+"""
 TIDY = """
 def test_tidy(monkeypatch):
     monkeypatch.setenv("ADDED", "1")
@@ -26,9 +32,9 @@ def test_tidy(monkeypatch):
 def report(tmp_path_factory):
     """What pytest prints about one test per leak, and one that cleans up."""
     folder = tmp_path_factory.mktemp("leaks")
-    (folder / "conftest.py").write_text(CONFTEST.read_text())
+    (folder / "conftest.py").write_text(f"{CONFTEST}\nTHREAD_GRACE_SECS = 0.5\n")
     tests = [f"def test_{name}():\n    {body}\n" for name, (body, _) in LEAKS.items()]
-    (folder / "test_sample.py").write_text("\n".join(["import os, threading, time", *tests, TIDY]))
+    (folder / "test_sample.py").write_text("\n".join([BEGINS, *tests, TIDY]))
     command = [sys.executable, "-m", "pytest", "-vrE", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
     done = subprocess.run(command, cwd=folder, env={"HOME": "/", "COLUMNS": "200"}, capture_output=True,
                           text=True, timeout=120, check=False)
@@ -48,7 +54,7 @@ def test_a_test_that_cleans_up_passes(report):
 
 @pytest.mark.slow
 def test_each_test_is_in_one_part_with_all_its_cases(tmp_path):
-    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
+    (tmp_path / "conftest.py").write_text(CONFTEST)
     parametrized = "@pytest.mark.parametrize('case', [0, 1])\ndef test_{}(case):\n    pass\n"
     (tmp_path / "test_sample.py").write_text("\n".join(["import pytest", *map(parametrized.format, "abcdef")]))
     found = []

@@ -6,9 +6,9 @@ import dataclasses
 import selectors
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 
+from tests.support.waiting import GUARD_SECS, LONG_SECS, until
 from trainer.distribute.cluster.description.cluster_description import ClusterDescription
 from trainer.distribute.cluster.description.package_versions import package_versions
 from trainer.distribute.cluster.rendezvous import gather, join, rendezvous, star
@@ -16,8 +16,8 @@ from trainer.distribute.cluster.rendezvous.connection import Connection, encode
 from trainer.distribute.cluster.rendezvous.hello import Hello
 from trainer.distribute.cluster.rendezvous.rendezvous import agree
 from trainer.distribute.cluster.rendezvous.star import Star
+from trainer.distribute.cluster.rendezvous.wait import Wait
 
-LONG_SECS = 10.0  # a timeout that no test reaches
 SHORT_SECS = 0.4
 
 
@@ -55,21 +55,32 @@ class Member:
     lines: list[str]
 
     def error(self) -> BaseException | None:
-        return self.future.exception(timeout=LONG_SECS)
+        return self.future.exception(timeout=GUARD_SECS)
 
     def unconnected(self) -> str:
         """Returns why CPU devices cannot reach each other, after a meeting without an error."""
-        return self.future.result(timeout=LONG_SECS)
+        return self.future.result(timeout=GUARD_SECS)
 
 
 @contextlib.contextmanager
 def members_in_threads(monkeypatch) -> Iterator[Callable[..., Member]]:
     """Yields a function that starts a member; waits for all of them in the end."""
     monkeypatch.setattr(gather, "GRACE_SECS", 0.3)
+    monkeypatch.setattr(gather, "HELLO_SECS", LONG_SECS)
     monkeypatch.setattr(star, "DRAIN_SECS", 0.3)
     monkeypatch.setattr(join, "LAST_WORDS_SECS", 0.3)
     here = threading.local()  # each thread stands for a process, with packages of its own
+    is_over = threading.Event()
+
+    class UntilTheEnd(Wait):
+        """A deadline that has passed when the test has ended, so that a failed test leaves nobody waiting."""
+
+        @property
+        def remaining_secs(self):
+            return -1.0 if is_over.is_set() else super().remaining_secs
+
     monkeypatch.setattr(rendezvous, "package_versions", lambda: here.versions)
+    monkeypatch.setattr(rendezvous, "Wait", UntilTheEnd)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         def start(description, versions=None, timeout_secs=LONG_SECS, job_id="job", say_every_secs=LONG_SECS):
             lines = []
@@ -82,7 +93,10 @@ def members_in_threads(monkeypatch) -> Iterator[Callable[..., Member]]:
 
             return Member(pool.submit(run), lines)
 
-        yield start
+        try:
+            yield start
+        finally:
+            is_over.set()
 
 
 def stars_of(size: int) -> list[Star]:
@@ -95,23 +109,17 @@ def stars_of(size: int) -> list[Star]:
                      for number, pair in pairs.items())]
 
 
-def until(condition, secs=2.0):
-    """Returns as soon as a condition holds."""
-    deadline = time.monotonic() + secs
-    while not condition():
-        assert time.monotonic() < deadline, "The condition did not come true."
-        time.sleep(0.005)
-
-
 def connect(cluster) -> socket.socket:
     """Returns a socket that is connected to process 0, as soon as that listens."""
-    deadline = time.monotonic() + 2
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port_of(cluster)), timeout=2)
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+    connected = []
+
+    def is_connected():
+        with contextlib.suppress(ConnectionRefusedError):
+            connected.append(socket.create_connection(("127.0.0.1", port_of(cluster)), timeout=GUARD_SECS))
+        return connected
+
+    until(is_connected)
+    return connected[0]
 
 
 def is_closed(sock) -> bool:

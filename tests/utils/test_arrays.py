@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -16,7 +16,6 @@ with pytest.MonkeyPatch.context() as patch:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(labels=hnp.arrays(st.sampled_from(["int32", "int64", "uint8", "float32"]),
                          hnp.array_shapes(max_dims=3, max_side=4), elements=st.integers(0, 5)),
        extra=st.none() | st.integers(0, 3))
@@ -28,7 +27,6 @@ def test_one_hot_vectors_are_kerass(labels, extra):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(values=hnp.arrays(st.sampled_from(["float32", "float64"]), (3, 4),
                          elements=st.floats(-100, 100, width=32)),
        axis=st.sampled_from([-1, 0, 1]), order=st.sampled_from([1, 2, 3, np.inf]))
@@ -41,7 +39,6 @@ def test_scaled_vectors_are_kerass(values, axis, order):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(sequences=st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=4),
        maxlen=st.none() | st.integers(1, 6), ends=st.tuples(*[st.sampled_from(["pre", "post"])] * 2),
        dtype=st.sampled_from(["int32", "float32"]), value=st.integers(-2, 2))

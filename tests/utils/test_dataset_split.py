@@ -37,7 +37,7 @@ SIZES = st.none() | st.integers(1, 9) | st.floats(0.05, 0.95)
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(left_size=SIZES, right_size=SIZES, shuffle=st.booleans(), seed=st.integers(0, 2**32 - 1))
 def test_rows_are_kerass(left_size, right_size, shuffle, seed):
     try:

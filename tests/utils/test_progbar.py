@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from flax import linen as nn
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -45,7 +45,6 @@ def logs_of(texts):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(updates=UPDATES, kinds=st.sampled_from(["stateful_metrics", "stateless_metrics"]),
        names=st.none() | st.sets(st.sampled_from(NAMES)), verbose=st.sampled_from([1, 2]))
 def test_values_are_averaged_as_by_keras(updates, kinds, names, verbose):
