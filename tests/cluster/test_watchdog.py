@@ -243,7 +243,7 @@ def test_who_has_failed_before_jax_started_ends_when_the_others_have(job, exits,
 
 @pytest.mark.slow
 def test_a_process_whose_script_has_ended_leaves_as_the_cause_if_others_needed_it(job, exits, capfd):
-    trio = job(3).watch_all()
+    trio = job(3).watch_all(1.6)
     for one, step in zip(trio, (5, 3, 5), strict=True):
         one.progress(step, "device")
     trio[1]._finish()
