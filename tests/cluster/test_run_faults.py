@@ -1,5 +1,7 @@
-"""Two real processes in the middle of a training, to one of which something happens: the other ends soon, says what it
-was, and leaves all that is needed to go on.
+"""Two real processes in the middle of a training, to one of which something happens: the other ends, says what it was,
+and leaves all that is needed to go on.
+
+They have a timeout that no test reaches, unless it is what ends them.
 
 Two scenarios run at a time: what a test waits for, and what the next one will.
 """
@@ -18,19 +20,16 @@ import pytest
 from tests.support.run_fault_scenarios import (
     DATA_ERROR,
     DATA_NOTE,
-    ENDED_SECS,
     EPOCHS,
     FAULT_STEP,
     SAVED_STEPS,
     STEPS,
-    TIMEOUT_SECS,
     Scenarios,
 )
 
 pytestmark = pytest.mark.processes
 
 PEER_LOST, FAILED = 75, 1
-AT_ONCE_SECS = 4.0
 
 TODO = {
     "saved for long": lambda run: run.saved_for_long(),
@@ -120,7 +119,6 @@ def test_a_worker_that_is_killed_in_mid_epoch_is_named_with_its_step(came_of):
     assert worker.code == -signal.SIGKILL
     assert_says(chief, rf"worker 1 is lost: its process has ended\. It was at step {FAULT_STEP}, in "
                        r'"callbacks", up to \d+\.\d s ago\. Worker 0 ends at step \d+ with exit code 75')
-    struck.assert_ended_in_time(0)
     assert_nothing_is_left(struck)
 
 
@@ -129,9 +127,7 @@ def test_a_worker_that_is_suspended_is_named_and_ends_when_it_goes_on(came_of):
     chief, worker = struck.processes
     assert_says(chief, rf"worker 1 is lost: nothing was heard of it for [^\n]* It was at step {FAULT_STEP}, in "
                        r'"callbacks", up to \d+\.\d s ago\. Worker 0 ends at step \d+ with exit code 75')
-    struck.assert_ended_in_time(0)
     assert worker.code in (PEER_LOST, -signal.SIGABRT), worker.stderr
-    assert worker.at - chief.at < ENDED_SECS
     assert_nothing_is_left(struck)
 
 
@@ -142,7 +138,6 @@ def test_a_chief_that_is_killed_in_mid_epoch_is_named_with_its_step(came_of):
     assert_says(worker, rf"worker 0, which coordinates the job, is lost: its process has ended\. It was at "
                         rf'step {FAULT_STEP}, in "callbacks", up to \d+\.\d s ago\. Worker 1 ends at step \d+ with '
                         r"exit code 75")
-    struck.assert_ended_in_time(1)
     assert_nothing_is_left(struck)
 
 
@@ -151,7 +146,6 @@ def test_a_worker_whose_data_block_is_named_by_both(came_of):
     for index, ended in enumerate(struck.processes):
         assert_says(ended, rf'worker 1 has stalled at step {FAULT_STEP - 1}, in "data" for [^\n]*'
                            rf"Worker {index} ends at step \d+ with exit code 75")
-        struck.assert_ended_in_time(index)
     assert_nothing_is_left(struck)
 
 
@@ -159,12 +153,10 @@ def test_a_worker_whose_script_ends_too_soon_is_named(came_of):
     struck = came_of("worker exits")
     assert_says(struck.processes[0], rf"worker 1 has left the job: its script has ended, at step {FAULT_STEP}, while "
                                      r"worker 0 waits [^\n]*Worker 0 ends at step \d+ with exit code 75")
-    struck.assert_ended_in_time(0)
     worker = struck.processes[1]
     assert worker.code == FAILED, worker.stderr
     assert re.search(rf"^Watchdog: worker 1 has left the job: [^\n]*at step {FAULT_STEP}, [^\n]*\. Worker 1 ends with "
                      "exit code 1; its script had ended", worker.stderr, re.MULTILINE), worker.stderr
-    struck.assert_ended_in_time(1)
     assert_nothing_is_left(struck)
 
 
@@ -173,10 +165,8 @@ def test_a_worker_whose_data_raise_ends_with_its_error_and_the_other_names_it(ca
     chief, worker = struck.processes
     assert worker.code == FAILED
     assert worker.stderr.endswith(f"{DATA_ERROR}\n{DATA_NOTE}\n")
-    struck.assert_ended_in_time(1, has_noticed=False)  # its error comes at once
     assert_says(chief, rf"worker 1 has failed at step \d+: {re.escape(DATA_ERROR)}\. "
                        r"Worker 0 ends at step \d+ with exit code 75")
-    struck.assert_ended_in_time(0)
     assert_nothing_is_left(struck)
 
 
@@ -187,15 +177,13 @@ def test_a_chief_whose_data_raise_ends_with_its_error_and_the_worker_names_it(ca
     assert chief.stderr.endswith(f"{DATA_ERROR}\n{DATA_NOTE}\n")
     assert_says(worker, rf"worker 0 has failed at step \d+: {re.escape(DATA_ERROR)}\. "
                         r"Worker 1 ends at step \d+ with exit code 75")
-    struck.assert_ended_in_time(0, has_noticed=False)  # its error comes at once
-    struck.assert_ended_in_time(1)
     assert_nothing_is_left(struck)
 
 
 def test_under_the_launcher_the_error_of_one_workers_data_comes_last_and_gives_the_exit_code(came_of):
-    code, secs, err = came_of("launched data raise")
+    code, err = came_of("launched data raise")
     assert code == FAILED, err
-    assert secs < AT_ONCE_SECS  # the other one does not wait until the launcher kills it
+    assert "Killed" not in err, err
     assert err.endswith(f"[worker 1] {DATA_ERROR}\n[worker 1] {DATA_NOTE}\n"
                         "[launcher] Worker 1 of 2 failed with exit code 1.\n"), err
 
@@ -224,6 +212,4 @@ def test_the_launcher_starts_a_training_again_that_goes_on_to_the_bit(came_of):
 
 @pytest.mark.parametrize(("name", "expected"), [("launcher killed", -signal.SIGKILL), ("Ctrl-C", 130)])
 def test_no_worker_outlives_a_launcher_that_is_ended_in_the_middle_of_a_training(came_of, name, expected):
-    code, secs = came_of(name)
-    assert code == expected
-    assert secs < TIMEOUT_SECS  # for which their watchdog would wait
+    assert came_of(name) == expected
