@@ -16,9 +16,12 @@ import sys
 import numpy as np
 from flax import linen as nn
 import jax, trainer
+from trainer.distribute.cluster.liveness.watchdog import watchdog
 
-options = trainer.distribute.CommunicationOptions(timeout_seconds=5.0)
-with trainer.distribute.MultiWorkerMirroredStrategy(options).scope():
+strategy = trainer.distribute.MultiWorkerMirroredStrategy()
+watchdog().timeout_secs = 5.0  # not before, as to start may take longer
+watchdog()._star.wake()
+with strategy.scope():
     model = trainer.Sequential([nn.Dense(1)])
     model.compile("sgd", "mse")
 count = int(sys.argv[1 + jax.process_index()])

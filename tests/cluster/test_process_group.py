@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
@@ -17,6 +16,7 @@ import trainer
 from tests.support.fake_store import FakeStore
 from tests.support.networks import LinenMLP, classification, logits_loss
 from tests.support.rendezvous_cluster import free_port
+from tests.support.waiting import GUARD_SECS
 from trainer import callbacks as cb
 from trainer import distribute
 from trainer.callbacks import Callback, CallbackList
@@ -138,7 +138,7 @@ import trainer
 from flax import linen as nn
 
 width, epochs, callbacks = {differ}
-options = trainer.distribute.CommunicationOptions(timeout_seconds=20)
+options = trainer.distribute.CommunicationOptions(timeout_seconds=600)  # a process that waits for it does not end
 with trainer.distribute.MultiWorkerMirroredStrategy(options).scope():
     model = trainer.Sequential([nn.Dense(width), nn.Dense(1)])
     model.compile("sgd", "mse")
@@ -173,16 +173,14 @@ def test_a_worker_with_another_model_or_training_ends_all_before_anything_runs(r
     try:
         for process in processes:
             assert process.stdout.readline() == "ready\n", process.communicate()[1]
-        since = time.monotonic()
         for process in processes:
-            error = process.communicate(timeout=60)[1]
+            error = process.communicate(timeout=GUARD_SECS)[1]
             assert process.returncode == 2, error
             assert matches(message, error), error
             with pytest.raises(ProcessLookupError):
                 os.killpg(process.pid, 0)
-        assert time.monotonic() - since < 20, "within the strategy's timeout"
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=5)
+            socket.create_connection(("127.0.0.1", port), timeout=GUARD_SECS)
     finally:
         for process in processes:
             process.kill()

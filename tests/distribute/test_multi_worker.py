@@ -157,8 +157,10 @@ def test_a_worker_that_fails_ends_the_job_with_its_traceback(tmp_path):
     (5, r"batches of the epoch: 3 in worker 0, 2 in worker 1\.|the data of worker 1 have ended"),
 ])
 def test_a_generator_that_ends_early_in_one_worker_is_named_and_not_started_again(tmp_path, batches, says):
-    (tmp_path / "train.py").write_text(SCRIPT.partition("history =")[0].replace(
-        "MirroredStrategy()", "MirroredStrategy(distribute.CommunicationOptions(timeout_seconds=6))") + f"""
+    (tmp_path / "train.py").write_text(SCRIPT.partition("history =")[0] + f"""
+from trainer.distribute.cluster.liveness.watchdog import watchdog
+watchdog().timeout_secs = 6.0  # not before, as to start may take longer
+watchdog()._star.wake()
 number = 9 if strategy.is_chief else {batches}
 model.fit(((x[:8], y[:8]) for _ in range(number)), epochs=3, steps_per_epoch=3, verbose=0)
 """)
