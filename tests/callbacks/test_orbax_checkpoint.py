@@ -10,6 +10,7 @@ import pytest
 from flax import linen as nn
 
 import trainer
+from tests.support.waiting import GUARD_SECS
 from trainer.callbacks import BackupAndRestore, Callback, LambdaCallback, OrbaxCheckpoint
 
 RNG = np.random.default_rng(0)
@@ -121,7 +122,7 @@ def test_the_training_goes_on_while_a_thread_writes(tmp_path, monkeypatch):
     write, may_write, went_on = orbax_arrays.write, threading.Event(), []
 
     def waiting(*args):
-        assert may_write.wait(30)
+        assert may_write.wait(GUARD_SECS)
         return write(*args)
 
     monkeypatch.setattr(orbax_arrays, "write", waiting)

@@ -225,8 +225,7 @@ def test_a_slow_validation_in_mid_epoch_leaves_the_rate_alone():
     for callbacks in ([own, of_fit, Throughput()], [Throughput(), own, of_fit]):
         history = compiled_mlp(steps_per_execution=2).fit(
             x, y, batch_size=8, callbacks=callbacks, validation_data=SlowData(), verbose=0)
-        assert history.timing["total"] > 5 * 0.4
-        assert history.history["rows_per_sec"][0] > 32 / 0.35
+        assert 32 / history.history["rows_per_sec"][0] < history.timing["total"] - 5 * 0.4
 
 
 @pytest.mark.slow

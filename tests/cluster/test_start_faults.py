@@ -77,7 +77,8 @@ class Processes:
         """Starts a task of two as SLURM's `srun` does."""
         step = {"JOB_ID": job, "STEP_ID": 0, "STEP_NODELIST": "localhost", "NTASKS": 2, "PROCID": index,
                 "LOCALID": index}
-        self._start({"JAX_COORDINATOR_PORT": str(port), **{f"SLURM_{name}": str(step[name]) for name in step}}, timeout_secs)
+        self._start({"JAX_COORDINATOR_PORT": str(port), **{f"SLURM_{name}": str(step[name]) for name in step}},
+                    timeout_secs)
 
     def _start(self, variables, timeout_secs, fault=""):
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
@@ -136,7 +137,7 @@ def test_whoever_is_there_names_the_worker_that_is_missing(processes):
     assert (first.code, second.code) == (FAILED, FAILED)
     assert "ClusterTimeout: After 4 s, 1 of 2 processes are missing" in first.last_line
     assert f"worker 1 ({one[1]})" in first.last_line
-    assert f"ClusterTimeout: worker 1 did not meet the other processes within 4 s" in second.last_line
+    assert "ClusterTimeout: worker 1 did not meet the other processes within 4 s" in second.last_line
     assert f"It awaited worker 0 ({other[0]}): connection refused" in second.last_line
     assert port_is_free(one[0]) and port_is_free(other[0])
 

@@ -417,8 +417,8 @@ def run_without_launcher(how, failing):
 
 def assert_last_place(text, left):
     """Asserts that the worker that is left has said where the other was last, and where it is itself."""
-    assert re.search(rf'It was at step 2, in "host", up to \d+\.\d s ago\. Worker {left} ends at step 3 with exit code 75',
-                     text)
+    assert re.search(r'It was at step 2, in "host", up to \d+\.\d s ago\. '
+                     rf"Worker {left} ends at step 3 with exit code 75", text)
     assert "test_watchdog.py" in text.partition("main thread is here:")[2]
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.support.waiting import GUARD_SECS
 from trainer.core.ambient import state
 from trainer.core.ambient.jax_options import OPTIONS, JaxOptions
 from trainer.core.ambient.processes import SentContext
@@ -90,7 +91,7 @@ def test_what_a_thread_sets_stays_in_its_call():
 
 
 def test_several_threads_may_call_a_function_at_a_time():
-    barrier = threading.Barrier(3, timeout=5)
+    barrier = threading.Barrier(3, timeout=GUARD_SECS)
 
     def meet(number):
         barrier.wait()

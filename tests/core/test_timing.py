@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import trainer
+from tests.loop.test_compilation import count_compilations
 from tests.support.clock import StandingClock
 from tests.support.networks import classification, compiled_mlp
 from trainer.core import timing
@@ -79,7 +80,7 @@ def test_a_slow_pipeline_shows_as_data_a_slow_callback_as_callbacks_and_the_part
     _, secs = run([slow], slow_data=0.05)
     assert secs["data"] >= 0.3  # a part passes while the step compiles
     assert secs["callbacks"] >= 0.3
-    assert secs["compile"] > 0.05
+    assert secs["compile"] > 0
     assert secs["checkpoint"] == 0
     parts = sum(value for name, value in secs.items() if name not in ("total", "rows_per_sec"))
     np.testing.assert_allclose(parts, secs["total"], rtol=1e-6)
@@ -87,11 +88,13 @@ def test_a_slow_pipeline_shows_as_data_a_slow_callback_as_callbacks_and_the_part
 
 
 @pytest.mark.slow
-def test_what_was_compiled_before_costs_nothing_again():
+def test_what_was_compiled_before_is_not_compiled_again():
     model, _ = run()
     x, y, _ = classification(32)
     model.fit(x, y, batch_size=8, verbose=0)
-    assert model.fit(x, y, batch_size=8, verbose=0).timing["compile"] < 0.05
+    with count_compilations() as compiled:
+        model.fit(x, y, batch_size=8, verbose=0)
+    assert compiled == []
 
 
 @pytest.mark.slow

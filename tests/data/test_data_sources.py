@@ -26,6 +26,7 @@ from tests.support.feeds import (
     pairs,
     rows_of,
 )
+from tests.support.waiting import GUARD_SECS
 from trainer.data import Dataset
 from trainer.data.adapt import adapt
 from trainer.data.prefetch import prefetch
@@ -193,7 +194,7 @@ class HalfWayIterator:
         self.rows += 1
         if self.rows == 3:
             self.data.is_making.set()
-            self.data.may_go_on.wait(10)
+            self.data.may_go_on.wait(GUARD_SECS)
         self.rows += 1
         return X[self.rows - 2:self.rows]
 
@@ -217,7 +218,7 @@ def test_no_position_is_taken_from_an_iterator_that_is_making_a_batch():
     assert (first.count, first.resume_token) == (1, None)  # a pass that was just opened has no state yet
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         second = pool.submit(next, groups)
-        assert data.is_making.wait(10)
+        assert data.is_making.wait(GUARD_SECS)
         position = reader.position(1, 1, first.resume_token)
         data.may_go_on.set()
         assert rows_of(second.result()) == [[2, 3]]

@@ -12,6 +12,7 @@ import pytest
 from flax import linen as nn
 
 import trainer
+from tests.support.waiting import until
 from trainer.data import PyDataset
 from trainer.data.adapt import adapt
 from trainer.data.parallel_items import ParallelSource
@@ -346,10 +347,8 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
     done = run_script(tmp_path / "script.py", script)
     assert done.returncode == -signal.SIGKILL
     pids = [int(pid) for pid in done.stdout.split()]
-    deadline = time.monotonic() + 20
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(pids) == 2 and not any(map(is_alive, pids))
+    assert len(pids) == 2
+    until(lambda: not any(map(is_alive, pids)))
 
 
 def is_alive(pid):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.inline_cluster import InlineStrategy, lose_current
+from tests.support.waiting import GUARD_SECS, until
 from trainer import distribute
 from trainer.distribute import ClusterCoordinator, WorkerLostError
 from trainer.distribute.parameter_server import coordinator as module
@@ -36,7 +37,7 @@ def double(x, plus=0):
 
 
 def wait_for_gate(value=None):
-    gate.wait(20)
+    gate.wait(GUARD_SECS)
     seen.append(value)
     return value
 
@@ -77,7 +78,7 @@ def test_a_full_queue_makes_schedule_wait(coordinator, monkeypatch):
     time.sleep(0.3)
     assert len(scheduled) <= 5  # two that run, and three that wait
     gate.set()
-    thread.join(20)
+    thread.join(GUARD_SECS)
     assert coordinator.fetch(scheduled) == list(range(8))
 
 
@@ -203,10 +204,7 @@ def test_a_function_whose_worker_is_lost_runs_again_before_all_others(coordinato
     with pytest.warns(UserWarning, match=r"worker \d .* has ended.*`is_first_run` is run again"):
         assert coordinator.schedule(is_first_run).fetch() == 2
     coordinator.join()
-    deadline = time.monotonic() + 10
-    while len(coordinator.strategy.started) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(coordinator.strategy.started) == 3
+    until(lambda: len(coordinator.strategy.started) == 3)
 
 
 @pytest.mark.filterwarnings("ignore:worker:UserWarning")
@@ -227,9 +225,7 @@ def test_workers_that_cannot_be_replaced_are_an_error():
 
     made._replace = refuse
     made.schedule(lose_current)
-    deadline = time.monotonic() + 20
-    while made._error is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: made._error is not None)
     with pytest.raises(WorkerLostError, match=r"No worker is left.*cannot be started again.*exit code 1"):
         made.done()
     made.close()
@@ -353,7 +349,7 @@ def ends_an_asynchronous_iteration():
 def test_errors_that_are_more_or_less_than_a_message_come_back(coordinator, function, message):
     value = coordinator.schedule(function)
     with pytest.raises(RuntimeError, match=message):
-        value._future.result(20)
+        value._future.result(GUARD_SECS)
 
 
 def test_a_function_that_ends_an_iteration_does_not_end_that_of_its_results(coordinator):
@@ -388,7 +384,7 @@ def test_a_result_that_cannot_be_read_names_its_function_and_worker(coordinator)
 def test_a_warning_that_is_an_error_leaves_nobody_waiting(coordinator):
     value = coordinator.schedule(lose_current)
     with pytest.raises(UserWarning, match="run again by another worker"):
-        value._future.result(20)
+        value._future.result(GUARD_SECS)
 
 
 def test_workers_forget_an_iterator_that_the_chief_has_let_go_of(coordinator):

@@ -18,6 +18,7 @@ import pytest
 from flax import linen as nn
 
 import trainer
+from tests.support.waiting import until
 from trainer import callbacks, distribute
 
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:worker:UserWarning")]
@@ -124,10 +125,7 @@ def test_the_same_command_goes_on_after_a_server_or_the_chief_is_killed(tmp_path
     ended = run(victim, tmp_path / "backup")
     assert ended.returncode == code, ended.stderr
     folder, *processes = ended.stdout.split()
-    deadline = time.monotonic() + 10
-    while (any(map(is_running, processes)) or os.path.exists(folder)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, processes)) and not os.path.exists(folder)
+    until(lambda: not any(map(is_running, processes)) and not os.path.exists(folder))
     again = run("nothing", tmp_path / "backup")
     assert again.returncode == 0, again.stderr
     step, spread, weight = map(float, again.stdout.split())

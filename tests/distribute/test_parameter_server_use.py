@@ -16,6 +16,7 @@ import pytest
 from flax import linen as nn
 
 import trainer
+from tests.support.waiting import GUARD_SECS
 from trainer import callbacks, distribute
 
 pytestmark = pytest.mark.processes
@@ -167,7 +168,7 @@ def test_ctrl_c_ends_a_fit_at_once_and_leaves_nothing():
         assert process.stdout.readline() == "in a worker\n", "what a function prints is seen at once"
         process.send_signal(signal.SIGINT)
         try:
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=GUARD_SECS)
         finally:
             process.kill()
     assert "KeyboardInterrupt" in errors and "run again" not in errors

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.support.waiting import GUARD_SECS
 from trainer.testing import Kill, assert_resumes_exactly
 
 pytestmark = pytest.mark.processes
@@ -72,7 +73,7 @@ if os.path.exists("output.txt") and not os.path.exists("spared"):  # the run tha
     if index == 0:
         signal.signal(signal.SIGTERM, end)
         os.mkdir(".step_1.0.tmp")
-    time.sleep(60)
+    time.sleep(999)
 elif index == 0:
     np.savez("result.npz", **{"process 0 was spared": 1} if os.path.exists("spared") else {})
 """
@@ -82,7 +83,7 @@ def test_a_kill_within_a_save_hits_the_process_that_it_names(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SAVES_ONCE)
     with pytest.raises(AssertionError, match=r"differ: process 0 was spared\."):
-        assert_resumes_exactly([*LAUNCH, str(script)], [Kill(save=0, process=1)], timeout_secs=30)
+        assert_resumes_exactly([*LAUNCH, str(script)], [Kill(save=0, process=1)], timeout_secs=GUARD_SECS)
 
 
 def test_a_kill_of_a_process_that_there_is_not_is_an_error(tmp_path):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.waiting import GUARD_SECS
 from trainer import metrics
 from trainer.metrics import Metric
 from trainer.metrics.variable import Variable
@@ -75,13 +76,13 @@ def test_a_pure_update_is_not_seen_by_another_thread():
         def update_state(self, values, sample_weight=None):
             super().update_state(values, sample_weight)
             inside.set()
-            looked.wait(10)
+            looked.wait(GUARD_SECS)
 
     metric = Waiting()
     zeros = metric.stateless_reset_state()
     thread = threading.Thread(target=lambda: seen.extend(metric.stateless_update_state(zeros, np.ones(3))))
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(GUARD_SECS)
     assert float(metric.total) == 0.0
     looked.set()
     thread.join()

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.support.waiting import GUARD_SECS
 from trainer.distribute.cluster.description.cluster_resolver import VARIABLE as TF_CONFIG
 
 pytestmark = pytest.mark.processes
@@ -33,7 +34,7 @@ with strategy.scope():
 seen = pathlib.Path("seen")
 if is_evaluator:
     touch = callbacks.LambdaCallback(on_test_end=lambda logs: seen.touch())
-    sidecar = distribute.SidecarEvaluator(model, (x, y), "backup", callbacks=touch, poll_secs=0.05, timeout_secs=60)
+    sidecar = distribute.SidecarEvaluator(model, (x, y), "backup", callbacks=touch, poll_secs=0.05, timeout_secs=600)
     result = {"history": sidecar.start(), "has_evaluated_end": sidecar.has_evaluated_end}
     pathlib.Path("evaluator.json").write_text(json.dumps(result))
 else:
@@ -63,10 +64,10 @@ def test_a_process_with_the_role_follows_a_training_that_may_be_killed_and_go_on
     try:
         if is_killed:
             processes.append(start(tmp_path, "worker", argument, TRAINER_KILL_AT_STEP="18"))
-            assert processes[-1].wait(60) == -signal.SIGKILL
+            assert processes[-1].wait(GUARD_SECS) == -signal.SIGKILL
         processes.append(start(tmp_path, "worker", argument))
         for process in (processes[-1], sidecar):
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=GUARD_SECS)
             assert process.returncode == 0, output
     finally:
         for process in processes:

@@ -11,6 +11,7 @@ import yaml
 from jax._src.clusters.slurm_cluster import SlurmCluster
 
 from tests.support import project_files
+from tests.support.waiting import GUARD_SECS
 from trainer.distribute.cluster.description.cluster_description import split_address
 from trainer.distribute.cluster.description.cluster_resolver import TFConfigClusterResolver, resolve_cluster
 from trainer.distribute.cluster.liveness import process_end
@@ -123,7 +124,8 @@ def run_slurm(folder, code, restarts=None):
     environment.pop("SLURM_RESTART_COUNT", None)
     if restarts is not None:
         environment["SLURM_RESTART_COUNT"] = str(restarts)
-    done = subprocess.run(["bash", str(SLURM)], cwd=folder, env=environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["bash", str(SLURM)], cwd=folder, env=environment, capture_output=True, text=True,
+                          timeout=GUARD_SECS)
     assert done.stderr == ""
     return done.returncode, (folder / "calls").read_text().splitlines()
 

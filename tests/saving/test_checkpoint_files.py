@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.support.waiting import GUARD_SECS
 from trainer.engine.saving.checkpoint import (
     CheckpointError,
     CheckpointWriter,
@@ -144,7 +145,7 @@ def test_save_returns_before_anything_is_fetched_and_later_steps_do_not_reach_wh
     go_on, write_shards = threading.Event(), array_shards.write_shards
 
     def write_later(*arguments):
-        go_on.wait(10)
+        go_on.wait(GUARD_SECS)
         return write_shards(*arguments)
 
     step = jax.jit(lambda array: array * 2 + 1, donate_argnums=0)
@@ -197,7 +198,7 @@ def test_the_document_may_be_changed_as_soon_as_save_returns(path):
 
 def test_save_returns_before_the_files_are_in_place_and_wait_after(path):
     go_on = threading.Event()
-    with mock.patch.object(writer, "write_manifest", side_effect=lambda *_: go_on.wait(10)):
+    with mock.patch.object(writer, "write_manifest", side_effect=lambda *_: go_on.wait(GUARD_SECS)):
         checkpoints = CheckpointWriter()
         checkpoints.save(path, {"x": jnp.ones(3)}, None)
         assert not path.exists()

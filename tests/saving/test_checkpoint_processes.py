@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support import project_files
+from tests.support.waiting import GUARD_SECS
 from trainer.engine.saving.checkpoint import (
     CheckpointError,
     CheckpointFolder,
@@ -126,7 +127,7 @@ def start(script: str, *arguments, devices: int = 1) -> subprocess.Popen:
 
 def finished(process: subprocess.Popen) -> tuple[str, str]:
     try:
-        return process.communicate(timeout=60)
+        return process.communicate(timeout=GUARD_SECS)
     finally:
         process.kill()
 
@@ -159,7 +160,7 @@ from trainer.engine.saving.checkpoint import writer
 writer.write_manifest = lambda *_: os.kill(os.getpid(), 9)
 """
     with start(stop + SAVE_FOR_EVER, tmp_path) as process:
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(GUARD_SECS) == -signal.SIGKILL
     [left] = os.listdir(tmp_path)
     assert re.fullmatch(r"\.step_0\.[0-9a-f]{12}\.tmp", left)
     folder = CheckpointFolder(tmp_path)
@@ -223,9 +224,9 @@ folder = CheckpointFolder(sys.argv[1])
 folder.acquire()
 if os.fork() == 0:  # as a loader of data that outlives its parent
     os.close(1)
-    time.sleep(60)
+    time.sleep(999)
 print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(999)
 """
 
 
@@ -252,7 +253,7 @@ STARTS_AGAIN_AND_AGAIN = """
 import sys
 from trainer.engine.saving.checkpoint import CheckpointFolder, run_lock
 
-run_lock._WAIT_SECS, run_lock._POLL_SECS = 60.0, 0.0
+run_lock._WAIT_SECS, run_lock._POLL_SECS = 600.0, 0.0
 for _ in range(200):
     folder = CheckpointFolder(sys.argv[1])
     folder.acquire()

@@ -25,6 +25,7 @@ import numpy as np
 import trainer
 from tests.support import corruptions
 from tests.support.networks import LinenMLP, classification, logits_loss
+from tests.support.waiting import GUARD_SECS
 from trainer import callbacks as cb
 from trainer.callbacks.record.run_record import FILE_NAME as RECORD_NAME
 from trainer.engine.saving.checkpoint import CheckpointError, check_manifest
@@ -33,7 +34,6 @@ from trainer.engine.saving.checkpoint.manifest import FILE_NAME as MANIFEST
 X, Y, _ = classification(52)
 BATCH_SIZE, BATCHES, EPOCHS = 8, 7, 3  # the last batch of an epoch has 4 rows
 NEWEST, OLDER = "step_12", "step_10"  # that the interruption leaves
-TAKES_TOO_LONG_SECS = 60
 SAME, REFUSED, WRONG = "same numbers", "clear error", "wrong"
 
 Figures = dict[str, np.ndarray]
@@ -263,7 +263,7 @@ def _attempt(training: Training, folder: pathlib.Path, save_freq: Any,
         except Exception as error:
             return error, _text_of(caught)
         except Hung:
-            raise Wrong(f"it took more than {TAKES_TOO_LONG_SECS} s") from None
+            raise Wrong(f"it took more than {GUARD_SECS} s") from None
     said = _text_of(caught)
     if different := differences(figures, training.expected):
         raise Wrong(f"other numbers, after {count} batches: {', '.join(sorted(different))}. Warnings: {said or 'none'}")
@@ -304,7 +304,7 @@ def _check_left(folder: pathlib.Path, damaged: set[str]) -> None:
 
 def _check_threads(before: set[threading.Thread]) -> None:
     """Checks that no new thread goes on that would keep a process from its end."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + GUARD_SECS
     while left := [thread.name for thread in threading.enumerate() if thread not in before and not thread.daemon]:
         if time.monotonic() > deadline:
             raise Wrong(f"threads go on: {left}")
@@ -317,7 +317,7 @@ def _limited() -> Iterator[None]:
         raise Hung
 
     outer = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(TAKES_TOO_LONG_SECS)
+    signal.alarm(int(GUARD_SECS))
     try:
         yield
     finally:

@@ -27,8 +27,8 @@ import numpy as np
 
 from tests.support import hostile_arrays, hostile_data, hostile_readers  # noqa: F401  the first two register files
 from tests.support.hostile_contents import CRAFTED, NO_FILES, Canary, Contents, path_in
+from tests.support.waiting import GUARD_SECS
 
-MOST_SECS = 8
 MOST_BYTES = 500_000_000
 MOST_CHARACTERS = 1500
 MAY_LACK = {(reader, "nothing") for reader in ("csv", "begun", "best")} | {
@@ -135,12 +135,12 @@ def judged(case: Case, contents: Contents, folder: pathlib.Path) -> str:
     before = _names(folder, path.parent)
     printed = io.StringIO()
     try:
-        with (_within(MOST_SECS), limited_memory(), contextlib.redirect_stdout(printed),
+        with (_within(GUARD_SECS), limited_memory(), contextlib.redirect_stdout(printed),
               contextlib.redirect_stderr(printed)):
             hostile_readers.READERS[case.reader](path)
         outcome = "" if case.may_read else "it was read"
     except HungError:
-        return f"it took more than {MOST_SECS} s"
+        return f"it took more than {GUARD_SECS} s"
     except (ValueError, OSError) as error:
         if isinstance(error, OSError) and case.name not in NO_FILES and case.reader != "image":
             return f"an error of the operating system: {error!r:.300}"

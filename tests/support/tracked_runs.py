@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import struct
-import time
 
+from tests.support.waiting import until
 from trainer.callbacks import loggers
 
 BLOCK_BYTES = 32768  # of wandb's files, which are logs as LevelDB writes them
@@ -31,12 +31,8 @@ def wandb_logger(folder):
 
 def wandb_runs(folder):
     # Another process writes the file, and may still do so when the run has ended.
-    deadline = time.monotonic() + 30
-    while True:
-        found = _wandb_runs(folder)
-        if all(run["status"] for run in found) or time.monotonic() > deadline:
-            return found
-        time.sleep(0.1)
+    until(lambda: all(run["status"] for run in _wandb_runs(folder)))
+    return _wandb_runs(folder)
 
 
 def _wandb_runs(folder):
