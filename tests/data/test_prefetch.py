@@ -105,6 +105,7 @@ def test_leaving_the_block_by_an_exception_closes_the_groups(error):
 def test_close_ends_a_thread_that_waits_for_a_place_and_may_be_repeated():
     ready = prefetch(iter(range(1000)), identity)
     next(ready)
+    until(lambda: ready._channel.ready.qsize() == 2)  # all that there is room for
     ready.close()
     assert not ready._thread.is_alive()
     ready.close()
