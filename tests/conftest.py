@@ -142,9 +142,9 @@ def no_leaked_environment_variables():
     before = dict(os.environ)
     yield
     after = dict(os.environ)
-    # pytest's own names the running test; scikit-learn's OpenMP sets its own when it is first imported.
-    names = {name for name in before.keys() | after.keys()
-             if name != "PYTEST_CURRENT_TEST" and not name.startswith("KMP_")}
+    # pytest's own names the running test; OpenMP of scikit-learn, Keras and Ray set theirs at the first import.
+    foreign = "PYTEST_CURRENT_TEST", "KMP_", "TF_FORCE_GPU_ALLOW_GROWTH", "RAY_CLIENT_MODE"
+    names = {name for name in before.keys() | after.keys() if not name.startswith(foreign)}
     changed = {name for name in names if before.get(name) != after.get(name)}
     # Nothing else is written: XLA's threads may read the environment meanwhile, and glibc's setenv() is not safe then.
     # To set all variables again after each test crashed a worker once in many runs.

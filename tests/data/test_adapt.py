@@ -179,6 +179,7 @@ def test_validation_split_takes_the_last_rows_as_keras_does(rows, fraction, expe
         (X[:1], 0.5, ["validation_split", "empty"]),
         ((X, Y[:3]), 0.5, ["rows"]),
         (generator(), 0.5, ["validation_split", "only supported for arrays", "generator"]),
+        (([(X[:3], Y[:3]), (X[3:6], Y[3:6])], None, None), 0.5, ["validation_split", "only supported for arrays"]),
     ],
 )
 def test_bad_validation_splits_are_refused(data, fraction, words):

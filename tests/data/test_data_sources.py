@@ -76,7 +76,7 @@ def test_an_epoch_that_ends_with_its_pass_warns_and_one_that_ends_as_it_should_d
     build, _, expected = FEEDS[name]
     with Reader(build(), 2) as reader:
         list(reader.read(0))
-        with pytest.warns(UserWarning, match=r"ended after 1 of the 2 batches.*`trainer\.data\.Dataset.*repeat"):
+        with pytest.warns(UserWarning, match=r"out of data after 1 of the 2 batches.*`trainer\.data\.Dataset.*repeat"):
             list(reader.read(1))
     for steps in (1, 3):
         with Reader(build(), steps) as reader:

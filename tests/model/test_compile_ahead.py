@@ -106,7 +106,8 @@ def test_the_validation_of_a_later_fit_compiles_ahead_too():
 @pytest.mark.parametrize("data", [
     lambda: Dataset.from_arrays((x, y)).batch(32),
     lambda: Dataset.from_arrays((x[:16], y[:16])).batch(8).map(lambda x, y: (x, y)),
-], ids=["one batch", "mapped"])
+    lambda: list(Batches()),
+], ids=["one batch", "mapped", "list of batches"])
 def test_datasets_of_known_length_compile_ahead(data):
     model, dataset = make_model(), data()
     model.compile_ahead(dataset)

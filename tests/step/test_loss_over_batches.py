@@ -72,6 +72,15 @@ def test_evaluate_in_batches_gives_the_loss_of_all_rows(case):
         np.testing.assert_allclose(list(logs.values()), list(whole.values()), rtol=1e-5)
 
 
+def test_sets_with_and_without_weights_are_evaluated_by_one_model():
+    model, of_rows = evaluated("weights", 4, 1)
+    weighted, plain = ((X, Y, WEIGHTS), (X, Y))
+    sets = model.evaluate({"weighted": weighted, "plain": plain}, batch_size=4, verbose=0)
+    errors = np.square(Y - model.predict(X, verbose=0)).mean((1, 2))
+    np.testing.assert_allclose(sets["weighted_loss"], of_rows["loss"], rtol=1e-5)
+    np.testing.assert_allclose(sets["plain_loss"], errors.mean(), rtol=1e-5)
+
+
 def test_the_loss_is_the_sum_of_the_outputs_means_times_their_weights():
     parts = [WeightedLossTerm("label", 0.5, jnp.float32(6), jnp.float32(3)),
              WeightedLossTerm("value", 2.0, jnp.float32(4), jnp.float32(1))]

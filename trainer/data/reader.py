@@ -533,9 +533,9 @@ class Reader:
     def _warn_if_short(self, number: int) -> None:
         if self._steps is not None and number < self._steps:
             warnings.warn(
-                f"Your input ran out of data: an epoch ended after {number} of the {self._steps} batches that "
-                "`steps_per_epoch` (`validation_steps`, `steps`) asks for, with the pass over the data, and the next "
-                "epoch begins another pass, as in Keras. To read on beyond the end, pass an endless generator, or "
+                f"Your input ran out of data after {number} of the {self._steps} batches that `steps_per_epoch` "
+                "(`validation_steps`, `steps`) asks for. An epoch of training ends there, and the next epoch begins "
+                "another pass, as in Keras. To read on beyond the end, pass an endless generator, or "
                 "`trainer.data.Dataset.from_arrays((x, y)).batch(batch_size).repeat()`.", stacklevel=2)
 
     def _empty_error(self, stream: Stream) -> DataError:

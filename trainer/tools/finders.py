@@ -25,7 +25,7 @@ from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayTree, Data
 from trainer.core.units import readable_bytes
 from trainer.data.adapt import DEFAULT_BATCH_SIZE
-from trainer.data.sources.arrays import is_array_tree, is_leaf
+from trainer.data.sources.arrays import are_rows, is_leaf
 from trainer.distribute.placement.devices import memory_bytes as memory_of
 from trainer.engine.model.core.model_core import core_of
 from trainer.engine.model.inputs import rows_of
@@ -167,7 +167,7 @@ def find_learning_rate(
                          f"{', '.join(map(repr, model.optimizer))}. Search with a model that is compiled with one.")
     rates = np.geomspace(min_rate, max_rate, steps)
     test = _RangeTest(rates, smoothing, stop_factor)
-    if batch_size is None and is_array_tree(x):
+    if batch_size is None and are_rows(x):
         batch_size = DEFAULT_BATCH_SIZE  # otherwise all rows would form the only batch of an epoch
     with _put_back(model, test), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The training has ended with", RuntimeWarning)  # divergence is expected

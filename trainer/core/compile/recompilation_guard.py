@@ -33,14 +33,12 @@ class CompileGuard:
       step: name of the step, for messages.
       shapes: number of shapes that the data are known to have.
       compiled: the shapes of the batches that the step was compiled for.
-      begins_midway: whether the first of them was not the first batch of its epoch.
     """
 
     mode: str | int
     step: str
     shapes: int
     compiled: list[PyTree] = dataclasses.field(default_factory=list)
-    begins_midway: bool = False
 
     def check(self, batch: PyTree, number: int) -> None:
         """Records that the step is about to compile, and reports it if it is unexpected.
@@ -57,13 +55,10 @@ class CompileGuard:
             return
         before = self.compiled
         self.compiled = [*before, batch]
-        if not before:
-            self.begins_midway = number > 0
-        # A resumed run may begin with the last batch of an epoch.
-        is_first_tail = len(before) == 1 and (
-            _is_shorter(batch, before[0]) or (self.begins_midway and _is_shorter(before[0], batch)))
+        # A batch of fewer rows, the last of a pass, may also come first: in a resumed run, or of shuffled batches.
+        is_tail = len(before) == 1 and (_is_shorter(batch, before[0]) or _is_shorter(before[0], batch))
         allowed = max(self.shapes, self.mode) if isinstance(self.mode, int) else self.shapes
-        if len(before) < allowed or is_first_tail:
+        if len(before) < allowed or is_tail:
             return
         message = (f"The {self.step} compiles again (time {len(before) + 1} in this run) for batch {number}: "
                    f"{difference(before[-1], batch)}. Every new shape compiles once more. Give all batches equally "

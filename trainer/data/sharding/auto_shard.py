@@ -9,7 +9,7 @@ from typing import Any
 from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import describe, unknown_name
 from trainer.core.types import Data
-from trainer.data.sources.arrays import is_array_tree, is_list_of_batches
+from trainer.data.sources.arrays import are_rows
 
 
 class AutoShardPolicy(enum.Enum):
@@ -91,7 +91,7 @@ def with_options(data: Data, auto_shard_policy: AutoShardPolicy | str) -> DataWi
     """
     if isinstance(data, DataWithOptions):
         raise ValueError(f"The data have the policy {data.auto_shard_policy} already. Give it once.")
-    if is_array_tree(data) and not is_list_of_batches(data):
+    if are_rows(data):
         raise ValueError("`data` must yield batches. Received: arrays, which are the same in all processes. For rows "
                          "that only this process has, pass `Dataset.from_arrays(data).batch(batch_size)`.")
     return DataWithOptions(data, AutoShardPolicy.of(auto_shard_policy))

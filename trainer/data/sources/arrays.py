@@ -110,6 +110,16 @@ def is_list_of_batches(value: object) -> bool:
                     and is_array_tree(tuple(item)) for item in value))
 
 
+def are_rows(value: object) -> bool:
+    """Returns whether `value` is a tree of arrays whose rows are data, and not a list of batches.
+
+    >>> x, y = np.zeros((2, 3)), np.zeros(2)
+    >>> are_rows([x, x]), are_rows([(x, y), (x, y)])
+    (True, False)
+    """
+    return is_array_tree(value) and not is_list_of_batches(value)
+
+
 def is_text(array: np.ndarray) -> bool:
     """Returns whether all values of an array are strings, or bytes of text; of objects, None and NaN are missing."""
     if array.dtype.kind != "O":

@@ -25,6 +25,7 @@ from trainer.data.sources.arrays import (
     check_integers_fit,
     check_rows,
     is_array_tree,
+    is_list_of_batches,
     is_text,
     leaf_names,
     map_casting,
@@ -128,7 +129,8 @@ def split_validation(data: PyTree, validation_split: float) -> tuple[HostArrays,
       (array([8, 9]), None)
     """
     arguments.require({"validation_split": validation_split}, "a number between 0 and 1", lambda share: 0 < share < 1)
-    if not is_array_tree(data):
+    is_of_batches = isinstance(data, tuple) and is_list_of_batches(data[0]) and data[1] is None
+    if is_of_batches or not is_array_tree(data):
         given = [part for part in data if part is not None] if isinstance(data, tuple) else [data]
         raise ValueError("`validation_split` is only supported for arrays. Received: "
                          f"{', '.join(map(describe, given))}. Pass `validation_data` instead.")

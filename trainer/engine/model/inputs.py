@@ -19,7 +19,7 @@ from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
 from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batches
+from trainer.data.sources.arrays import are_rows, is_array_tree, is_leaf, is_list_of_batches
 from trainer.data.sources.batches import Batch
 from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.host_arrays import HostArrays, split_validation
@@ -105,8 +105,7 @@ def sets_of(argument: str, data: object) -> dict[str, Any]:
     """
     if not isinstance(data, Mapping) or not data:
         return {"": data}
-    are_sets = [isinstance(value, tuple) or is_list_of_batches(value) or not is_array_tree(value)
-                for value in data.values()]
+    are_sets = [isinstance(value, tuple) or not are_rows(value) for value in data.values()]
     if not any(are_sets):
         return {"": data}
     if not all(are_sets):
@@ -157,7 +156,7 @@ def compile_ahead(
     if isinstance(sample, (tuple, list)) and not sample:
         raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
     parts = _array_parts(sample) or (sample,)
-    is_sample = batch_size is None and is_array_tree(parts[0])
+    is_sample = batch_size is None and are_rows(parts[0])
     if is_sample:
         batch_size = rows_of(parts[0])
     _agree_on_data(core, "compile_ahead", sample=sample)
@@ -182,7 +181,7 @@ def sample_batch(sample: Data, batch_size: int | None) -> Batch:
     if isinstance(sample, (tuple, list)) and not sample:
         raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
     parts = _array_parts(sample) or (sample,)
-    if batch_size is None and is_array_tree(parts[0]):
+    if batch_size is None and are_rows(parts[0]):
         batch_size = rows_of(parts[0])
     with Reader(adapt(*parts, batch_size=batch_size), may_be_endless=True) as reader:
         return reader.peek()
@@ -241,7 +240,7 @@ def _records(callbacks: Sequence[Callback]) -> list[Callback]:
 
 def rows_of(x: PyTree) -> int:
     """Returns the number of rows of a batch of arrays."""
-    if not is_array_tree(x):
+    if not are_rows(x):
         raise errors.wrong_type("x", x, "one batch: an array, or a tuple or dict of arrays")
     first = jax.tree.leaves(x, is_leaf=is_leaf)[0]
     return max(len(first), 1) if np.ndim(first) else 1

@@ -237,6 +237,7 @@ def _loss_of_output(
     total, divisor = sum_of_real_rows(values, loss.reduction, sample_weight, kept, mask)
     if divisor is None:
         return context.share_of_sum(total)
-    if kept is not None or (sample_weight is not None and loss.reduction == "mean_with_sample_weight"):
+    # Also without weights: all batches of a phase must have the same logs.
+    if kept is not None or loss.reduction == "mean_with_sample_weight":
         record(WeightedLossTerm(entry.name, 1.0 if entry.factor is None else entry.factor, total, jnp.asarray(divisor)))
     return context.share_of_mean(total, divisor)
