@@ -102,8 +102,8 @@ def test_a_session_traces_the_module_once_for_each_program(module, replicas, pro
     steps = 2 + 2 + 2  # of whole batches, and of a last one of four rows: to train, test and predict
     assert module.calls - before == 3 + proofs + steps
     names = collections.Counter(details["fun_name"] for details in compiled)
-    assert names["jit(_execute)"] == steps
-    assert set(names) == {"jit(_make)", "jit(results)", "jit(_execute)"}, "nothing is computed eagerly"
+    assert names["jit(_execution)"] == steps
+    assert set(names) == {"jit(_make)", "jit(results)", "jit(_execution)"}, "nothing is computed eagerly"
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def fit_on_probabilities(last):
 @pytest.mark.slow
 def test_what_the_trace_proves_of_outputs_is_not_computed():
     names = fit_on_probabilities(nn.softmax)
-    assert sum("_execute" in name for name in names) == 1
+    assert sum("_execution" in name for name in names) == 1
     assert not any("apply" in name for name in names)
     assert any("apply" in name for name in fit_on_probabilities(lambda logits: jnp.clip(logits, 0, 1)))
 

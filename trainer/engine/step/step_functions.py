@@ -123,18 +123,18 @@ class StepFunctions:
         out_shardings = {"train": (self._state_shardings, strategy.logs_sharding), "test": strategy.logs_sharding,
                          "predict": strategy.outputs_sharding}
         # Running logs are not donated: a callback may read the logs of an earlier step later.
-        return compiled(functools.partial(self._with_state_on_devices, run), out_shardings[self._kind],
+        return compiled(functools.partial(self._execution, run), out_shardings[self._kind],
                         donate=(0,) if self._kind == "train" else ())
 
     def _eager_function(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def execute(*arguments: Any) -> Any:
-            returned = self._with_state_on_devices(run, *arguments)
+            returned = self._execution(run, *arguments)
             return (jax.device_put(returned[0], self._state_shardings), *returned[1:]) if self._kind == "train" else (
                 returned)
 
         return execute
 
-    def _with_state_on_devices(self, run: Callable[..., Any], state: TrainState, *rest: Any) -> Any:
+    def _execution(self, run: Callable[..., Any], state: TrainState, *rest: Any) -> Any:
         returned = run(self._on_devices(state), *rest)
         if self._unchanged_leaves is None:
             return returned
