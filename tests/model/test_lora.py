@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import jax
@@ -392,3 +393,12 @@ def test_a_file_of_other_targets_is_refused_without_advice_that_does_not_apply(t
     with pytest.raises(ValueError, match="2 missing from the file: last/lora_a") as raised:
         made[1].load_adapters(tmp_path / "a.safetensors")
     assert "partial" not in str(raised.value)
+
+
+@pytest.mark.parametrize("module", [lambda: nn.Dense(1), lambda: nnx.Linear(3, 1, rngs=nnx.Rngs(0))])
+def test_a_deep_copy_of_an_unbuilt_model_has_adapters_of_its_own(module):
+    model = trainer.lora(trainer.Model(module()), rank=2)
+    copied = copy.deepcopy(model)
+    for each in (copied, model):
+        each.build(np.ones((2, 3), np.float32))
+        assert [weight.path.rpartition("/")[2] for weight in each.trainable_weights] == ["lora_a", "lora_b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +25,8 @@ class AdaptedLinen(AdaptedFunctional):
 
     def __init__(self, plain: LinenFunctional, adapters: Adapters):
         self._known: dict[str, AdaptedLayer] = {}  # all layers that can have adapters
-        owner = LinenFunctional(plain.module, plain.call_kwargs,
-                                lambda training: _Calls(adapters, training, self._known).intercept)
+        # No function of its own: a deep copy would share it, and with it `_known`.
+        owner = LinenFunctional(plain.module, plain.call_kwargs, functools.partial(_interceptor, adapters, self._known))
         super().__init__(owner, plain, adapters)
 
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
@@ -46,6 +47,10 @@ class AdaptedLinen(AdaptedFunctional):
     def _weights(self) -> dict[str, tuple[str, AdaptedLayer]]:
         return {SEPARATOR.join(filter(None, (path, layer.weight))): (path, layer)
                 for path, layer in self._known.items()}
+
+
+def _interceptor(adapters: Adapters, known: dict[str, AdaptedLayer], training: bool) -> Callable[..., Any]:
+    return _Calls(adapters, training, known).intercept
 
 
 @dataclasses.dataclass(frozen=True)
