@@ -12,7 +12,7 @@ import pytest
 import trainer
 from tests.support import event_files
 from tests.support.networks import LinenMLP, classification, logits_loss
-from trainer.callbacks import BackupAndRestore, Callback, LazyLogs, LogTo, TensorBoard, loggers
+from trainer.callbacks import BackupAndRestore, Callback, LazyLogs, LogTo, ReduceLROnPlateau, TensorBoard, loggers
 from trainer.testing import LocalCluster
 
 X, Y, _ = classification(24)
@@ -102,6 +102,14 @@ def test_epochs_are_logged_as_the_history_has_them_after_the_parameters():
     for epoch, (_, step, metrics) in enumerate(notes.calls[1:-1]):
         assert step == epoch and metrics.pop("learning_rate") == pytest.approx(0.1)
         assert metrics == {name: values[epoch] for name, values in history.items()}
+
+
+def test_the_rate_is_that_of_the_epoch_although_a_callback_has_set_the_next():
+    notes = Notes()
+    history = fit(ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=100.0), LogTo(notes)).history
+    logged = [metrics["learning_rate"] for kind, _, metrics in notes.calls[1:-1]]
+    np.testing.assert_allclose(logged, history["learning_rate"])
+    assert logged[-1] < logged[0] == pytest.approx(0.1)
 
 
 @pytest.mark.slow
