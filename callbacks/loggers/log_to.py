@@ -123,7 +123,9 @@ class LogTo(LateLogsCallback):
         if not _is_chief() or not logs:
             return
         self._begin()
-        values = {**dict(scalars(logs)), **learning_rates(self.model, known_only=True)}
+        values = dict(scalars(logs))
+        for name, rate in learning_rates(self.model, known_only=True).items():
+            values.setdefault(name, rate)  # a callback that logs the rate may have set that of the next epoch
         if isinstance(self.log_every, int):
             self._log({**values, "epoch": epoch}, self._number(self._last_batch))
         else:

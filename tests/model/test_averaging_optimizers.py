@@ -203,6 +203,40 @@ def test_an_optimizer_that_keeps_the_first_weights_starts_from_weights_that_are_
     np.testing.assert_allclose(model.get_weights()[1], params["kernel"], rtol=1e-4, atol=1e-5)
 
 
+def with_assigned_weights(optimizer, **options):
+    """Returns a model whose weights are assigned as a state, and not set."""
+    model = trainer.Model(nn.Dense(2))
+    model.compile(optimizer, "mse", **options)
+    model.build(X[:1])
+    model.state = model.state.replace(params={"kernel": KERNEL, "bias": BIAS})
+    return model
+
+
+@pytest.mark.parametrize("make", [optax.contrib.dog, schedule_free])
+def test_it_starts_from_parameters_that_are_assigned_too(make):
+    model, expected = with_assigned_weights(make()), compiled(make())
+    for each in (model, expected):
+        fit(each)
+    np.testing.assert_allclose(model.get_weights()[1], expected.get_weights()[1], rtol=1e-6)
+
+
+def test_averages_begin_with_parameters_that_are_assigned_before_training():
+    model = with_assigned_weights("sgd", ema_decay=0.9)
+    np.testing.assert_allclose(model.predict(X, verbose=0), X @ KERNEL + BIAS, rtol=1e-5)
+    fit(model)
+    averages = model.predict(X, verbose=0)
+    model.state = model.state.replace(params={"kernel": KERNEL, "bias": BIAS})
+    np.testing.assert_array_equal(model.predict(X, verbose=0), averages)
+
+
+def test_an_optimizer_state_that_is_assigned_stays():
+    model, other = with_assigned_weights(optax.contrib.dog()), compiled(optax.contrib.dog())
+    other.set_weights([2 * BIAS, 2 * KERNEL])
+    model.state = model.state.replace(params=model.state.params, opt_state=other.state.opt_state)
+    for given, kept in zip(*map(jax.tree.leaves, (other.state.opt_state, model.state.opt_state)), strict=True):
+        np.testing.assert_array_equal(given, kept)
+
+
 @pytest.mark.slow
 def test_an_optimizer_that_has_made_updates_keeps_its_state_when_weights_are_set():
     model = compiled(optax.contrib.dog())

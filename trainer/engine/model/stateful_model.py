@@ -288,6 +288,9 @@ class StatefulModel(OverridableSteps, ForeignNames):
     def state(self) -> TrainState:
         """The training state. Its arrays stay valid: the next train step works on a copy.
 
+        Before the first update, optimizers that keep the first weights, or averages, begin with assigned parameters.
+        Later, averages go on; `set_weights` starts them again.
+
         Raises:
           RuntimeError: if the model is not built.
           TypeError: in a function of `strategy.run`; pass the state as an argument instead.
@@ -296,7 +299,7 @@ class StatefulModel(OverridableSteps, ForeignNames):
 
     @state.setter
     def state(self, value: TrainState) -> None:
-        self._core.state.assign(value)
+        self._core.state.assign_of_user(value)
 
     def state_shapes(self, sample: ArrayTree | None = None) -> TrainState:
         """Returns the shapes of the state without allocation.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -36,6 +37,11 @@ INIT_ROWS = 8  # number of rows of the first batch for initialization and for th
 def first_rows(batch: Batch) -> Batch:
     """Returns the rows of a batch for initialization."""
     return jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch)
+
+
+def _are_same(one: PyTree, other: PyTree) -> bool:
+    """Returns whether two trees have the same arrays, and not only equal ones."""
+    return all(map(operator.is_, jax.tree.leaves(one), jax.tree.leaves(other)))
 
 
 def with_rules(state: TrainState, rules: Any) -> TrainState:
@@ -152,21 +158,22 @@ class StateHolder:
             self._is_borrowed = False
 
     def start_unused_optimizers_again(self) -> None:
-        """Restarts unused optimizers that keep the initial parameters, such as DoG, from the current parameters."""
+        """Lets unused optimizers that keep first parameters, such as DoG, or averages begin with the current ones."""
         state = self.current
         named = isinstance(state.optimizer, Mapping)
         parts = {name: (rule, state.opt_state[name], state.params[name]) for name, rule in state.optimizer.items()
                  } if named else {None: (state.optimizer, state.opt_state, state.params)}
         unused = [name for name, (rule, opt_state, params) in parts.items() if rule is not None
-                  and rule.reads_params_in_init(shapes_of(params)) and int(opt_state.count) == 0]
+                  and int(opt_state.count) == 0
+                  and (rule.keeps_averages(opt_state) or rule.reads_params_in_init(shapes_of(params)))]
 
         def started(state: TrainState) -> TrainState:
             state = self._strategy.on_devices(state)
             first = initial_opt_state(state.optimizer, state.params)
             if not named:
-                return state.replace(opt_state=state.opt_state._replace(inner=first.inner))
+                return state.replace(opt_state=state.opt_state._replace(inner=first.inner, average=first.average))
             return state.replace(opt_state={
-                name: part._replace(inner=first[name].inner) if name in unused else part
+                name: part._replace(inner=first[name].inner, average=first[name].average) if name in unused else part
                 for name, part in state.opt_state.items()})
 
         if unused:
@@ -308,6 +315,14 @@ class StateHolder:
                 raise ValueError(f"`state{jax.tree_util.keystr(path)}` must be an {errors.describe(old)}. "
                                  f"Received: an {errors.describe(leaf)}.{hint}")
         self.set(placed, is_borrowed=True)
+
+    def assign_of_user(self, state: TrainState) -> None:
+        """Assigns a state. With other parameters and the same optimizer state, unused optimizers begin with these."""
+        before = self._finished()
+        self.assign(state)
+        if before is not None and _are_same(before.opt_state, state.opt_state) and not _are_same(
+                before.params, state.params):
+            self.start_unused_optimizers_again()
 
     def load(self, state: TrainState) -> None:
         """Assigns a state, and adopts its seed for all other draws, such as the order of rows."""
