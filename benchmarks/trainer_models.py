@@ -42,7 +42,7 @@ def lowered_train_step(
 ):
     """Returns the execution of a train step of `fit`, traced and lowered from shapes: no state is allocated."""
     phase = CompiledPhase("train", model.train_step, strategy, steps_per_execution, False,
-                          why_partitioned=functools.partial(core_of(model).why_partitioned, "train"))
+                          why_not_replicated=functools.partial(core_of(model).why_not_replicated, "train"))
     shapes = model.state_shapes(x)
     phase.trace(shapes, (x, y))
     return phase.lowered((x, y))
