@@ -299,7 +299,7 @@ class StatefulModel(OverridableSteps, ForeignNames):
 
     @state.setter
     def state(self, value: TrainState) -> None:
-        self._core.state.assign_of_user(value)
+        self._core.state.assign(value)
 
     def state_shapes(self, sample: ArrayTree | None = None) -> TrainState:
         """Returns the shapes of the state without allocation.

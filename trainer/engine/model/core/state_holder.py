@@ -286,6 +286,8 @@ class StateHolder:
     def assign(self, state: TrainState) -> None:
         """Checks a user's state, places it and makes it the model's state.
 
+        With other parameters and the present optimizer state, unused optimizers begin with these parameters.
+
         Raises:
           RuntimeError: if another thread trains.
           ValueError: if its structure, a shape or a dtype differs.
@@ -315,13 +317,7 @@ class StateHolder:
                 raise ValueError(f"`state{jax.tree_util.keystr(path)}` must be an {errors.describe(old)}. "
                                  f"Received: an {errors.describe(leaf)}.{hint}")
         self.set(placed, is_borrowed=True)
-
-    def assign_of_user(self, state: TrainState) -> None:
-        """Assigns a state. With other parameters and the same optimizer state, unused optimizers begin with these."""
-        before = self._finished()
-        self.assign(state)
-        if before is not None and _are_same(before.opt_state, state.opt_state) and not _are_same(
-                before.params, state.params):
+        if _are_same(present.opt_state, state.opt_state) and not _are_same(present.params, state.params):
             self.start_unused_optimizers_again()
 
     def load(self, state: TrainState) -> None:
