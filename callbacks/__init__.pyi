@@ -3,13 +3,12 @@ from trainer.callbacks.base.callback import Callback as Callback, adds_logs as a
 from trainer.callbacks.base.lazy_logs import LazyLogs as LazyLogs
 from trainer.callbacks.base.monitor_callback import MonitorCallback as MonitorCallback
 from trainer.callbacks.base.run_protocol import Run as Run, RunDetails as RunDetails, SavePoint as SavePoint
-from trainer.callbacks.callback_list import CallbackList as CallbackList
+from trainer.callbacks.callback_list import CallbackList as CallbackList, History as History
 from trainer.callbacks.checkpoints.backup_and_restore import BackupAndRestore as BackupAndRestore
 from trainer.callbacks.checkpoints.model_checkpoint import ModelCheckpoint as ModelCheckpoint
 from trainer.callbacks.checkpoints.orbax_checkpoint import OrbaxCheckpoint as OrbaxCheckpoint
 from trainer.callbacks.csv_logger import CSVLogger as CSVLogger
 from trainer.callbacks.early_stopping import EarlyStopping as EarlyStopping
-from trainer.callbacks.history import History as History
 from trainer.callbacks.lambda_callback import LambdaCallback as LambdaCallback
 from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler as LearningRateScheduler
 from trainer.callbacks.loggers.log_to import LogTo as LogTo

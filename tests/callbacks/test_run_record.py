@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import trainer
-import trainer.engine.model.core.current_run
+import trainer.engine.model.core.model_core
 import trainer.engine.model.inputs
 from tests.support.networks import LinenMLP, classification, logits_loss, mirrored
 from trainer.callbacks import BackupAndRestore, Callback, LogTo, RunRecord, TensorBoard, loggers
@@ -172,7 +172,7 @@ def test_a_model_that_cannot_be_described_is_logged_and_costs_nothing(tmp_path, 
     def fails(self):
         raise ValueError("odd")
 
-    monkeypatch.setattr(trainer.engine.model.core.current_run.CurrentRun, "description", fails)
+    monkeypatch.setattr(trainer.engine.model.core.model_core.CurrentRun, "description", fails)
     with caplog.at_level(logging.WARNING, "trainer"):
         assert fit(RunRecord(tmp_path)).epoch == [0, 1]
     assert "run.json could not describe the run: ValueError: odd" in caplog.text

@@ -40,15 +40,20 @@ def test_nested_time_counts_once_and_the_rest_is_the_hosts(clock):
                               "total": 31, "rows_per_sec": 50 / 15}
 
 
-def test_what_is_measured_after_the_end_is_told_nobody(clock):
-    watch, told = timing.Timing(), []
-    watch.on_phase = told.append
+def test_a_run_tells_its_progress_until_it_ends(clock, monkeypatch):
+    told = []
+    monkeypatch.setattr(timing, "_progress", None)
+    timing.set_progress(lambda steps, phase: told.append((steps, phase)))
+    watch = timing.Timing()
+    with watch.data:  # not yet a run
+        watch.begin_steps(1)
+    watch.begin_progress()
     with watch.data:
-        pass
+        watch.begin_steps(2)
     watch.end()
     with watch.compile:
-        pass
-    assert told == ["data", "host"]
+        watch.begin_steps(4)
+    assert told == [(1, "host"), (1, "data"), (3, "data"), (3, "host"), (3, "idle")]
 
 
 def run(callbacks=None, slow_data=0.0, **options):

@@ -10,11 +10,10 @@ import scipy.sparse
 
 from trainer import Model, losses
 from trainer.data import Dataset, pack_x_y_sample_weight, unpack_x_y_sample_weight
-from trainer.data.adapt import adapt
+from trainer.data.adapt import adapt, split_validation
 from trainer.data.reader import Reader
 from trainer.data.sources import arrays
-from trainer.data.sources.arrays import DataError
-from trainer.data.sources.host_arrays import HostArrays, split_validation
+from trainer.data.sources.arrays import DataError, HostArrays
 from trainer.distribute.placement.placement import copy_to_devices
 
 X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)
@@ -281,7 +280,7 @@ def test_integers_of_64_bits_stay_as_they_are_where_jax_has_them():
 
 def test_arrays_are_looked_at_once_and_not_when_rows_are_read(monkeypatch):
     looked_at = []
-    monkeypatch.setattr("trainer.data.sources.host_arrays.check_integers_fit", looked_at.append)
+    monkeypatch.setattr("trainer.data.sources.arrays.check_integers_fit", looked_at.append)
     monkeypatch.setattr("trainer.data.sources.batches.check_integers_fit", looked_at.append)
     reader = Reader(adapt(np.arange(100), batch_size=4))
     for epoch in range(3):

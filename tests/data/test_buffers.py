@@ -10,8 +10,7 @@ import pytest
 
 from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
-from trainer.data.sources.arrays import is_aligned
-from trainer.data.sources.buffers import BufferPool
+from trainer.data.sources.arrays import BufferPool, is_aligned
 
 
 def test_memory_is_used_again_once_no_view_of_it_is_left():

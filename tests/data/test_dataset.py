@@ -16,7 +16,7 @@ from trainer.data import DataError, Dataset, RowDataset
 from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
 from trainer.data.sources.batches import as_batch
-from trainer.data.sources.sources import DatasetSource
+from trainer.data.sources.dataset import DatasetSource
 
 CITIES = np.array(["Rome", "Oslo", "Rome"])
 TEXT = Dataset.from_arrays(({"city": CITIES}, np.array(["no", "yes", "no"])))

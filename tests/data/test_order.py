@@ -11,8 +11,7 @@ from tests.support.networks import classification, compiled_mlp
 from trainer.data import Dataset
 from trainer.data.reader import Reader
 from trainer.data.sources import order
-from trainer.data.sources.order import Order, Shuffle
-from trainer.data.sources.sources import DatasetSource
+from trainer.data.sources.dataset import DatasetSource, Order, Shuffle
 
 
 def numbers_of(steps, pass_index, length):

@@ -12,7 +12,7 @@ import pytest
 import trainer
 from tests.support.networks import classification, compiled_mlp, mirrored
 from trainer.data import Dataset
-from trainer.data.sources.host_arrays import HostArrays
+from trainer.data.sources.arrays import HostArrays
 from trainer.distribute.placement import device_memory, devices, placement
 from trainer.distribute.strategies import strategy
 from trainer.engine.step import programs

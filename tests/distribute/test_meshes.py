@@ -259,7 +259,8 @@ def test_what_is_no_mesh_for_a_strategy_is_refused_with_the_fix(make, error, mes
 
 @pytest.mark.parametrize("kind", [trainer.Model, OwnStep])
 def test_an_axis_that_nothing_names_is_refused_before_a_step_is_compiled(kind, monkeypatch):
-    monkeypatch.setattr("trainer.engine.step.programs.compile_lowered", lambda *args: pytest.fail("it is compiled"))
+    monkeypatch.setattr("trainer.engine.step.compiled_phase.compile_lowered",
+                        lambda *args: pytest.fail("it is compiled"))
     with ModelParallelStrategy({"replica": 2, "model": 2, "sequence": 2}, devices(8), LAYOUT).scope():
         model = kind(Block())
         model.compile("sgd", logits_loss())

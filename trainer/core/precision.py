@@ -30,6 +30,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import errors
+from trainer.core.ambient.jax_options import jax_config
 from trainer.core.tree_paths import restricted, updated
 from trainer.core.types import PyTree
 
@@ -151,8 +152,7 @@ def multiplies_float32(platform: str, name: str | None) -> bool:
     >>> multiplies_float32("cpu", None), multiplies_float32("gpu", None), multiplies_float32("gpu", "highest")
     (True, False, True)
     """
-    config: Any = jax.config  # JAX declares its attributes at run time
-    return platform == "cpu" or (name or config.jax_default_matmul_precision) in ("highest", "float32")
+    return platform == "cpu" or (name or jax_config.jax_default_matmul_precision) in ("highest", "float32")
 
 
 # --- the boundary of a module --------------------------------------------------------------------------------------

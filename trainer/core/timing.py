@@ -11,6 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
+Progress = Callable[[int, str], None]  # given the number of begun steps, and the activity from now on
+
+_progress: Progress | None = None
+
+
+def set_progress(progress: Progress) -> None:
+    """Sets the function that the runs of this process report their progress to."""
+    global _progress
+    _progress = progress
+
 
 class Timing:
     """Measures the seconds of a run by category, from its creation on.
@@ -22,7 +32,6 @@ class Timing:
       data, compile, device, callbacks, checkpoint: the categories, as context managers that measure their block.
       rows: number of training rows of the run so far; counted by the loop.
       steps: number of all steps of the run so far; see `begin_steps`.
-      on_phase: called with the category of the time from now on, or "host"; None for no call.
       inner_secs: seconds of other runs inside of this run, such as an `evaluate` in a callback; counted by the outer
         run, and in some category too.
 
@@ -38,7 +47,7 @@ class Timing:
     def __init__(self) -> None:
         self._now = time.perf_counter  # an open iterator of predictions may end after this module
         self.rows = self.steps = 0
-        self.on_phase: Callable[[str], None] | None = None
+        self._progress: Progress | None = None
         self.inner_secs = 0.0
         self.data = Measurement(self, "data")
         self.compile = Measurement(self, "compile")
@@ -52,13 +61,18 @@ class Timing:
     def begin_steps(self, count: int) -> None:
         """Counts steps that are about to begin, and reports them, because they may hang."""
         self.steps += count
-        if self.on_phase is not None:
-            self.on_phase(self._open[-1].category if self._open else "host")
+        if self._progress is not None:
+            self._progress(self.steps, self._open[-1].category if self._open else "host")
+
+    def begin_progress(self) -> None:
+        """Reports the steps and the activity of the run from now on, to the function of `set_progress`."""
+        self._progress = _progress
+        self.tell("host")
 
     def tell(self, phase: str) -> None:
         """Reports the activity of the run until the next measurement begins or ends."""
-        if self.on_phase is not None:
-            self.on_phase(phase)
+        if self._progress is not None:
+            self._progress(self.steps, phase)
 
     @contextlib.contextmanager
     def agreement(self) -> Iterator[None]:
@@ -72,10 +86,11 @@ class Timing:
         """Whether the run has not ended."""
         return self._end is None
 
-    def end(self) -> None:
-        """Stops the clock. Later measurements, such as reading logs, are not reported."""
-        self.on_phase = None
+    def end(self, phase: str = "idle") -> None:
+        """Stops the clock, and reports the activity that follows. Later measurements are not reported."""
         self._end = self._now()
+        self.tell(phase)
+        self._progress = None
 
     def report(self) -> dict[str, float]:
         """Returns the seconds so far by category, with "host" and "total", and the rate "rows_per_sec".
@@ -114,8 +129,8 @@ class Measurement:
             timing._open[-1].secs += now - timing._since
         timing._open.append(self)
         timing._since = now
-        if timing.on_phase is not None:
-            timing.on_phase(self.category)
+        if timing._progress is not None:
+            timing._progress(timing.steps, self.category)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -124,5 +139,5 @@ class Measurement:
         now = timing._now()
         timing._open.pop().secs += now - timing._since
         timing._since = now
-        if timing.on_phase is not None:
-            timing.on_phase(timing._open[-1].category if timing._open else "host")
+        if timing._progress is not None:
+            timing._progress(timing.steps, timing._open[-1].category if timing._open else "host")

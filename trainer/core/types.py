@@ -73,6 +73,9 @@ Verbose: TypeAlias = int | Literal["auto"]
 Phase: TypeAlias = Literal["train", "test", "predict"]
 """Kind of a step."""
 
+Count: TypeAlias = int | float
+"""A number of elements; `math.inf` if there is no end to them."""
+
 _KERAS = ("keras", "tf_keras", "tensorflow")
 
 

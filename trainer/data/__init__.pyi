@@ -6,9 +6,8 @@ from trainer.data.files.row_dataset import RowDataset as RowDataset
 from trainer.data.files.text_folder import text_dataset_from_directory as text_dataset_from_directory
 from trainer.data.files.timeseries import timeseries_dataset_from_array as timeseries_dataset_from_array
 from trainer.data.sharding.auto_shard import AutoShardPolicy as AutoShardPolicy, with_options as with_options
-from trainer.data.sources.arrays import DataError as DataError
-from trainer.data.sources.batches import (
-    pack_x_y_sample_weight as pack_x_y_sample_weight,
+from trainer.data.sources.arrays import (
+    DataError as DataError, pack_x_y_sample_weight as pack_x_y_sample_weight,
     unpack_x_y_sample_weight as unpack_x_y_sample_weight,
 )
 from trainer.data.sources.columns import batches_from_columns as batches_from_columns

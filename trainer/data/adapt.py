@@ -1,4 +1,4 @@
-"""The choice of a source for a user's `x`, `y` and `sample_weight`.
+"""The choice of a source for a user's `x`, `y` and `sample_weight`, and the split for validation.
 
 Owns the recognition of types, by their methods and without importing their libraries.
 """
@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from trainer.core import arguments
 from trainer.core.arguments import as_count
 from trainer.core.errors import describe
-from trainer.core.types import ArrayTree
+from trainer.core.types import ArrayTree, Count, PyTree
 from trainer.data.buckets import BucketedDataset, BucketSource
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.files.row_source import RowSource
@@ -27,22 +28,19 @@ from trainer.data.sharding.auto_shard import AutoShardPolicy, DataWithOptions
 from trainer.data.sharding.grain_shards import shard_grain
 from trainer.data.sharding.joined import JoinedSource
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.arrays import DataError, is_array_tree, is_leaf, is_list_of_batches
-from trainer.data.sources.batches import pack_x_y_sample_weight
+from trainer.data.sources.arrays import (
+    DataError,
+    HostArrays,
+    is_array_tree,
+    is_leaf,
+    is_list_of_batches,
+    pack_x_y_sample_weight,
+)
 from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.columns import ColumnBatches, ColumnSource
-from trainer.data.sources.dataset import Dataset
-from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.order import Count
+from trainer.data.sources.dataset import Dataset, DatasetSource, SampleSource
 from trainer.data.sources.py_dataset import PyDataset
-from trainer.data.sources.sources import (
-    DatasetSource,
-    IndexedSource,
-    IterableSource,
-    SampleSource,
-    Source,
-    WeightedSource,
-)
+from trainer.data.sources.sources import IndexedSource, IterableSource, Source, WeightedSource
 
 DEFAULT_BATCH_SIZE = 32
 _VALIDATION = "Data to validate on are given by name: `fit(train, validation_data=val)`."
@@ -279,3 +277,37 @@ def _kind(x: object) -> str:
     if isinstance(x, SampleSource):
         return "per-worker dataset"
     return "generator" if isinstance(x, types.GeneratorType) else type(x).__name__
+
+
+def split_validation(data: PyTree, validation_split: float) -> tuple[HostArrays, HostArrays]:
+    """Splits arrays into a first part for training and a last part for validation, as Keras does.
+
+    Args:
+      data: a tree of arrays with equal first dimensions, such as `(x, y, sample_weight)`; None stays None.
+      validation_split: the fraction of the rows, between 0 and 1, that goes to validation.
+
+    Returns:
+      `(train, validation)`: views, in the structure of `data`.
+
+    Raises:
+      TypeError: if the fraction is not a number.
+      ValueError: if the fraction is not between 0 and 1 or leaves a part empty, or the data are not arrays.
+
+    Example:
+      >>> train, validation = split_validation((np.arange(10), None), 0.2)
+      >>> validation.tree
+      (array([8, 9]), None)
+    """
+    arguments.require({"validation_split": validation_split}, "a number between 0 and 1", lambda share: 0 < share < 1)
+    is_of_batches = isinstance(data, tuple) and is_list_of_batches(data[0]) and data[1] is None
+    if is_of_batches or not is_array_tree(data):
+        given = [part for part in data if part is not None] if isinstance(data, tuple) else [data]
+        raise ValueError("`validation_split` is only supported for arrays. Received: "
+                         f"{', '.join(map(describe, given))}. Pass `validation_data` instead.")
+    arrays = HostArrays.of(data)
+    split_at = math.floor(arrays.rows * (1 - validation_split))
+    if split_at in (0, arrays.rows):
+        raise ValueError(f"`validation_split={validation_split}` leaves one part of {arrays.rows} rows empty. "
+                         "Provide more rows or another fraction.")
+    return (HostArrays(jax.tree.map(lambda array: array[:split_at], arrays.tree)),
+            HostArrays(jax.tree.map(lambda array: array[split_at:], arrays.tree)))

@@ -19,9 +19,16 @@ from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import describe
 from trainer.core.foreign_names import ForeignNames
 from trainer.data.sources import foreign_names
-from trainer.data.sources.arrays import DataError, column_array, leaf_names
-from trainer.data.sources.batches import Batch, as_batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
-from trainer.data.sources.order import generator_of_pass
+from trainer.data.sources.arrays import (
+    Batch,
+    DataError,
+    column_array,
+    leaf_names,
+    pack_x_y_sample_weight,
+    unpack_x_y_sample_weight,
+)
+from trainer.data.sources.batches import as_batch
+from trainer.data.sources.dataset import generator_of_pass
 
 _SAMPLE_WEIGHT = "sample_weight"
 

@@ -21,8 +21,8 @@ import jax
 
 from trainer.core.ambient.processes import SentContext
 from trainer.core.ambient.threads import in_caller_context
+from trainer.core.types import Count
 from trainer.data.prefetch import is_abandoned
-from trainer.data.sources.order import Count
 from trainer.data.sources.sources import IndexedSource
 
 _POLL_SECS = 0.1  # interval of checks for whether a batch is still needed

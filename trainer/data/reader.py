@@ -18,9 +18,8 @@ import numpy as np
 from trainer.core.arguments import as_count
 from trainer.core.tree_paths import argument_names
 from trainer.core.types import PyTree
-from trainer.data.sources.arrays import DataError
+from trainer.data.sources.arrays import Batch, DataError, HostArrays
 from trainer.data.sources.batches import (
-    Batch,
     BatchSpec,
     Group,
     GroupBuffer,
@@ -31,8 +30,8 @@ from trainer.data.sources.batches import (
     digest_of,
     rows_here,
 )
-from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.sources import DatasetSource, Source
+from trainer.data.sources.dataset import DatasetSource
+from trainer.data.sources.sources import Source
 from trainer.data.stream import END, Mark, Stream, named
 
 _ROWS_AT_ONCE = 2**15  # number of rows whose indices are computed ahead

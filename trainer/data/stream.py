@@ -10,8 +10,8 @@ from collections.abc import Generator
 from typing import Any
 
 from trainer.core.errors import see
-from trainer.data.sources.arrays import DataError
-from trainer.data.sources.batches import Batch, LocalRows
+from trainer.data.sources.arrays import Batch, DataError
+from trainer.data.sources.batches import LocalRows
 
 END: Any = object()
 """What comes after the last batch; None might be what a pipeline yields."""

@@ -416,4 +416,4 @@ def _model_of(callback: Callback) -> Any:
 def _check_model(model: object, function: str) -> None:
     if not isinstance(model, Model):
         raise errors.wrong_type("model", model, "a `trainer.Model`")
-    core_of(model).configuration.require_compiled(function)
+    core_of(model).checked(function)

@@ -15,8 +15,7 @@ from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import describe
 from trainer.core.types import ArrayTree
 from trainer.data import Dataset
-from trainer.data.sources.arrays import is_array_tree, is_leaf
-from trainer.data.sources.host_arrays import HostArrays
+from trainer.data.sources.arrays import HostArrays, is_array_tree, is_leaf
 
 _CHUNK_ROWS = 1024  # of an unbatched dataset, read at once
 

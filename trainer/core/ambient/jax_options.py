@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 
-_config: Any = jax.config  # JAX declares its attributes at run time
+jax_config: Any = jax.config  # JAX declares its attributes at run time
 
 _THREAD_GUARD = "jax_thread_guard"  # belongs to a single thread, so no other thread may have it
 
 #: Options with a context manager in JAX. `jax_transfer_guard` sets several options, and sorts before them.
-OPTIONS = tuple(sorted(option for option in _config.values if option != _THREAD_GUARD
+OPTIONS = tuple(sorted(option for option in jax_config.values if option != _THREAD_GUARD
                        and callable(getattr(jax, option.removeprefix("jax_"), None))))
 
 _values_of = operator.attrgetter(*OPTIONS)
@@ -37,7 +37,7 @@ class JaxOptions:
     """
 
     def __init__(self, leave_out: tuple[str, ...] = ()):
-        self._values = {option: value for option, value in zip(OPTIONS, _values_of(_config), strict=True)
+        self._values = {option: value for option, value in zip(OPTIONS, _values_of(jax_config), strict=True)
                         if option not in leave_out}
 
     @contextlib.contextmanager
@@ -45,6 +45,6 @@ class JaxOptions:
         """Runs the block with these values. Options with equal values still follow later changes for all threads."""
         with contextlib.ExitStack() as stack:
             for option, value in self._values.items():
-                if getattr(_config, option) != value:
+                if getattr(jax_config, option) != value:
                     stack.enter_context(getattr(jax, option.removeprefix("jax_"))(value))
             yield

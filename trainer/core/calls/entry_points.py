@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from trainer.core.calls.misfits import is_misfit, misfit
-from trainer.core.calls.tracebacks import shortened
+from trainer.core.calls.tracebacks import shorten
 
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -79,13 +79,14 @@ def entry_point(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with shortened(), _script_mesh_hidden():
-            try:
+        try:
+            with _script_mesh_hidden():
                 return function(*args, **kwargs)
-            except TypeError as error:
-                if is_misfit(function, args, kwargs, error):
-                    raise misfit(function, args, kwargs, hints, error) from None
-                raise
+        except Exception as error:
+            if isinstance(error, TypeError) and is_misfit(function, args, kwargs, error):
+                raise misfit(function, args, kwargs, hints, error) from None
+            shorten(error)
+            raise
 
     return call  # type: ignore[return-value]
 
@@ -164,13 +165,16 @@ def _entry_point(member: object) -> Any:
 def _generating(function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
     @functools.wraps(function)
     def iterate(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with shortened(), contextlib.closing(function(*args, **kwargs)) as values:  # type: ignore[type-var]
+        with contextlib.closing(function(*args, **kwargs)) as values:  # type: ignore[type-var]
             while True:
                 with _script_mesh_hidden():  # not while the script has a value
                     try:
                         value = next(values)
                     except StopIteration:
                         return
+                    except Exception as error:
+                        shorten(error)
+                        raise
                 yield value
 
     return iterate

@@ -14,11 +14,11 @@ import inspect
 import os
 import types
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
-_config: Any = jax.config  # JAX declares its attributes at run time
+from trainer.core.ambient.jax_options import jax_config
+
 _REMOVING = ("auto", "quiet_remove_frames")  # JAX's other modes keep all frames, here or in another error
 _MEMORY_IS_OUT = ("RESOURCE_EXHAUSTED", "Out of memory")  # on accelerators; on CPU devices
 _OUT_OF_MEMORY = (
@@ -30,24 +30,17 @@ _OUT_OF_MEMORY = (
     "`XLA_CLIENT_MEM_FRACTION=0.9` in the environment, more.")
 
 
-class shortened:
-    """Removes frames outside of the user's code from the tracebacks of errors in the block, and of their causes.
+def shorten(error: Exception) -> None:
+    """Removes frames outside of the user's code from the tracebacks of an error and of its causes.
 
     The trainer's frame that raised an error stays. Out-of-memory errors get advice.
     """
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: types.TracebackType | None) -> None:
-        if not isinstance(error, Exception):
-            return
-        chain = list(_chain(error))
-        if any(map(is_out_of_memory, chain)) and _OUT_OF_MEMORY not in getattr(error, "__notes__", ()):
-            error.add_note(_OUT_OF_MEMORY)
-        if _config.jax_traceback_filtering in _REMOVING:
-            for each in chain:
-                each.__traceback__ = _shown(each.__traceback__)
+    chain = list(_chain(error))
+    if any(map(is_out_of_memory, chain)) and _OUT_OF_MEMORY not in getattr(error, "__notes__", ()):
+        error.add_note(_OUT_OF_MEMORY)
+    if jax_config.jax_traceback_filtering in _REMOVING:
+        for each in chain:
+            each.__traceback__ = _shown(each.__traceback__)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -61,7 +54,7 @@ def says_all(error: BaseException) -> bool:
     False with `JAX_TRACEBACK_FILTERING=off`, for an error that a `raise` statement of the trainer did not raise (such
     as a fault in its code), and if the error or one of its causes came through code of the user or of another library.
     """
-    if _config.jax_traceback_filtering not in _REMOVING or isinstance(error, AssertionError):
+    if jax_config.jax_traceback_filtering not in _REMOVING or isinstance(error, AssertionError):
         return False
     # jsonargparse calls the classes that a configuration names; the others start a module, or import it.
     between = (*_hidden(), *_folders("jsonargparse"), importlib.__file__, "<frozen ")

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from trainer.core.ambient.jax_options import jax_config
 from trainer.core.ambient.threads import in_caller_context
 from trainer.core.compile.compiler_options import CompilerOptions, options_of_one_run
 from trainer.core.types import PyTree
@@ -119,7 +120,7 @@ def compiling(
     Returns:
       The compiled function. Its first call waits for the compilation.
     """
-    if is_jit_disabled():
+    if jax_config.jax_disable_jit:
         return lambda *args: jax.device_put(function(*args), out_shardings)
     executable = begin_compiling(compiled(function, out_shardings).lower(*args), options)
     return lambda *args: executable.result()(*args)
@@ -159,19 +160,6 @@ def copy_buffers(tree: PyTree) -> Any:
 @functools.lru_cache(maxsize=64)
 def _copy_to(shardings: tuple[Any, ...]) -> Any:
     return jax.jit(lambda leaves: [jnp.copy(leaf) for leaf in leaves], out_shardings=list(shardings))
-
-
-_config: Any = jax.config  # JAX declares its attributes at run time
-
-
-def is_jit_disabled() -> bool:
-    """Returns whether JAX runs all operations eagerly (`jax.disable_jit`)."""
-    return bool(_config.jax_disable_jit)
-
-
-def are_floats_debugged() -> bool:
-    """Returns whether JAX raises for non-finite results (`jax.debug_nans`, `jax.debug_infs`)."""
-    return bool(_config.jax_debug_nans or _config.jax_debug_infs)
 
 
 def run_once(function: Callable[..., Any], *args: Any, eager: bool) -> Any:

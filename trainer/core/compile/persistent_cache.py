@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any, cast
+from typing import cast
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from trainer.core.ambient.jax_options import jax_config
 from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.files import storage
 
@@ -71,8 +72,7 @@ def _in_store(folder: str) -> pathlib.Path:
 
 
 def _enable(path: pathlib.Path) -> pathlib.Path:
-    config: Any = jax.config  # JAX declares its attributes at run time
-    if config.jax_compilation_cache_dir != str(path):
+    if jax_config.jax_compilation_cache_dir != str(path):
         compilation_cache.reset_cache()  # else the first folder stays in use
     jax.config.update("jax_compilation_cache_dir", str(path))
     # By default JAX skips programs that compile in less than a second: most programs of a small model.

@@ -18,8 +18,8 @@ from trainer.core.calls.entry_points import foreign_arguments
 from trainer.core.foreign_names import ForeignNames
 from trainer.core.types import PyTree
 from trainer.data.sources import foreign_names
+from trainer.data.sources.dataset import generator_of_pass
 from trainer.data.sources.maps import ElementMap, apply_maps
-from trainer.data.sources.order import generator_of_pass
 
 if TYPE_CHECKING:
     import grain

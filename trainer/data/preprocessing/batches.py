@@ -15,8 +15,7 @@ from trainer.core.arguments import as_count
 from trainer.core.categories.vocabularies import is_missing
 from trainer.core.errors import describe
 from trainer.data.files.row_dataset import RowDataset
-from trainer.data.sources.arrays import DataError, column_array, is_list_of_batches
-from trainer.data.sources.batches import unpack_x_y_sample_weight
+from trainer.data.sources.arrays import DataError, column_array, is_list_of_batches, unpack_x_y_sample_weight
 from trainer.data.sources.dataset import Dataset
 
 ROWS = 1024  # of a batch of rows that are not batched

@@ -12,9 +12,10 @@ from typing import Any
 
 import jax
 
+from trainer.core.types import Count
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.batches import Batch, BatchConverter, LocalRows
-from trainer.data.sources.order import Count
+from trainer.data.sources.arrays import Batch
+from trainer.data.sources.batches import BatchConverter, LocalRows
 from trainer.data.sources.sources import IterableSource
 
 

@@ -1,24 +1,26 @@
-"""Checks and conversions of users' arrays: dtypes and lengths.
+"""Arrays of users, and batches as trees of them: the checks, the conversions, and the gathering of rows.
 
-Owns the definition of an array and of a valid tree of arrays. It must not copy a whole array: dtypes are converted when
-rows are gathered.
+Owns the definition of an array, of a valid tree of arrays, and of the parts of a batch. It must not copy a whole array:
+dtypes are converted when rows are gathered.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.core.errors import MAX_ITEMS, describe, see
 from trainer.core.tree_paths import argument_names
-from trainer.core.types import PyTree
+from trainer.core.types import ArrayTree, PyTree
 
 _TEXT_KINDS = "OSTU"  # of objects, bytes, and strings of any and of one length
 _ALIGNMENT = 64  # in bytes, of buffers that XLA uses without a copy
@@ -316,3 +318,194 @@ def unusable(name: str, array: np.ndarray, is_usable: bool = False, columns: str
                          "Pass its `filled(value)`, and a `sample_weight` of 0 for what does not count.")
     return DataError(f"{name} must have at least one dimension, the rows. Received: a scalar, {describe(array)}. "
                      "If the data yield rows, make batches of them, as `torch.utils.data.DataLoader` does.")
+
+
+Batch = Any
+"""A tree of numpy arrays with equal first dimensions, the rows: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
+
+
+def unpack_x_y_sample_weight(batch: ArrayTree) -> tuple[Any, Any, Any]:
+    """Returns `(x, y, sample_weight)` of a batch, with None for missing parts.
+
+    Args:
+      batch: `x` alone (an array or a dict), or a tuple or list of one to three parts.
+
+    Raises:
+      ValueError: if a tuple has another number of parts.
+
+    Example:
+      >>> unpack_x_y_sample_weight((1, 2))
+      (1, 2, None)
+    """
+    if not isinstance(batch, (tuple, list)):
+        return batch, None, None
+    if not 1 <= len(batch) <= 3:
+        raise ValueError("A batch must be `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`. "
+                         f"Received: a {type(batch).__name__} of {len(batch)} parts, {describe(batch)}.")
+    return (*batch, None, None)[:3]
+
+
+def pack_x_y_sample_weight(
+    x: ArrayTree, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None
+) -> Batch:
+    """Returns a batch of the given parts: the inverse of `unpack_x_y_sample_weight`.
+
+    Returns:
+      `x` itself if it is the only argument and is not a tuple or list; otherwise `(x,)`, `(x, y)` or
+      `(x, y, sample_weight)`.
+
+    Example:
+      >>> pack_x_y_sample_weight(1), pack_x_y_sample_weight(1, 2), pack_x_y_sample_weight((1, 2))
+      (1, (1, 2), ((1, 2),))
+    """
+    if sample_weight is not None:
+        return x, y, sample_weight
+    if y is not None:
+        return x, y
+    return (x,) if isinstance(x, (tuple, list)) else x
+
+
+def shapes_key(batch: PyTree) -> tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]:
+    """Returns a hashable key of the structure, shapes and dtypes of a batch, or of a stack of batches."""
+    leaves, structure = jax.tree.flatten(batch)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+class BufferPool:
+    """Allocates arrays, reusing the memory of deleted arrays.
+
+    The system allocates new memory at the first touch, which takes longer than writing a batch. A CPU device may use
+    the memory without a copy, but then JAX keeps a reference.
+
+    Example:
+      >>> pool = BufferPool()
+      >>> first = pool.empty((2, 3), np.float32)
+      >>> address = first.ctypes.data
+      >>> del first
+      >>> pool.empty((3, 2), np.int32).ctypes.data == address
+      True
+    """
+
+    # Limit of free memory: about the amount in use by a reader. Not a global, because the last array may be deleted
+    # after Python has cleared globals.
+    kept_bytes = 128 * 2**20
+
+    def __init__(self) -> None:
+        # Deques, because any thread may drop the last reference to an array. The sum of their bytes need not be exact.
+        self._free: collections.defaultdict[int, collections.deque[np.ndarray]] = collections.defaultdict(
+            collections.deque)
+        self._free_bytes = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        """Returns an uninitialized array, aligned for JAX's CPU devices."""
+        dtype = np.dtype(dtype)
+        size = math.prod(shape) * dtype.itemsize
+        try:
+            memory = self._free[size].pop()
+            self._free_bytes -= size
+        except IndexError:
+            memory = aligned_empty((size,), np.dtype(np.uint8))
+        # Views of the array refer to the lease and not to the memory, because the lease is not an array.
+        return np.asarray(_Lease(memory, self)).view(dtype).reshape(shape)
+
+    def give_back(self, memory: np.ndarray) -> None:
+        """Takes back memory without references."""
+        if self._free_bytes + memory.size > self.kept_bytes:  # most free sizes may be obsolete
+            self._free.clear()
+            self._free_bytes = 0
+        if memory.size <= self.kept_bytes:
+            self._free_bytes += memory.size
+            self._free[memory.size].append(memory)
+
+
+POOL = BufferPool()
+"""The pool of all readers."""
+
+
+class _Lease:
+    """Refers to memory, and gives it back when deleted."""
+
+    def __init__(self, memory: np.ndarray, pool: BufferPool):
+        self._memory = memory
+        self._pool = pool
+        self.__array_interface__ = memory.__array_interface__
+
+    def __del__(self) -> None:
+        self._pool.give_back(self._memory)
+
+
+class HostArrays:
+    """A tree of numpy arrays with equal first dimensions; compared by identity.
+
+    Everything derived from a dataset shares this object, so copies on the devices are found again.
+
+    Args:
+      tree: the arrays, converted and checked as by `of`, which are not written to.
+      columns: the name of each array in the user's table, if they were columns.
+
+    Attributes:
+      rows: their first dimension.
+    """
+
+    def __init__(self, tree: PyTree, columns: Sequence[str] = ()):
+        self.tree = tree
+        self._columns = columns
+        self.rows: int = jax.tree.leaves(tree)[0].shape[0]
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """Size in bytes in JAX's dtypes."""
+        return sum(leaf.size * canonical_dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(self.tree))
+
+    @classmethod
+    def of(cls, data: ArrayTree, text: bool = False, columns: Sequence[str] = ()) -> HostArrays:
+        """Returns a user's arrays, converted and checked once here, and not when rows are gathered.
+
+        Args:
+          data: the arrays.
+          text: whether arrays may be text, which no step takes; see `require_numbers`.
+          columns: as in `HostArrays`.
+
+        Raises:
+          DataError: if a leaf is not a numeric array, the numbers of rows differ or are 0, or integers would overflow
+            in JAX's dtypes.
+        """
+        tree = as_arrays(data, text)
+        check_rows(tree)
+        check_integers_fit(tree)
+        return cls(tree, columns)
+
+    def require_numbers(self) -> None:
+        """Raises DataError, which names the array and its column, if an array is text."""
+        for position, leaf in enumerate(jax.tree.leaves(self.tree)):
+            if is_text(leaf):
+                column = f" (the column {self._columns[position]!r})" if self._columns else ""
+                raise unusable(f"`{leaf_names(self.tree)[position]}`{column}", leaf)
+
+    def gather(self, index: np.ndarray, capacity: int | None = None) -> Any:
+        """Returns the rows at `index` of every array: owned copies in their canonical dtypes.
+
+        Args:
+          index: integers of shape `(count, ...)`.
+          capacity: the first dimension of the results; None for `count`.
+
+        Returns:
+          Arrays of shape `(capacity, *index.shape[1:], ...)`, undefined after `count`.
+
+        Raises:
+          DataError: if a finite number would become infinite, or an integer, written since, would wrap around.
+        """
+        def gathered(array: np.ndarray) -> np.ndarray:
+            shape = (capacity or len(index), *index.shape[1:], *array.shape[1:])
+            # Arrays of objects cannot reuse memory that others may have filled.
+            empty = np.empty if array.dtype.hasobject else POOL.empty
+            filled = empty(shape, canonical_dtype(array.dtype))
+            # `take` is several times faster for short rows, but first copies an array that is not contiguous. In any
+            # mode except "raise" it writes to `out` directly.
+            if array.flags.c_contiguous and array.flags.aligned and filled.dtype == array.dtype:
+                array.take(index, axis=0, out=filled[:len(index)], mode="clip")
+            else:
+                assign(filled[:len(index)], array[index])
+            return filled
+
+        return map_casting(gathered, self.tree)

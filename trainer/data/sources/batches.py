@@ -1,4 +1,4 @@
-"""The definition of a batch: its packing as (x, y, sample_weight), its structure, and stacks of several batches.
+"""Batches on their way: their structure, their conversion, and stacks of several batches.
 
 Owns the form of the data between sources and steps. It must not know the origin of batches.
 """
@@ -16,8 +16,10 @@ import jax
 import numpy as np
 
 from trainer.core.errors import describe
-from trainer.core.types import ArrayTree, PyTree
+from trainer.core.types import PyTree
 from trainer.data.sources.arrays import (
+    POOL,
+    Batch,
     DataError,
     as_arrays,
     canonical_dtype,
@@ -26,60 +28,8 @@ from trainer.data.sources.arrays import (
     leaf_names,
     map_casting,
 )
-from trainer.data.sources.buffers import POOL
 
 _DIGESTED = 4096  # numbers of an array
-
-Batch = Any
-"""A tree of numpy arrays with equal first dimensions, the rows: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
-
-
-def unpack_x_y_sample_weight(batch: ArrayTree) -> tuple[Any, Any, Any]:
-    """Returns `(x, y, sample_weight)` of a batch, with None for missing parts.
-
-    Args:
-      batch: `x` alone (an array or a dict), or a tuple or list of one to three parts.
-
-    Raises:
-      ValueError: if a tuple has another number of parts.
-
-    Example:
-      >>> unpack_x_y_sample_weight((1, 2))
-      (1, 2, None)
-    """
-    if not isinstance(batch, (tuple, list)):
-        return batch, None, None
-    if not 1 <= len(batch) <= 3:
-        raise ValueError("A batch must be `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`. "
-                         f"Received: a {type(batch).__name__} of {len(batch)} parts, {describe(batch)}.")
-    return (*batch, None, None)[:3]
-
-
-def pack_x_y_sample_weight(
-    x: ArrayTree, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None
-) -> Batch:
-    """Returns a batch of the given parts: the inverse of `unpack_x_y_sample_weight`.
-
-    Returns:
-      `x` itself if it is the only argument and is not a tuple or list; otherwise `(x,)`, `(x, y)` or
-      `(x, y, sample_weight)`.
-
-    Example:
-      >>> pack_x_y_sample_weight(1), pack_x_y_sample_weight(1, 2), pack_x_y_sample_weight((1, 2))
-      (1, (1, 2), ((1, 2),))
-    """
-    if sample_weight is not None:
-        return x, y, sample_weight
-    if y is not None:
-        return x, y
-    return (x,) if isinstance(x, (tuple, list)) else x
-
-
-def shapes_key(batch: PyTree) -> tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]:
-    """Returns a hashable key of the structure, shapes and dtypes of a batch, or of a stack of batches."""
-    leaves, structure = jax.tree.flatten(batch)
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
 
 def as_batch(element: PyTree, text: bool = False) -> Batch:
     """Returns an element of a user's pipeline as a batch of numpy arrays in canonical dtypes.

@@ -15,9 +15,8 @@ import jax
 
 from trainer.core.calls.entry_points import explains_arguments
 from trainer.core.errors import describe, near_hint
-from trainer.data.sources.arrays import DataError, column_array
-from trainer.data.sources.batches import Batch, pack_x_y_sample_weight
-from trainer.data.sources.order import Count
+from trainer.core.types import Count
+from trainer.data.sources.arrays import Batch, DataError, column_array, pack_x_y_sample_weight
 from trainer.data.sources.sources import IterableSource
 
 

@@ -15,12 +15,11 @@ from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
 from trainer.core.errors import see
-from trainer.data.sources.arrays import DataError
-from trainer.data.sources.batches import Batch, BatchConverter, map_batch, unpack_x_y_sample_weight
+from trainer.core.types import Count
+from trainer.data.sources.arrays import Batch, DataError, unpack_x_y_sample_weight
+from trainer.data.sources.batches import BatchConverter, map_batch
 from trainer.data.sources.class_weight import ClassWeights
-from trainer.data.sources.dataset import Dataset
-from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.order import Count, generator_of_pass
+from trainer.data.sources.dataset import generator_of_pass
 from trainer.data.sources.positions import positions_of
 
 _ONE_SHOT: weakref.WeakSet[IterableSource] = weakref.WeakSet()  # that are being read
@@ -80,50 +79,6 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Ends helpers such as reader processes; `read` starts them again."""
-
-
-class DatasetSource:
-    """Batches of a batched `Dataset`, from any position without reading earlier batches.
-
-    Attributes:
-      dataset: the dataset.
-      arrays: the arrays whose rows form the batches; None if the dataset computes batches from them.
-    """
-
-    num_shapes = 1
-    is_one_shot = False
-    seeks = True
-    pipeline: list[str] = []
-
-    def __init__(self, dataset: Dataset):
-        self.dataset = dataset
-        self.arrays = None if dataset.is_mapped else dataset.arrays
-        self.is_exact = self.arrays is not None
-        self.num_batches = dataset.cardinality
-        self.rows = dataset.rows
-
-    def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
-        return self.dataset.read(pass_index, start)
-
-    def end_epochs(self, count: int) -> None:
-        """Does nothing: no pass depends on another."""
-
-    def close(self) -> None:
-        """Does nothing: there are no helpers."""
-
-    def state(self) -> None:
-        """Returns None: the indices of the pass and the batch are sufficient."""
-
-    def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
-        raise ValueError("There is no such state: the data are of another kind now.")
-
-
-class SampleSource(DatasetSource):
-    """A single batch, repeated, as a template of batches that other processes read for themselves."""
-
-    def __init__(self, arrays: HostArrays):
-        super().__init__(Dataset.from_host_arrays(arrays).batch(arrays.rows).repeat())
-        self.is_exact = False  # the positions of the other processes are unknown
 
 
 class IterableSource:

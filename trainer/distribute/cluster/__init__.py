@@ -19,13 +19,13 @@ agree on.
 from trainer.distribute.cluster.description.cluster_description import ClusterError, ClusterTimeout, split_address
 from trainer.distribute.cluster.description.cluster_resolver import VARIABLE as TF_CONFIG
 from trainer.distribute.cluster.description.cluster_resolver import (
-           TFConfigClusterResolver,
-           detect_cluster,
-           resolve_cluster,
+    TFConfigClusterResolver,
+    detect_cluster,
+    resolve_cluster,
 )
 from trainer.distribute.cluster.description.package_versions import package_versions
 from trainer.distribute.cluster.liveness.process_end import PEER_LOST
-from trainer.distribute.cluster.liveness.watchdog import waiting, watchdog
+from trainer.distribute.cluster.liveness.watchdog import waiting
 from trainer.distribute.cluster.membership import cluster_devices, join_cluster
 from trainer.distribute.cluster.preemption import reached_preemption_sync_point
 from trainer.distribute.cluster.process_group import ProcessGroup
@@ -37,4 +37,4 @@ from trainer.distribute.cluster.rendezvous.wait import Wait
 __all__ = ["PEER_LOST", "TF_CONFIG", "ClusterError", "ClusterTimeout", "Connection", "NotOurs", "ProcessGroup",
            "TFConfigClusterResolver", "Wait", "accepted", "cluster_devices", "connect", "detect_cluster",
            "join_cluster", "package_versions", "reached_preemption_sync_point", "ready", "resolve_cluster",
-           "split_address", "waiting", "watchdog", "why_unreachable"]
+           "split_address", "waiting", "why_unreachable"]

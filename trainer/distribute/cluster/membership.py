@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 
+from trainer.core.ambient.jax_options import jax_config
 from trainer.core.errors import see
 from trainer.distribute.cluster.description.cluster_description import (
     ClusterDescription,
@@ -178,8 +179,7 @@ def _star_over_jax() -> Star | None:
 
 
 def _uses_gloo() -> bool:
-    config: Any = jax.config  # JAX declares its attributes at run time
-    return jax.default_backend() == "cpu" and config.jax_cpu_collectives_implementation == "gloo"
+    return jax.default_backend() == "cpu" and jax_config.jax_cpu_collectives_implementation == "gloo"
 
 
 def cluster_devices(
@@ -212,8 +212,7 @@ def _initialize(**options: Any) -> None:
 
 def _check_unused() -> None:
     """Raises if JAX has devices already, detected by its refusal to change their number for lack of a public query."""
-    config: Any = jax.config  # JAX declares its attributes at run time
-    count = config.jax_num_cpu_devices
+    count = jax_config.jax_num_cpu_devices
     try:
         jax.config.update("jax_num_cpu_devices", count + 1)
     except RuntimeError as error:

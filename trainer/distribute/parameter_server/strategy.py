@@ -15,7 +15,7 @@ import jax
 import optax
 
 from trainer.core import arguments, errors
-from trainer.data.sources.host_arrays import HostArrays
+from trainer.data.sources.arrays import HostArrays
 from trainer.distribute.cluster import TF_CONFIG, ClusterError, TFConfigClusterResolver
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
 from trainer.distribute.parameter_server.embedding_table import EmbeddingTable, make_table

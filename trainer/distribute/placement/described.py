@@ -11,12 +11,13 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.experimental import topologies
 
 from trainer.core import errors
+from trainer.core.ambient.jax_options import jax_config
 from trainer.core.calls.entry_points import explains_arguments
 from trainer.distribute.placement.gpu_kinds import GPU_KINDS, GpuKind
 
@@ -24,7 +25,6 @@ EXTRA = "gpu-programs"
 _TOPOLOGY = re.compile(r"^(?:(\d+)x)?(\d+)x([a-z]\w*)$", re.IGNORECASE)
 _PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 _MAX_DEVICES = 4096
-_config: Any = jax.config  # JAX declares its attributes at run time
 
 
 class Topology(NamedTuple):
@@ -136,9 +136,9 @@ def _register_plugin() -> None:
 
 @contextlib.contextmanager
 def _platforms(names: str) -> Iterator[None]:
-    before = _config.jax_platforms
-    _config.update("jax_platforms", names)
+    before = jax_config.jax_platforms
+    jax_config.update("jax_platforms", names)
     try:
         yield
     finally:
-        _config.update("jax_platforms", before)
+        jax_config.update("jax_platforms", before)

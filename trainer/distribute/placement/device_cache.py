@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data.sources.host_arrays import HostArrays
+from trainer.data.sources.arrays import HostArrays
 from trainer.distribute.placement.device_memory import KeptArrays
 
 KEPT = 2  # training and validation data of the last `fit`
@@ -33,42 +33,36 @@ class _Memory:
     checksums: tuple[tuple[int | bytes, ...], ...]
 
 
-class PlacedArrays:
+class PlacedArrays(weakref.WeakKeyDictionary[HostArrays, tuple[_Memory, KeptArrays]]):
     """Arrays placed on devices, by the host arrays they were made from.
 
     They are recognized by their memory if its checksums are unchanged, which costs a fraction of placing them again.
     They are held as long as the host arrays, such as a `Dataset`'s; the last `KEPT`, until the memory is freed. Arrays
     that were released because others needed their memory are placed again.
+
+    `arrays in placed` asks for the object alone: checksums take as long as sending the rows once, to the same program.
     """
 
     def __init__(self) -> None:
-        self._by_identity: weakref.WeakKeyDictionary[HostArrays, tuple[_Memory, KeptArrays]] = (
-            weakref.WeakKeyDictionary())
+        super().__init__()
         self._by_memory: list[tuple[_Memory, KeptArrays]] = []  # most recently used last
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlacedArrays:
         return PlacedArrays()  # a copied strategy has placed nothing
 
-    def __contains__(self, arrays: HostArrays) -> bool:
-        """Returns whether arrays were placed for this object.
-
-        Its memory is not looked up: the checksums take as long as sending the rows once, to the same program.
-        """
-        return arrays in self._by_identity
-
     def get_or_place(
         self, arrays: HostArrays, place: Callable[[], Any], devices: Collection[jax.Device], nbytes: int
     ) -> Any:
         """Returns the placed arrays of `arrays`, or else the result of `place()`; see `KeptArrays.get_or_place`."""
-        memory, known = self._memory_of(arrays), self._by_identity.get(arrays)
+        memory, known = self._memory_of(arrays), self.get(arrays)
         if known is None or known[0] != memory:
-            self._by_identity.pop(arrays, None)
-            known = self._by_identity[arrays] = memory, self._known(memory)
+            self.pop(arrays, None)
+            known = self[arrays] = memory, self._known(memory)
         return known[1].get_or_place(place, devices, nbytes)
 
     def are_stale(self, arrays: HostArrays) -> bool:
         """Returns whether arrays were placed for this object, and its memory has changed since."""
-        known = self._by_identity.get(arrays)
+        known = self.get(arrays)
         return known is not None and known[0].checksums != checksums_of(arrays)
 
     def _known(self, memory: _Memory) -> KeptArrays:

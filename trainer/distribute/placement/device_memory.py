@@ -11,19 +11,13 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
-from trainer.core.calls.tracebacks import is_out_of_memory
-from trainer.core.errors import see
 from trainer.distribute.placement.devices import memory_bytes
 
-T = TypeVar("T")
-
 KEPT_FRACTION = 1 / 4  # of a device's memory, for all arrays kept there
-_STATE_IS_LOST = ("The step had taken over the buffers of the model's state, which are gone. Load weights or a "
-                  "checkpoint before the model is used again.")
 
 _uses = itertools.count()
 
@@ -91,30 +85,3 @@ def let_go_of_unused() -> None:
     gc.collect()  # the traceback of an error, or an unused model, may hold some
     for kept in list(_kept):
         kept.let_go()
-
-
-def retried(call: Callable[..., T], *arguments: Any) -> T:
-    """Returns the result of a call. If device memory runs out, it releases cached arrays and repeats the call once.
-
-    Args:
-      call: runs or places something on devices.
-      *arguments: its arguments. If some were donated to the call that failed, the call is not repeated.
-
-    Raises:
-      JaxRuntimeError: if memory runs out again; or any other error of `call`.
-    """
-    try:
-        return call(*arguments)
-    except jax.errors.JaxRuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(arguments)):
-            error.add_note(_STATE_IS_LOST)
-            raise
-    let_go_of_unused()  # outside the block, because its error holds arrays of the call
-    try:
-        return call(*arguments)
-    except jax.errors.JaxRuntimeError as error:
-        if is_out_of_memory(error):
-            error.add_note(f"What a step needs, and what makes it less: {see('out-of-memory')}")
-        raise

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from trainer.core.calls.tracebacks import is_out_of_memory
 from trainer.core.compile.jit import compiled
+from trainer.core.errors import see
 from trainer.core.types import ArrayLike, PyTree
 from trainer.data.resident import ResidentBatches, gathered
-from trainer.data.sources.arrays import aligned_empty, assign, canonical_dtype, is_aligned, map_casting
-from trainer.data.sources.batches import ResumeToken, shapes_key
-from trainer.data.sources.host_arrays import HostArrays
+from trainer.data.sources.arrays import (
+    HostArrays,
+    aligned_empty,
+    assign,
+    canonical_dtype,
+    is_aligned,
+    map_casting,
+    shapes_key,
+)
+from trainer.data.sources.batches import ResumeToken
 from trainer.distribute.placement.described import is_described
-from trainer.distribute.placement.device_memory import retried
+from trainer.distribute.placement.device_memory import let_go_of_unused
+
+T = TypeVar("T")
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
 SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a shared length
@@ -28,6 +39,8 @@ REPLICA_AXIS = "replica"  # the mesh axis of every strategy that splits rows
 SHARD_AXIS = "shard"  # a mesh axis that splits rows too, and the state by the shapes of its arrays
 ROW_AXES = (REPLICA_AXIS, SHARD_AXIS)
 REPLICATED = "replicated"  # an array that is whole on each device
+_STATE_IS_LOST = ("The step had taken over the buffers of the model's state, which are gone. Load weights or a "
+                  "checkpoint before the model is used again.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +83,33 @@ def _gathering(length: int, sharding: Sharding) -> Any:
         return gathered(batches, start, length)
 
     return compiled(gather_stack, sharding)
+
+
+def retried(call: Callable[..., T], *arguments: Any) -> T:
+    """Returns the result of a call. If device memory runs out, it releases cached arrays and repeats the call once.
+
+    Args:
+      call: runs or places something on devices.
+      *arguments: its arguments. If some were donated to the call that failed, the call is not repeated.
+
+    Raises:
+      JaxRuntimeError: if memory runs out again; or any other error of `call`.
+    """
+    try:
+        return call(*arguments)
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(arguments)):
+            error.add_note(_STATE_IS_LOST)
+            raise
+    let_go_of_unused()  # outside the block, because its error holds arrays of the call
+    try:
+        return call(*arguments)
+    except jax.errors.JaxRuntimeError as error:
+        if is_out_of_memory(error):
+            error.add_note(f"What a step needs, and what makes it less: {see('out-of-memory')}")
+        raise
 
 
 def to_devices(tree: PyTree, shardings: Any) -> Any:

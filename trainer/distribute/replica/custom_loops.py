@@ -19,15 +19,15 @@ from flax import errors as nnx_errors
 from jax.sharding import PartitionSpec
 
 from trainer.core import errors, replica_context, trace_purity
-from trainer.core.compile.jit import compiled, is_jit_disabled
+from trainer.core.ambient.jax_options import jax_config
+from trainer.core.compile.jit import compiled
 from trainer.core.identity import Identity
 from trainer.core.modules.calling.nnx_types import is_nnx_object
 from trainer.core.replica_context import MEAN_OVER_ROWS, ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
-from trainer.distribute.placement.device_memory import retried
-from trainer.distribute.placement.placement import free_to_move
+from trainer.distribute.placement.placement import free_to_move, retried
 from trainer.distribute.replica.gradient_scale import refuse_wrong_scale
 from trainer.distribute.replica.per_replica import PerReplica, is_per_replica, rows_of
 from trainer.distribute.replica.replicated_state import (
@@ -140,7 +140,7 @@ class ReplicaRunner:
 
     def _check_scale(self, program: _Program, key: Any, dynamic: tuple[Any, Any, Any]) -> None:
         """Raises ValueError if the gradients of a function, checked once, are scaled for another reduction."""
-        if self._strategy.replica_count == 1 or key in self._scale_is_known or is_jit_disabled():
+        if self._strategy.replica_count == 1 or key in self._scale_is_known or jax_config.jax_disable_jit:
             return
         if program.outputs is None:
             program.execute.trace(*dynamic)  # `execute` reuses the trace

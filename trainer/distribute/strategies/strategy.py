@@ -25,8 +25,8 @@ from trainer.core.replica_context import ReduceOp, in_replica_context
 from trainer.core.types import ArrayTree, Data, PyTree
 from trainer.data import Dataset
 from trainer.data.resident import ResidentBatches
+from trainer.data.sources.arrays import HostArrays
 from trainer.data.sources.batches import Group
-from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.device_cache import PlacedArrays
 from trainer.distribute.placement.devices import default_devices, memory_bytes

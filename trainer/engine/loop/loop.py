@@ -22,8 +22,7 @@ from trainer.core.types import Phase, PyTree
 from trainer.data.reader import Reader
 from trainer.data.sources.batches import GroupBuffer, ResumeToken
 from trainer.distribute.placement.placement import PlacedGroup
-from trainer.engine.loop.resumable_run import TrainingRun
-from trainer.engine.loop.run_limits import RunLimits
+from trainer.engine.loop.resumable_run import RunLimits, TrainingRun
 from trainer.engine.loop.running_phase import RunningPhase, start_phase
 from trainer.engine.model.core.model_core import ModelCore
 from trainer.engine.model.core.run_fingerprint import describe_data, describe_sets, describe_training

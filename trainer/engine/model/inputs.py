@@ -15,15 +15,14 @@ from trainer.core import arguments, errors
 from trainer.core.files import storage
 from trainer.core.types import ArrayTree, Data, Phase, PyTree, Verbose
 from trainer.data import unpack_x_y_sample_weight
-from trainer.data.adapt import adapt
+from trainer.data.adapt import adapt, split_validation
 from trainer.data.reader import Reader
 from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.arrays import are_rows, is_array_tree, is_leaf, is_list_of_batches
-from trainer.data.sources.batches import Batch
+from trainer.data.sources.arrays import Batch, HostArrays, are_rows, is_array_tree, is_leaf, is_list_of_batches
 from trainer.data.sources.class_weight import ClassWeights
-from trainer.data.sources.host_arrays import HostArrays, split_validation
-from trainer.data.sources.sources import DatasetSource, Source
+from trainer.data.sources.dataset import DatasetSource
+from trainer.data.sources.sources import Source
 from trainer.engine.loop import loop
 from trainer.engine.model.core.model_core import ModelCore, core_of
 from trainer.engine.step.compiled_metrics import CompileMetrics

@@ -25,7 +25,7 @@ from trainer.core.modules.remat_policies import RematPolicy
 from trainer.core.timing import Timing
 from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
 from trainer.engine.loop import loop
-from trainer.engine.loop.run_limits import RunLimits
+from trainer.engine.loop.resumable_run import RunLimits
 from trainer.engine.model import inputs
 from trainer.engine.model.run_description import describe_run
 from trainer.engine.model.stateful_model import StatefulModel
@@ -208,7 +208,7 @@ class Model(StatefulModel):
 
     @optimizer.setter
     def optimizer(self, value: Any) -> None:
-        self._core.configuration.require_compiled("model.optimizer = ...")
+        self._core.checked("model.optimizer = ...")
         self.compile(**{**self._core.configuration.given, "optimizer": _detached(value)})
 
     # --- running ---------------------------------------------------------------------------------------------------

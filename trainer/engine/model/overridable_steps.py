@@ -22,7 +22,7 @@ from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import updated
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
-from trainer.data.sources.batches import Batch
+from trainer.data.sources.arrays import Batch
 from trainer.engine.model.core.model_core import ModelCore
 from trainer.engine.step import loss_terms, step_metrics
 from trainer.engine.step.gradient_accumulation import accumulated

@@ -26,12 +26,12 @@ from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
 from trainer.core.updates.spikes import SpikeRule
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
-from trainer.data.sources.batches import Batch, as_batch
+from trainer.data.sources.arrays import Batch
+from trainer.data.sources.batches import as_batch
 from trainer.distribute import Strategy, get_strategy
 from trainer.engine.model import foreign_names, forward, weights_io
 from trainer.engine.model.core import saved_model
-from trainer.engine.model.core.current_run import CurrentRun
-from trainer.engine.model.core.model_core import ModelCore, copied
+from trainer.engine.model.core.model_core import CurrentRun, ModelCore, copied
 from trainer.engine.model.core.state_holder import first_rows
 from trainer.engine.model.overridable_steps import OverridableSteps
 from trainer.engine.model.types import ModuleLike

@@ -19,8 +19,7 @@ from trainer.core.files import check_suffix, storage
 from trainer.core.modules import FunctionalModule
 from trainer.core.train_state import TrainState
 from trainer.core.types import ReadInParts
-from trainer.distribute.placement.device_memory import retried
-from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
+from trainer.distribute.placement.placement import is_split_over_processes, retried, to_devices, to_host
 from trainer.engine.model.core import saved_model
 from trainer.engine.model.core.configuration import Configuration
 from trainer.engine.model.core.state_holder import StateHolder

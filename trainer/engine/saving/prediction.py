@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from trainer.core import tree_paths
+from trainer.core.ambient.jax_options import jax_config
 from trainer.core.compile.jit import compiled
 from trainer.core.replica_context import single_context
 from trainer.core.train_state import TrainState
@@ -28,7 +29,6 @@ from trainer.engine.step.steps import predict_one_batch
 
 T = TypeVar("T")
 
-_config: Any = jax.config  # JAX declares its attributes at run time
 _LOCATIONS = "jax_traceback_in_locations_limit"
 _locations_lock = threading.Lock()
 
@@ -154,12 +154,12 @@ def exported_program(
 def without_source_locations() -> Iterator[None]:
     """Leaves the lines of Python and their paths, which differ between machines, out of programs made in the block."""
     with _locations_lock:  # the option is for all threads; programs that others compile meanwhile compute the same
-        before = getattr(_config, _LOCATIONS)
-        _config.update(_LOCATIONS, 0)
+        before = getattr(jax_config, _LOCATIONS)
+        jax_config.update(_LOCATIONS, 0)
         try:
             yield
         finally:
-            _config.update(_LOCATIONS, before)
+            jax_config.update(_LOCATIONS, before)
 
 
 def _reads(program: ClosedJaxpr) -> list[bool]:

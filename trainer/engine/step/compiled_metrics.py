@@ -54,6 +54,7 @@ class CompiledMetrics:
 
     Attributes:
       entries: the metrics with their outputs, in the order of their logs; empty until the first batch.
+      limits_labels: whether a metric does not take all labels.
       outputs: the shapes of the outputs of the first batch.
     """
 
@@ -66,6 +67,7 @@ class CompiledMetrics:
                     check(part)
         self._plain, self._weighted, self._loss = plain, weighted, loss
         self.entries: list[Entry] = []
+        self.limits_labels = False
         self.outputs: Any = None
 
     def loss_of(self, entry: Entry) -> losses.Loss | None:
@@ -133,6 +135,7 @@ class CompiledMetrics:
             # Metrics create their accumulators when they are built: concrete arrays, even while a step is being traced.
             with jax.ensure_compile_time_eval():
                 self.entries = self._match(targets, outputs)
+            self.limits_labels = any(entry.highest_label is not None for entry in self.entries)
             self.outputs = shapes_of(outputs)
         matched = []
         for entry in self.entries:

@@ -19,7 +19,7 @@ from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState, shapes_of
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
-from trainer.data.sources.batches import shapes_key
+from trainer.data.sources.arrays import shapes_key
 from trainer.distribute import Strategy
 from trainer.engine.step.compiled_loss import CompiledLoss
 from trainer.engine.step.compiled_metrics import CompiledMetrics

@@ -21,7 +21,7 @@ from trainer.core.modules.base import FunctionalModule
 from trainer.core.modules.named import UnnamedModuleError
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
-from trainer.data.sources.batches import Batch
+from trainer.data.sources.arrays import Batch
 from trainer.engine.step.compiled_loss import CompiledLoss
 from trainer.engine.step.compiled_metrics import CompiledMetrics, Entry
 from trainer.engine.step.output_matching import match_arrays

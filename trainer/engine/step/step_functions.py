@@ -22,7 +22,6 @@ from trainer.core.compile.traces.late_gathers import with_late_gathers
 from trainer.core.compile.traces.passed_through import first_passed_through
 from trainer.core.compile.traces.row_bits import UnlikeDraws, with_bits_of_rows
 from trainer.core.compile.traces.undivided import with_undivided_axes
-from trainer.core.recently_used import RecentlyUsed
 from trainer.core.replica_context import ReplicaContext, single_context
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
@@ -52,6 +51,7 @@ class StepFunctions:
     Attributes:
       constants: the values that the step has read from other models.
       state_shapes: the shapes of the state, with its shardings, after `set_state_shapes`.
+      function: `_function`, which keeps the `MAX_PROGRAMS` last results.
     """
 
     def __init__(self, kind: str, user_step: steps.Step, strategy: Strategy, eager: bool,
@@ -73,7 +73,7 @@ class StepFunctions:
         self.state_shapes: Any = None
         self._state_shardings: Any = None
         self._unchanged_leaves: list[bool] | None = None  # leaves of an offloaded state that need not be sent back
-        self._functions: RecentlyUsed[tuple[int, bool, int | None], Any] = RecentlyUsed(MAX_PROGRAMS)
+        self.function = functools.lru_cache(MAX_PROGRAMS)(self._function)
 
     def set_state_shapes(self, state: TrainState) -> None:
         """Records the shapes of the state, from the state or its shapes."""
@@ -101,7 +101,7 @@ class StepFunctions:
             self._unchanged_leaves = first_passed_through(traced.jaxpr, len(jax.tree.leaves(self.state_shapes)))
         return traced
 
-    def function(self, rows: int, fused: bool, count: int | None) -> Any:
+    def _function(self, rows: int, fused: bool, count: int | None) -> Any:
         """Returns the function that runs groups of batches, compiled unless it is eager.
 
         Args:
@@ -109,14 +109,9 @@ class StepFunctions:
           fused: whether a group has several batches.
           count: number of steps, if it is a constant of the program.
         """
-        key = rows, fused, count
-        function = self._functions.use(key)
-        if function is None:
-            one_batch = functools.partial(self._one_batch, rows)
-            run = functools.partial(_GROUP[self._kind], one_batch, fused, count=count)
-            function = self._eager_function(run) if self._eager else self._compiled_function(run)
-            self._functions[key] = function
-        return function
+        one_batch = functools.partial(self._one_batch, rows)
+        run = functools.partial(_GROUP[self._kind], one_batch, fused, count=count)
+        return self._eager_function(run) if self._eager else self._compiled_function(run)
 
     def _compiled_function(self, run: Callable[..., Any]) -> Any:
         strategy = self._strategy

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from trainer.core import arguments, errors
-from trainer.data.sources.batches import Batch
+from trainer.data.sources.arrays import Batch
 from trainer.engine.model.types import Losses, Metrics, ModuleLike, Optimizers
 from trainer.estimator.training.hooks import check_hooks
 

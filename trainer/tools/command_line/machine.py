@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from trainer.core.ambient.jax_options import jax_config
 from trainer.core.units import readable_bytes
 from trainer.tools.command_line.findings import Finding
 
@@ -45,9 +46,6 @@ def devices() -> Iterator[Finding]:
 
 def memory() -> Iterator[Finding]:
     """Yields the memory of the machine, of its devices and of the folder of shared memory."""
-    import jax
-
-
     total, free = _host_memory()
     yield Finding("memory", "host", "warning" if free < _MIN_FREE_SHARE * total else "ok",
                   f"{readable_bytes(free)} of {readable_bytes(total)} free")
@@ -69,11 +67,7 @@ def memory() -> Iterator[Finding]:
 
 def compile_cache() -> Iterator[Finding]:
     """Yields the location, the number and the write permissions of compiled programs."""
-    import jax
-
-
-    config: Any = jax.config  # JAX declares its attributes at run time
-    chosen = config.jax_compilation_cache_dir
+    chosen = jax_config.jax_compilation_cache_dir
     default = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "trainer-jax"
     if chosen and "://" in chosen:
         yield Finding("compile cache", chosen, "note", "not on this machine: not looked at")
@@ -99,7 +93,6 @@ def compile_cache() -> Iterator[Finding]:
 
 
 def _computes(device: jax.Device) -> Finding:
-    import jax
     import numpy as np
 
     name, kind = _name(device), f"{device.device_kind}"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from trainer.data.sources.batches import Batch
+from trainer.data.sources.arrays import Batch
 from trainer.distribute import FullyShardedStrategy, ModelParallelStrategy, Strategy
 from trainer.distribute.placement.described import Topology
 from trainer.distribute.placement.placement import REPLICA_AXIS, SHARD_AXIS

@@ -14,7 +14,7 @@ from trainer.core.ambient.notebook import print_table
 from trainer.core.calls.entry_points import entry_point
 from trainer.core.compile.hlo_text import Program
 from trainer.core.types import PyTree
-from trainer.data.sources.batches import Batch
+from trainer.data.sources.arrays import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.described import Topology, kind_of
 from trainer.distribute.placement.gpu_kinds import NETWORK_BANDWIDTH
@@ -61,7 +61,7 @@ def plan(
     Example:
       >>> trainer.plan(model, (x, y), "8xh100", strategy=trainer.distribute.FullyShardedStrategy())  # doctest: +SKIP
     """
-    core_of(model).configuration.require_compiled("plan")
+    core_of(model).checked("plan")
     if alternatives not in (True, False, "auto"):
         raise ValueError(f"`alternatives` must be True, False or 'auto'. Received: {alternatives!r}.")
     if not 0 < memory_fraction <= 1:
@@ -85,7 +85,7 @@ def explain(model: Model, strategy: Strategy, sample: PyTree, batch: PyTree) -> 
     if batch is None:
         found = state_report(title, strategy, model.state_shapes(sample))
     else:
-        core_of(model).configuration.require_compiled("explain")
+        core_of(model).checked("explain")
         train = train_phase(model, strategy, batch)
         found = dataclasses.replace(
             state_report(title, strategy, train.state), peak_bytes=train.peak_bytes,

@@ -21,7 +21,7 @@ from trainer.core.compile.hlo_text import Program
 from trainer.core.compile.jit import compile_lowered
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
-from trainer.data.sources.batches import Batch
+from trainer.data.sources.arrays import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.described import EXTRA, described_devices, kind_of
 from trainer.distribute.placement.described_cudnn import traced_for

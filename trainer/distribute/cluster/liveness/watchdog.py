@@ -31,6 +31,7 @@ from typing import Any
 import jax
 
 from trainer.core.arguments import require
+from trainer.core.timing import set_progress
 from trainer.distribute.cluster.description.process_names import process_name
 from trainer.distribute.cluster.liveness.diagnosis import (
     START,
@@ -268,9 +269,10 @@ _current: Watchdog | None = None  # a process joins one cluster, once
 
 
 def set_watchdog(watchdog: Watchdog) -> None:
-    """Sets the watchdog of this process."""
+    """Sets the watchdog of this process, which runs report their progress to."""
     global _current
     _current = watchdog
+    set_progress(watchdog.progress)
 
 
 def watchdog() -> Watchdog | None:

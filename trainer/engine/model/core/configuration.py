@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from trainer.core import tree_paths
-from trainer.core.errors import see
 from trainer.core.modules.base import FunctionalModule
 from trainer.core.replica_context import in_replica_context
 from trainer.core.types import PyTree
@@ -145,11 +144,6 @@ class Configuration:
                     variable.assign(number)
             self.noted_loss = None
         return self._tracked
-
-    def require_compiled(self, method: str) -> None:
-        """Raises RuntimeError before `compile`."""
-        if not self.is_compiled:
-            raise RuntimeError(f"Call `compile(optimizer, loss)` before `{method}`. {see('not-compiled')}")
 
 
 def _check_params(rules: UpdateRule | NamedRules | None, options: CompileOptions, params: PyTree) -> None:

@@ -7,48 +7,203 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import replica_context, trace_purity
+from trainer.core.ambient.jax_options import jax_config
 from trainer.core.calls.tracebacks import user_stacklevel
-from trainer.core.compile.jit import is_jit_disabled, run_once
-from trainer.core.compile.program_digest import program_digest
+from trainer.core.compile.jit import run_once
 from trainer.core.compile.traces.first_uses import first_uses
 from trainer.core.errors import see
 from trainer.core.modules import FunctionalModule
 from trainer.core.precision import with_matmul_precision
 from trainer.core.timing import Timing
-from trainer.core.train_state import TrainState, initial_opt_state, shapes_of
+from trainer.core.train_state import TrainState, shapes_of
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.reader import Reader
-from trainer.data.sources.batches import Batch
+from trainer.data.sources.arrays import Batch
 from trainer.distribute import Strategy, get_strategy, has_strategy
-from trainer.engine.model.core import own_steps
+from trainer.engine.model.core import own_steps, run_fingerprint, saved_model
 from trainer.engine.model.core.configuration import Configuration
-from trainer.engine.model.core.current_run import CurrentRun
-from trainer.engine.model.core.run_fingerprint import describe_model, describe_step
 from trainer.engine.model.core.state_holder import StateHolder, first_rows
+from trainer.engine.saving.arrays.file_kinds import checked_path
+from trainer.engine.saving.checkpoint import CheckpointWriter
 from trainer.engine.step import output_checks, steps, update_rules
 from trainer.engine.step.compiled_loss import MissingTargetsError
 from trainer.engine.step.compiled_phase import CompiledPhase
 from trainer.engine.step.input_casts import check_inputs_fit, overflows
 from trainer.engine.step.lowering import StepParts, why_not_replicated
 from trainer.metrics.variable import asks_for_value
-from trainer.optimizers.named import optimizer_kinds
 
 if TYPE_CHECKING:
     from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 
 _METHODS = {"train": "fit", "test": "evaluate", "predict": "predict"}  # the methods that run a phase, for messages
 _FLAGS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
+
+
+class CurrentRun:
+    """The current run of `fit`, `evaluate` or `predict`, or the last run.
+
+    It is `model.current_run` for callbacks; `trainer.callbacks.RunDetails` documents these members.
+
+    Attributes:
+      timing: the clock of the run.
+      sets: the names of the evaluated data sets; "" for a set without a name.
+      validator: evaluates these sets while a `fit` with validation data runs; otherwise None.
+      describe: returns the arguments and the data of a running `fit` as plain data; otherwise None.
+    """
+
+    def __init__(self, state: StateHolder, configuration: Configuration, strategy: Strategy):
+        self._state = state
+        self._configuration = configuration
+        self._strategy = strategy
+        self._writer: CheckpointWriter | None = None
+        self.timing = Timing()
+        self.timing.end()
+        self.validator: Callable[[], dict[str, Any]] | None = None
+        self.sets: Sequence[str] = ()
+        self.describe: Callable[[], dict[str, Any]] | None = None
+
+    # --- for the loop ----------------------------------------------------------------------------------------------
+
+    def check_is_idle(self, fix: str) -> None:
+        """Raises RuntimeError during a run; `fix` names the call to make later."""
+        if self.timing.is_running:
+            raise RuntimeError("The model is running, with a step that was compiled as `compile` said before. "
+                               f"{fix} when `fit` has ended; `model.stop_training = True` ends it.")
+
+    @contextlib.contextmanager
+    def timed(self, timing: Timing | None = None, call: str = "", trains: bool = False) -> Iterator[Timing]:
+        """Gives a run its own clock inside the block, and then restores the clock of the outer run.
+
+        Args:
+          timing: the clock; a new clock by default.
+          call: the name of the method, if it uses the weights.
+          trains: whether it changes them.
+
+        Raises:
+          RuntimeError: if another thread trains the model, or uses the weights that this run changes.
+        """
+        calls, mine = self._state.calls, (threading.current_thread(), call, trains)
+        calls.append(mine)  # before the others are looked at: of two threads that begin together, one sees the other
+        for thread, other, other_trains in list(calls):
+            if call and other and thread is not mine[0] and (trains or other_trains):
+                calls.remove(mine)
+                raise self._state.conflict(call, other, thread, other_trains)
+        outer = self.timing
+        timing = self.timing = timing or Timing()
+        timing.begin_progress()
+        try:
+            yield timing
+        finally:
+            calls.remove(mine)
+            timing.end("host" if outer.is_running else "idle")
+            if outer.is_running:
+                outer.inner_secs += timing.report()["total"]
+                self.timing = outer
+
+    @contextlib.contextmanager
+    def validating(self, validator: Callable[[], dict[str, Any]] | None, sets: Sequence[str]) -> Iterator[None]:
+        """Lets callbacks validate inside the block."""
+        outer, self.validator, self.sets = (self.validator, self.sets), validator, sets
+        try:
+            yield
+        finally:
+            self.validator, self.sets = outer
+
+    @contextlib.contextmanager
+    def described(self, describe: Callable[[], dict[str, Any]]) -> Iterator[None]:
+        """Lets callbacks ask for the arguments of the run inside the block."""
+        outer, self.describe = self.describe, describe
+        try:
+            yield
+        finally:
+            self.describe = outer
+
+    # --- for callbacks ---------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> TrainState:
+        """The state, for immediate reading only: the next train step may reuse its buffers."""
+        return self._state.current
+
+    @property
+    def has_validation_data(self) -> bool:
+        """Whether a `fit` with validation data is running, so that `model.validate` works."""
+        return self.validator is not None
+
+    @property
+    def metric_directions(self) -> dict[str, str]:
+        """The better direction, "max" or "min", of each log with a known direction."""
+        directions = {"loss": "min", **self._configuration.metrics.directions}
+        return directions | {f"{name}_{log}": direction for name in self.validation_sets
+                             for log, direction in directions.items()}
+
+    @property
+    def validation_sets(self) -> Sequence[str]:
+        """The names of the validation sets of the running `fit`; empty for sets without names."""
+        return [name for name in self.sets if name]
+
+    @property
+    def keeps_averages(self) -> bool:
+        """Whether `ema_decay` or the optimizer keeps averages of the weights."""
+        return self._state.is_built and self._state.state_or_shapes.keeps_averages
+
+    @property
+    def shows_averages(self) -> bool:
+        """Whether `get_weights` and `save_weights` use the averages; may be assigned."""
+        return self._state.shows_averages
+
+    @shows_averages.setter
+    def shows_averages(self, value: bool) -> None:
+        self._state.shows_averages = value
+
+    def showing_averages(self) -> contextlib.AbstractContextManager[None]:
+        """Lets `get_weights` and `weights` in the block use the averages, if the model keeps them."""
+        return self._state.showing_evaluated()
+
+    def adopt_averages(self) -> None:
+        """Replaces the weights with the averages kept by `ema_decay` or an averaging optimizer."""
+        self._state.adopt_averages()
+
+    def description(self) -> dict[str, Any]:
+        """Returns the arguments and the data of a starting `fit`, as plain data by name."""
+        return self.describe() if self.describe else {}
+
+    def begin_save(self, filepath: str | os.PathLike[str]) -> None:
+        """Starts writing the state of `Model.save` to Orbax's files; see `trainer.callbacks.RunDetails`."""
+        with self.timing.checkpoint:
+            if self._writer is None:
+                self._writer = CheckpointWriter()
+            saved_model.begin_save(self._writer, checked_path("filepath", filepath), self._state.current,
+                                   self._state.inputs, as_orbax=True)
+
+    def wait_for_save(self) -> None:
+        """Waits until all started saves are written."""
+        if self._writer is not None:
+            with self.timing.checkpoint:
+                self._writer.wait()
+
+    def train_step_flops(self) -> float | None:
+        """Returns the FLOPs of a train step over all devices; None for an eager step, and before the step is traced."""
+        phase = self._configuration.phases.get("train")
+        flops = None if phase is None else phase.step_flops
+        return None if flops is None else flops * self._strategy.num_replicas_in_sync
+
+    def train_step_text(self) -> str | None:
+        """Returns the XLA text of the compiled train step; None before it is compiled."""
+        phase = self._configuration.phases.get("train")
+        return None if phase is None else phase.compiled_text()
 
 
 class UserModel(Protocol):
@@ -129,8 +284,8 @@ class ModelCore:
 
     def checked(self, method: str, must_be_compiled: bool = True) -> ModelCore:
         """Returns the core. Raises if the method needs `compile` first, or if a step is being traced."""
-        if must_be_compiled:
-            self.configuration.require_compiled(method)
+        if must_be_compiled and not self.configuration.is_compiled:
+            raise RuntimeError(f"Call `compile(optimizer, loss)` before `{method}`. {see('not-compiled')}")
         self.check_is_outside_of_steps()
         return self
 
@@ -174,7 +329,7 @@ class ModelCore:
         state, configuration, sample_inputs = self.state, self.configuration, self._model.sample_inputs
         eager, phases = configuration.options.eager, configuration.phases
         self.check_scope()
-        if is_jit_disabled() and not eager:
+        if jax_config.jax_disable_jit and not eager:
             raise ValueError("JAX's `disable_jit` is on, but steps are to be compiled. Use `compile(run_eagerly=True)` "
                              "to see what a step computes, with `disable_jit` or without.")
         if kind in phases and phases[kind].constants.are_stale:
@@ -199,7 +354,8 @@ class ModelCore:
             phase = self._traced_phase(kind, state_or_shapes, batch)
         if is_new and not is_trained:  # after training, different kinds of processors may have rounded differently
             self.assert_consistent(
-                f"model for `{_METHODS[kind]}`", lambda: describe_step(state.current, phase.lowered_text()))
+                f"model for `{_METHODS[kind]}`",
+                lambda: run_fingerprint.describe_step(state.current, phase.lowered_text()))
         policy = self.configuration.options.policy
         if policy is not None and overflows(policy):
             self._row_shapes[kind] = shapes_of(rows)
@@ -240,52 +396,16 @@ class ModelCore:
 
     def run_settings(self) -> dict[str, Any]:
         """Returns the settings outside of the state that a resumed run must share, as plain data."""
-        configuration, options = self.configuration, self.configuration.options
-        names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite", "deterministic",
-                 "matmul_precision")
-        return {"seed": self.state.seed, "optimizer": optimizer_kinds(configuration.rules),
-                "loss": configuration.loss.kinds,
-                "precision": None if options.policy is None else repr(options.policy),
-                "regularizers": [[pattern, getattr(penalty, "__name__", None) or repr(penalty)]
-                                 for pattern, penalty in options.regularizers],
-                **{name: getattr(options, name) for name in names}}
+        return run_fingerprint.run_settings(self.configuration, self.state.seed)
 
     def program_digests(self, batch: Batch) -> dict[str, str]:
-        """Returns digests of the optimizer, the loss and `train_step`, to compare a resumed run.
-
-        They distinguish functions or hyperparameters with the same name in `run_settings`. There is no digest of code
-        that cannot be traced.
-        """
+        """Returns digests of the optimizer, the loss and `train_step`; see `run_fingerprint.program_digests`."""
         if self.configuration.options.eager:
             return {}  # eager steps may depend on values
-        model, state = self._model, self.state.shapes()
-        x, y, sample_weight = unpack_x_y_sample_weight(batch)
-
-        def update(state: TrainState) -> Any:
-            state = state.replace(opt_state=initial_opt_state(state.optimizer, state.params))
-            grads, loss = state.differentiable, jnp.zeros(())
-            return state.opt_state, state.apply_gradients(grads, value=loss, value_fn=lambda params: loss)
-
-        def loss_and_gradient(outputs: Any) -> Any:
-            return jax.value_and_grad(
-                lambda outputs: model.compute_loss(x, y, outputs, sample_weight), allow_int=True)(outputs)
-
-        def digest_of_loss() -> str:
-            return program_digest(loss_and_gradient, jax.eval_shape(
-                functools.partial(self._outputs, True), state, batch))
-
-        computing: dict[str, Callable[[], str]] = {"the optimizer": lambda: program_digest(update, state)}
-        if self.overrides("train_step"):
-            computing["`train_step`, with the module,"] = lambda: program_digest(model.train_step, state, batch)
-        else:
-            computing["the loss"] = digest_of_loss
-        digests = {}
-        with replica_context.enter(replica_context.context_outside(batch)):
-            for name, compute in computing.items():
-                # There may be no optimizer, or only the step uses it.
-                with contextlib.suppress(Exception):
-                    digests[name] = compute()
-        return digests
+        model = self._model
+        return run_fingerprint.program_digests(
+            self.state.shapes(), batch, functools.partial(self._outputs, True), model.compute_loss,
+            model.train_step if self.overrides("train_step") else None)
 
     def note_loss(self, value: Any) -> None:
         """Gives the metric of the loss its result over an epoch, which Keras's metric has after a run."""
@@ -297,11 +417,11 @@ class ModelCore:
         Leaves may have a leading axis of batches.
         """
         x, y, sample_weight = unpack_x_y_sample_weight(batch)
-        policy = self.configuration.options.policy
+        loss, metrics, policy = self.configuration.loss, self.configuration.metrics, self.configuration.options.policy
         if policy is not None and overflows(policy):
             check_inputs_fit(policy, x, lambda: self._uses_of_inputs(kind, policy.compute_dtype))
-        if kind != "predict":
-            output_checks.check_labels(self.configuration.loss, self.configuration.metrics, y, sample_weight)
+        if kind != "predict" and (loss.limits_labels or metrics.limits_labels):
+            output_checks.check_labels(loss, metrics, y, sample_weight)
 
     def _uses_of_inputs(self, kind: str, dtype: Any) -> Any:
         """Returns the `first_uses` of each leaf of `x` in the step of a phase."""
@@ -320,8 +440,9 @@ class ModelCore:
             settings = {name: getattr(options, name) for name in ("steps_per_execution", "eager", "remat")}
             settings["strategy"] = type(self.strategy).__name__
             settings["compiler options"] = self.strategy.compiler_options(options.deterministic)
-            self.assert_consistent(f"model for `{_METHODS[kind]}`",
-                                   lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
+            self.assert_consistent(
+                f"model for `{_METHODS[kind]}`",
+                lambda: run_fingerprint.describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
             own_steps.check_signature(step, kind)
             if options.matmul_precision is not None:

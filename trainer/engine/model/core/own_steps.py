@@ -22,7 +22,7 @@ from trainer.core.errors import see
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
-from trainer.data.sources.batches import Batch
+from trainer.data.sources.arrays import Batch
 from trainer.engine.step import steps
 from trainer.engine.step.crossed_rows import crosses_rows
 

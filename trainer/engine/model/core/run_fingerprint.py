@@ -1,10 +1,11 @@
-"""Short texts that must be equal in all processes of a job, to compare before anything runs over their devices."""
+"""Descriptions to compare: of processes, before anything runs over their devices, and of a run that is resumed."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,12 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.callbacks import CallbackList
-from trainer.core.train_state import TrainState
+from trainer.core import replica_context
+from trainer.core.compile.program_digest import program_digest
+from trainer.core.train_state import TrainState, initial_opt_state
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
 from trainer.data.reader import Reader
-from trainer.data.sources.batches import Batch
+from trainer.data.sources.arrays import Batch, unpack_x_y_sample_weight
 from trainer.distribute.cluster import package_versions
+from trainer.engine.model.core.configuration import Configuration
+from trainer.optimizers.named import optimizer_kinds
 
 _PROGRAM = "program, made by the code, the loss, the metrics, the optimizer and the communication"
 
@@ -68,6 +73,64 @@ def describe_platform(devices: Sequence[jax.Device]) -> dict[str, str]:
     compiler = f"jaxlib {package_versions()['jaxlib']}, {devices[0].client.platform_version}"
     return {"kind of device": ", ".join(sorted({device.device_kind for device in devices})),
             "compiler": " ".join(compiler.split())}
+
+
+def run_settings(configuration: Configuration, seed: int) -> dict[str, Any]:
+    """Returns the settings outside of the state that a resumed run must share, as plain data.
+
+    Args:
+      configuration: the arguments of `compile`.
+      seed: the seed of the model.
+    """
+    options = configuration.options
+    names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite", "deterministic",
+             "matmul_precision")
+    return {"seed": seed, "optimizer": optimizer_kinds(configuration.rules), "loss": configuration.loss.kinds,
+            "precision": None if options.policy is None else repr(options.policy),
+            "regularizers": [[pattern, getattr(penalty, "__name__", None) or repr(penalty)]
+                             for pattern, penalty in options.regularizers],
+            **{name: getattr(options, name) for name in names}}
+
+
+def program_digests(
+    state: TrainState, batch: Batch, outputs: Callable[[TrainState, Batch], Any], compute_loss: Callable[..., Any],
+    own_step: Callable[..., Any] | None,
+) -> dict[str, str]:
+    """Returns digests of the optimizer, the loss and `train_step`, to compare a resumed run.
+
+    They distinguish functions or hyperparameters with the same name in `run_settings`. There is no digest of code that
+    cannot be traced.
+
+    Args:
+      state: the shapes of the state.
+      batch: the first batch; only shapes and dtypes count.
+      outputs: returns the outputs of the module.
+      compute_loss: the model's method.
+      own_step: the user's own `train_step`, which may compute another loss; None without.
+    """
+    x, y, sample_weight = unpack_x_y_sample_weight(batch)
+
+    def update(state: TrainState) -> Any:
+        state = state.replace(opt_state=initial_opt_state(state.optimizer, state.params))
+        grads, loss = state.differentiable, jnp.zeros(())
+        return state.opt_state, state.apply_gradients(grads, value=loss, value_fn=lambda params: loss)
+
+    def loss_and_gradient(outputs: Any) -> Any:
+        return jax.value_and_grad(
+            lambda outputs: compute_loss(x, y, outputs, sample_weight), allow_int=True)(outputs)
+
+    computing: dict[str, Callable[[], str]] = {"the optimizer": lambda: program_digest(update, state)}
+    if own_step is not None:
+        computing["`train_step`, with the module,"] = lambda: program_digest(own_step, state, batch)
+    else:
+        computing["the loss"] = lambda: program_digest(loss_and_gradient, jax.eval_shape(outputs, state, batch))
+    digests = {}
+    with replica_context.enter(replica_context.context_outside(batch)):
+        for name, compute in computing.items():
+            # There may be no optimizer, or only the step uses it.
+            with contextlib.suppress(Exception):
+                digests[name] = compute()
+    return digests
 
 
 def describe_data(reader: Reader) -> dict[str, str]:

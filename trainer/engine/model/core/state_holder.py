@@ -16,13 +16,14 @@ import jax
 import numpy as np
 
 from trainer.core import errors, replica_context, trace_purity
-from trainer.core.compile.jit import are_floats_debugged, copy_buffers, init_placed
+from trainer.core.ambient.jax_options import jax_config
+from trainer.core.compile.jit import copy_buffers, init_placed
 from trainer.core.modules import FunctionalModule
 from trainer.core.rng import stream_key
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, initial_opt_state, initial_state, shapes_of
 from trainer.core.types import PyTree
-from trainer.data.sources.batches import Batch
+from trainer.data.sources.arrays import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import free_to_move, to_host
 from trainer.engine.model.core.configuration import Configuration
@@ -248,7 +249,7 @@ class StateHolder:
     def take_for_donation(self) -> TrainState:
         """Returns the state in buffers without other owners."""
         state = self.current
-        if are_floats_debugged():
+        if jax_config.jax_debug_nans or jax_config.jax_debug_infs:
             return copy_buffers(state)  # the step may raise after it has run
         if self._is_borrowed:
             state = copy_buffers(state)
