@@ -12,7 +12,7 @@ import trainer
 from trainer import distribute
 from trainer.core.compile.compiler_options import compiler_options, options_of_one_run
 from trainer.distribute.replica import replicated_state
-from trainer.engine.step import programs
+from trainer.engine.step import compiled_phase
 
 GPUS = [SimpleNamespace(platform="gpu")] * 2
 
@@ -81,14 +81,14 @@ def test_xla_knows_the_options(overlap):
 @pytest.mark.every_case
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_steps_of_a_model_are_compiled_with_what_compile_says(monkeypatch, deterministic):
-    compile_lowered, given = programs.compile_lowered, []
+    compile_lowered, given = compiled_phase.compile_lowered, []
 
     def noting(lowered, options):
         given.append(options)
         return compile_lowered(lowered)
 
     model = trainer.Sequential([nn.Dense(2)])
-    monkeypatch.setattr(programs, "compile_lowered", noting)
+    monkeypatch.setattr(compiled_phase, "compile_lowered", noting)
     monkeypatch.setattr(type(model.strategy), "compiler_options", lambda self, deterministic: {"of": deterministic})
     model.compile("sgd", "mse", deterministic=deterministic)
     x = np.ones((8, 2), np.float32)

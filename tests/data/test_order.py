@@ -10,7 +10,7 @@ import pytest
 from tests.support.networks import classification, compiled_mlp
 from trainer.data import Dataset
 from trainer.data.reader import Reader
-from trainer.data.sources import order
+from trainer.data.sources import dataset as datasets
 from trainer.data.sources.dataset import DatasetSource, Order, Shuffle
 
 
@@ -22,7 +22,7 @@ def numbers_of(steps, pass_index, length):
 def drawn(monkeypatch):
     """Makes any number of rows many; returns a list of which passes were drawn, and whether by the main thread."""
     found, permutation = [], Shuffle._permutation
-    monkeypatch.setattr(order, "_MANY", 1)
+    monkeypatch.setattr(datasets, "_MANY", 1)
 
     def permuted(self, pass_index):
         found.append((pass_index, threading.current_thread() is threading.main_thread()))
@@ -43,7 +43,7 @@ def test_an_order_is_the_permutation_that_the_seed_and_the_pass_give_and_takes_3
 
 
 def test_numbers_that_need_64_bits_have_them(monkeypatch):
-    monkeypatch.setattr(order.np, "iinfo", lambda dtype: type("Info", (), {"max": 9}))
+    monkeypatch.setattr(datasets.np, "iinfo", lambda dtype: type("Info", (), {"max": 9}))
     assert Shuffle(10, 0)._permutation(0).dtype == np.int64
     assert Shuffle(9, 0)._permutation(0).dtype == np.int32
 
@@ -91,7 +91,7 @@ def test_fit_draws_the_order_of_each_epoch_during_the_one_before(options, drawn,
     x, y, _ = classification(64)
     weights = []
     for many in (1, 2**20):
-        monkeypatch.setattr(order, "_MANY", many)
+        monkeypatch.setattr(datasets, "_MANY", many)
         drawn.clear()
         model = compiled_mlp(1, **options)
         model.fit(x, y, batch_size=8, epochs=3, verbose=0)

@@ -15,7 +15,7 @@ from trainer.data import Dataset
 from trainer.data.sources.arrays import HostArrays
 from trainer.distribute.placement import device_memory, devices, placement
 from trainer.distribute.strategies import strategy
-from trainer.engine.step import programs
+from trainer.engine.step import compiled_phase
 
 NBYTES = 4 * 1024  # of the arrays of these tests
 OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
@@ -129,7 +129,7 @@ def test_processes_agree_on_the_least_memory(monkeypatch):
 def failing(monkeypatch):
     """Returns a function that lets an execution fail so many times, of those that follow; it counts all."""
     left, counts = [0], []
-    compile_lowered = programs.compile_lowered
+    compile_lowered = compiled_phase.compile_lowered
 
     def compiled(lowered, options):
         execute = compile_lowered(lowered, options)
@@ -145,7 +145,7 @@ def failing(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(programs, "compile_lowered", compiled)
+    monkeypatch.setattr(compiled_phase, "compile_lowered", compiled)
 
     def fail(times):
         left[0] = times
@@ -205,7 +205,7 @@ def test_other_errors_are_raised_at_once():
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        device_memory.retried(fails)
+        placement.retried(fails)
     assert len(calls) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from types import SimpleNamespace
 
 import jax
@@ -15,7 +16,7 @@ from tests.support.networks import classification, logits_loss
 from trainer import callbacks as cb
 from trainer import distribute
 from trainer.data import Dataset
-from trainer.engine.loop import run_limits
+from trainer.engine.loop import resumable_run
 from trainer.testing import LocalCluster
 
 X, Y, _ = classification(52)  # 7 batches of 8 rows, the last one of 4
@@ -50,6 +51,7 @@ class Clock:
     """A clock that goes a second further each time it is read."""
 
     now = 0.0
+    perf_counter = staticmethod(time.perf_counter)
 
     def monotonic(self):
         self.now += 1.0
@@ -120,7 +122,7 @@ def test_callbacks_see_the_rest_of_an_epoch_as_if_it_had_not_ended_before(tmp_pa
 
 @pytest.mark.slow
 def test_a_run_ends_after_some_time(monkeypatch, tmp_path, unlimited):
-    monkeypatch.setattr(run_limits, "time", Clock())
+    monkeypatch.setattr(resumable_run, "time", Clock())
     single_steps = cb.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
     model, history = fit(cb.BackupAndRestore(tmp_path), single_steps, max_time=4)
     assert (int(model.state.step), len(history["loss"])) == (4, 1)
@@ -215,7 +217,8 @@ def test_a_limit_that_is_no_limit_changes_nothing(unlimited):
 def fit_with_own_clock(folder):
     """Trains in one of several processes, whose clocks differ, and goes on; returns the steps of both."""
     strategy = distribute.MultiWorkerMirroredStrategy()
-    run_limits.time = Clock() if jax.process_index() else SimpleNamespace(monotonic=lambda: 0.0)
+    standing = SimpleNamespace(monotonic=lambda: 0.0, perf_counter=time.perf_counter)
+    resumable_run.time = Clock() if jax.process_index() else standing
     steps = []
     for options in ({"max_time": 4}, {}):
         with strategy.scope():

@@ -12,7 +12,7 @@ import pytest
 import trainer
 from tests.support.networks import LinenMLP, classification, logits_loss, mirrored
 from trainer.core.compile.jit import begin_compiling
-from trainer.engine.step import programs
+from trainer.engine.step import compiled_phase
 
 x, y, _ = classification(21)
 
@@ -32,10 +32,10 @@ def beside(monkeypatch):
         pool = concurrent.futures.ThreadPoolExecutor(1)
         return pool.submit(noting, lowered, options)
 
-    compiled, made, compile_lowered = [], programs.Programs.__init__, programs.compile_lowered
-    monkeypatch.setattr(programs.Programs, "__init__", init)
-    monkeypatch.setattr(programs, "compile_lowered", noting)
-    monkeypatch.setattr(programs, "begin_compiling", begin)
+    compiled, made, compile_lowered = [], compiled_phase.Programs.__init__, compiled_phase.compile_lowered
+    monkeypatch.setattr(compiled_phase.Programs, "__init__", init)
+    monkeypatch.setattr(compiled_phase, "compile_lowered", noting)
+    monkeypatch.setattr(compiled_phase, "begin_compiling", begin)
     return compiled
 
 
@@ -96,7 +96,7 @@ def test_a_program_that_cannot_be_compiled_is_an_error_when_it_is_due(beside, mo
         future.set_exception(ValueError("out of registers"))
         return future
 
-    monkeypatch.setattr(programs, "begin_compiling", begin)
+    monkeypatch.setattr(compiled_phase, "begin_compiling", begin)
     model = new_model(steps_per_execution=1)
     with pytest.raises(ValueError, match="out of registers"):
         model.fit(x, y, batch_size=4, verbose=0)

@@ -11,7 +11,7 @@ from flax import linen as nn
 
 import trainer
 from trainer.engine.model.core.model_core import core_of
-from trainer.engine.step import programs
+from trainer.engine.step import compiled_phase
 
 
 class Cnn(nn.Module):
@@ -45,8 +45,8 @@ def known(monkeypatch):
         made(self, *args, **kwargs)
         self.specializes_on_step_count = True
 
-    made = programs.Programs.__init__
-    monkeypatch.setattr(programs.Programs, "__init__", init)
+    made = compiled_phase.Programs.__init__
+    monkeypatch.setattr(compiled_phase.Programs, "__init__", init)
 
 
 def fitted(kind, rows=80, **options):
@@ -100,7 +100,7 @@ def test_other_counts_share_a_program(known):
         x, y = data(8 * batches, (6,))
         model.fit(((x[row:row + 8], y[row:row + 8]) for row in range(0, len(x), 8)), epochs=1, verbose=0)
     known_counts = [count for count in counts_of(model) if count]
-    assert len(known_counts) <= programs.KNOWN_COUNTS and 0 in counts_of(model)
+    assert len(known_counts) <= compiled_phase.KNOWN_COUNTS and 0 in counts_of(model)
     assert int(model.state.step) == 29
 
 
