@@ -418,10 +418,6 @@ class BufferPool:
             self._free[memory.size].append(memory)
 
 
-POOL = BufferPool()
-"""The pool of all readers."""
-
-
 class _Lease:
     """Refers to memory, and gives it back when deleted."""
 
@@ -432,6 +428,10 @@ class _Lease:
 
     def __del__(self) -> None:
         self._pool.give_back(self._memory)
+
+
+POOL = BufferPool()
+"""The pool of all readers."""
 
 
 class HostArrays:

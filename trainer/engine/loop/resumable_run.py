@@ -1,4 +1,4 @@
-"""TrainingRun: the progress of a `fit`, and the content of its checkpoints.
+"""TrainingRun: the progress of a `fit`, its limits, and the content of its checkpoints.
 
 Owns the saved content, and the restoration of a run. `checkpoint/` defines the files of a checkpoint, and callbacks
 decide when to save.

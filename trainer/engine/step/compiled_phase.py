@@ -33,6 +33,8 @@ from trainer.engine.step.lowering import WhyNotReplicated
 from trainer.engine.step.running_logs import RunningLogs
 from trainer.engine.step.step_functions import MAX_PROGRAMS, StepFunctions
 
+KNOWN_COUNTS = 2  # constant step counts per shape: of a whole execution, and of the last execution of an epoch
+
 
 def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
     """Returns the results of `CompiledPhase.begin_results` as floats, or numpy arrays for several values."""
@@ -264,9 +266,6 @@ class CompiledPhase:
 def _of_one_device(running: running_logs.RunningLogs) -> running_logs.RunningLogs:
     # Each device has them whole, so any process can use them alone.
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), running)
-
-
-KNOWN_COUNTS = 2  # constant step counts per shape: of a whole execution, and of the last execution of an epoch
 
 
 class Programs:
