@@ -30,7 +30,7 @@ docs: $(VENV)/.docs
 test: $(VENV)/.dev
 	@$(pytest) -m "not exhaustive and not ($(rest))" $(TESTS)
 
-# PART=0/4 to PART=3/4: a quarter of the tests, with all of their cases.
+# PART=0/6 to PART=5/6: a sixth of the tests, with all of their cases.
 test-rest: $(VENV)/.dev
 	@$(pytest) -m "$(rest)" $(if $(PART),--part $(PART)) $(TESTS)
 
