@@ -1,7 +1,7 @@
 """Callbacks: actions at given points of training, evaluation and prediction.
 
 Owns the hooks (`Callback`), the calls of several callbacks (`CallbackList`), and the callbacks that need only the model
-they are given. Imports nothing from the trainer: `Run` is the interface between callbacks and the model.
+they are given. Imports only rooms of `core` from the trainer: `Run` is the interface between callbacks and the model.
 """
 
 from trainer.core.calls.public_names import attach_stub

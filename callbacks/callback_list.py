@@ -1,6 +1,6 @@
 """The callbacks of a run, called as a single callback, and the history, which every `fit` has.
 
-Owns the order of calls, and knows which hooks are overridden.
+Owns the order of calls and the logs of the epochs. It knows which hooks are overridden.
 """
 
 from __future__ import annotations
@@ -371,67 +371,6 @@ class CallbackList(Callback):
             getattr(callback, hook)(batch, logs=logs)
 
 
-def _overrides(callback: Callback, *hooks: str) -> bool:
-    """Returns whether a callback has one of the hooks, on the class or on the instance, and this loop must call it."""
-    for hook in hooks:
-        method = getattr(callback, hook)
-        function = getattr(method, "__func__", method)
-        if function is not getattr(Callback, hook) and not getattr(function, "is_for_other_loops", False):
-            return True
-    return False
-
-
-def _hint(value: object) -> str:
-    """Returns a sentence on the callback that a value may be meant for."""
-    if isinstance(value, type):
-        return f" Give an instance, not the class: `{value.__name__}(...)`."
-    if isinstance(value, str):
-        return f" Give an instance, such as `trainer.callbacks.{value if value.isidentifier() else 'EarlyStopping'}()`."
-    if type(value).__module__.endswith("schedules"):
-        return " A schedule belongs to the optimizer: `Adam(learning_rate=schedule)`."
-    if callable(value):
-        return " Say when a function is called: `trainer.callbacks.LambdaCallback(on_epoch_end=function)`."
-    return ""
-
-
-def _check_hooks(callback: Callback) -> None:
-    """Raises TypeError for a user's hook that cannot be called with its arguments; warns of names that are no hooks."""
-    if type(callback).__module__.startswith("trainer.") and not isinstance(callback, LambdaCallback):
-        return
-    hooks = [name for name in dir(Callback) if name.startswith("on_")]
-    for name in dir(type(callback)):
-        if name.startswith("on_") and name not in hooks:
-            warnings.warn(f"`{type(callback).__name__}.{name}` is not a hook, so `fit` does not call it. "
-                          f"{near_hint(name, hooks)}", stacklevel=user_stacklevel())
-    for hook, names in _ARGUMENTS.items():
-        if not _overrides(callback, hook):
-            continue
-        try:
-            signature = inspect.signature(getattr(callback, hook))
-        except (TypeError, ValueError):  # of a function of C
-            continue
-        try:
-            if "batch" in names:  # as `_call_batch` calls it
-                signature.bind("batch", logs={})
-            else:
-                signature.bind(*names)
-        except TypeError:
-            if is_method := hook not in vars(callback):
-                signature = inspect.signature(getattr(type(callback), hook))
-            wanted = ", ".join(("self", *names) if is_method else names)
-            raise TypeError(f"`{type(callback).__name__}.{hook}` must be `{hook}({wanted}=None)`. Received: "
-                            f"{hook}{signature}.") from None
-
-
-def _check_place(callback: Callback) -> None:
-    if callback.runs_on not in ("all", "chief"):
-        raise ValueError(f"`{type(callback).__name__}.runs_on` must be 'all' or 'chief'. "
-                         f"Received: {callback.runs_on!r}.")
-    if callback.runs_on == "chief" and _overrides(callback, "next_sync_step"):
-        raise TypeError(f"`{type(callback).__name__}` runs on the chief alone, and cannot have a `next_sync_step`: all "
-                        "processes must run the same batches at once. Let it run on all, and write on the chief.")
-
-
 class History(Callback):
     """Records the logs of every epoch. Every `fit` has a history and returns it.
 
@@ -567,6 +506,67 @@ class History(Callback):
         for name, value in values:
             self._history.setdefault(name, []).append(_python_number(value))
             self._epochs.setdefault(name, []).append(epoch)
+
+
+def _overrides(callback: Callback, *hooks: str) -> bool:
+    """Returns whether a callback has one of the hooks, on the class or on the instance, and this loop must call it."""
+    for hook in hooks:
+        method = getattr(callback, hook)
+        function = getattr(method, "__func__", method)
+        if function is not getattr(Callback, hook) and not getattr(function, "is_for_other_loops", False):
+            return True
+    return False
+
+
+def _hint(value: object) -> str:
+    """Returns a sentence on the callback that a value may be meant for."""
+    if isinstance(value, type):
+        return f" Give an instance, not the class: `{value.__name__}(...)`."
+    if isinstance(value, str):
+        return f" Give an instance, such as `trainer.callbacks.{value if value.isidentifier() else 'EarlyStopping'}()`."
+    if type(value).__module__.endswith("schedules"):
+        return " A schedule belongs to the optimizer: `Adam(learning_rate=schedule)`."
+    if callable(value):
+        return " Say when a function is called: `trainer.callbacks.LambdaCallback(on_epoch_end=function)`."
+    return ""
+
+
+def _check_hooks(callback: Callback) -> None:
+    """Raises TypeError for a user's hook that cannot be called with its arguments; warns of names that are no hooks."""
+    if type(callback).__module__.startswith("trainer.") and not isinstance(callback, LambdaCallback):
+        return
+    hooks = [name for name in dir(Callback) if name.startswith("on_")]
+    for name in dir(type(callback)):
+        if name.startswith("on_") and name not in hooks:
+            warnings.warn(f"`{type(callback).__name__}.{name}` is not a hook, so `fit` does not call it. "
+                          f"{near_hint(name, hooks)}", stacklevel=user_stacklevel())
+    for hook, names in _ARGUMENTS.items():
+        if not _overrides(callback, hook):
+            continue
+        try:
+            signature = inspect.signature(getattr(callback, hook))
+        except (TypeError, ValueError):  # of a function of C
+            continue
+        try:
+            if "batch" in names:  # as `_call_batch` calls it
+                signature.bind("batch", logs={})
+            else:
+                signature.bind(*names)
+        except TypeError:
+            if is_method := hook not in vars(callback):
+                signature = inspect.signature(getattr(type(callback), hook))
+            wanted = ", ".join(("self", *names) if is_method else names)
+            raise TypeError(f"`{type(callback).__name__}.{hook}` must be `{hook}({wanted}=None)`. Received: "
+                            f"{hook}{signature}.") from None
+
+
+def _check_place(callback: Callback) -> None:
+    if callback.runs_on not in ("all", "chief"):
+        raise ValueError(f"`{type(callback).__name__}.runs_on` must be 'all' or 'chief'. "
+                         f"Received: {callback.runs_on!r}.")
+    if callback.runs_on == "chief" and _overrides(callback, "next_sync_step"):
+        raise TypeError(f"`{type(callback).__name__}` runs on the chief alone, and cannot have a `next_sync_step`: all "
+                        "processes must run the same batches at once. Let it run on all, and write on the chief.")
 
 
 def _python_number(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """The part of the model that a callback may use.
 
-Owns the `Run` protocol, the whole interface between callbacks and trainer. Callbacks import nothing from the trainer,
-so they can be tested with a fake model, and used in a custom training loop with any object that has these members.
+Owns the `Run` protocol, the whole interface between callbacks and trainer. Callbacks import only rooms of `core` from
+the trainer, so they can be tested with a fake model, and used in a custom training loop with any object that has these
+members.
 """
 
 from __future__ import annotations

@@ -457,6 +457,30 @@ def test_a_callback_that_fails_after_a_batch_leaves_what_was_saved_before(tmp_pa
     assert not list(tmp_path.glob("step_*"))
 
 
+class CountsBegun(cb.Callback):
+    """Counts the batches that begin."""
+
+    state_attributes = ("count",)
+
+    def __init__(self, fails_at=None):
+        self.count, self.fails_at = 0, fails_at
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.count += 1
+        if self.count == self.fails_at:
+            raise Interruption
+
+
+@pytest.mark.parametrize("fails_at", [4, 6, 8])
+def test_a_batch_that_begins_again_after_an_exception_is_counted_once(tmp_path, undisturbed, fails_at):
+    counting, whole = CountsBegun(), CountsBegun()
+    failing(tmp_path, Interruption, CountsBegun(fails_at))
+    model = make_model()
+    assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path), counting), *undisturbed)
+    fit(make_model(), whole)
+    assert counting.count == whole.count
+
+
 def test_nothing_is_saved_of_a_run_that_had_just_begun_or_without_being_asked(tmp_path):
     begun = cb.LambdaCallback(on_epoch_begin=raise_at(0))
     with pytest.warns(UserWarning, match=r"could not be saved.*it had just begun"):

@@ -43,7 +43,7 @@ def test_nested_time_counts_once_and_the_rest_is_the_hosts(clock):
 def test_a_run_tells_its_progress_until_it_ends(clock, monkeypatch):
     told = []
     monkeypatch.setattr(timing, "_progress", None)
-    timing.set_progress(lambda steps, phase: told.append((steps, phase)))
+    timing.set_progress(lambda steps, activity: told.append((steps, activity)))
     watch = timing.Timing()
     with watch.data:  # not yet a run
         watch.begin_steps(1)

@@ -281,7 +281,6 @@ def test_integers_of_64_bits_stay_as_they_are_where_jax_has_them():
 def test_arrays_are_looked_at_once_and_not_when_rows_are_read(monkeypatch):
     looked_at = []
     monkeypatch.setattr("trainer.data.sources.arrays.check_integers_fit", looked_at.append)
-    monkeypatch.setattr("trainer.data.sources.batches.check_integers_fit", looked_at.append)
     reader = Reader(adapt(np.arange(100), batch_size=4))
     for epoch in range(3):
         list(reader.read(epoch))
@@ -290,7 +289,7 @@ def test_arrays_are_looked_at_once_and_not_when_rows_are_read(monkeypatch):
 
 def test_batches_in_the_dtypes_of_jax_are_looked_at_once(monkeypatch):
     looked_at = []
-    monkeypatch.setattr("trainer.data.sources.batches.check_integers_fit", looked_at.append)
+    monkeypatch.setattr("trainer.data.sources.arrays.check_integers_fit", looked_at.append)
     list(Reader(adapt(iter([X, X, X])), group_size=3).read(0))
     assert len(looked_at) == 1
 

@@ -20,7 +20,7 @@ from trainer import distribute
 from trainer.data import Dataset, with_options
 from trainer.data.adapt import adapt
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.batches import LocalRows
+from trainer.data.sources.groups import LocalRows
 from trainer.testing import LocalCluster
 
 pytestmark = pytest.mark.processes

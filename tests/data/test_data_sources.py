@@ -31,7 +31,7 @@ from trainer.data import Dataset
 from trainer.data.adapt import adapt
 from trainer.data.prefetch import prefetch
 from trainer.data.reader import Reader
-from trainer.data.sources.batches import as_batch
+from trainer.data.sources.arrays import as_batch
 
 
 def batches_of(source, epoch=0, **options):

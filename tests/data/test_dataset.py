@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trainer.data import DataError, Dataset, RowDataset
 from trainer.data.adapt import adapt
 from trainer.data.reader import Reader
-from trainer.data.sources.batches import as_batch
+from trainer.data.sources.arrays import as_batch
 from trainer.data.sources.dataset import DatasetSource
 
 CITIES = np.array(["Rome", "Oslo", "Rome"])

@@ -8,7 +8,7 @@ from PIL import Image
 import trainer
 from trainer.data import DataError, Dataset, batches_from_columns
 from trainer.data.adapt import adapt
-from trainer.data.sources.batches import as_batch
+from trainer.data.sources.arrays import as_batch
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3)
 Y = np.arange(8, dtype=np.int32)

@@ -12,7 +12,7 @@ from flax import linen as nn
 import trainer
 from trainer import distribute
 from trainer.core.tree_paths import named_leaves
-from trainer.data.sources.batches import Group
+from trainer.data.sources.groups import Group
 from trainer.engine.model.core.model_core import core_of
 
 FOUR = [f"cpu:{index}" for index in range(4)]

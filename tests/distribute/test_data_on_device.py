@@ -17,7 +17,7 @@ from tests.support.hlo import collectives
 from tests.support.networks import NNXMLP, LinenMLP, classification, compiled_mlp, logits_loss, mirrored
 from trainer.data import Dataset
 from trainer.data.sources.arrays import HostArrays, aligned_empty, is_aligned
-from trainer.data.sources.batches import Group
+from trainer.data.sources.groups import Group
 from trainer.distribute.placement import device_cache, placement
 from trainer.distribute.strategies import strategy
 from trainer.engine.loop import running_phase

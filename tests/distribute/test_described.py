@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer import distribute
-from trainer.data.sources.batches import Group
+from trainer.data.sources.groups import Group
 from trainer.distribute.placement import described, placement
 from trainer.distribute.placement.described import Topology, described_devices
 from trainer.distribute.placement.gpu_kinds import GPU_KINDS

@@ -10,7 +10,7 @@ import trainer
 from tests.support.hlo import collectives
 from tests.support.networks import LinenMLP, classification, logits_loss, mirrored
 from trainer.data.sources.arrays import HostArrays
-from trainer.data.sources.batches import Group
+from trainer.data.sources.groups import Group
 from trainer.distribute.placement import placement
 from trainer.distribute.strategies import strategy
 

@@ -12,7 +12,7 @@ from flax import linen as nn
 
 import trainer
 from tests.support.networks import classification, logits_loss
-from trainer.engine.loop.running_phase import Interrupts
+from trainer.engine.loop.loop import Interrupts
 from trainer.engine.model.core.model_core import core_of
 from trainer.engine.model.core.state_holder import StateHolder
 

@@ -17,7 +17,7 @@ import trainer
 from trainer import distribute, models
 from trainer.core.compile.hlo_text import Program
 from trainer.core.timing import Timing
-from trainer.data.sources.batches import Group
+from trainer.data.sources.groups import Group
 from trainer.tools.plan.planned_phase import PlannedPhase, planned_phase, strategy_over
 from trainer.tools.plan.program_contents import collectives_of, host_transfers, unknown_loops
 

@@ -36,7 +36,8 @@ FIRST = (
     "OverridableSteps.apply", "LinenFunctional.apply", "OverridableSteps.compute_loss",
     "OverridableSteps.compute_metrics", "CompiledMetrics.values", "TrainState.apply_gradients",
     "CompiledPhase._learn_logs", "affordable_steps", "_execute", "CompiledPhase.executable", "Programs.get",
-    "StepFunctions._compiled_function", "train_group", "add_step")
+    "Programs.lowered", "StepFunctions._function", "StepFunctions._compiled_function", "StepFunctions._execution",
+    "train_group", "add_step")
 
 
 class Call(NamedTuple):

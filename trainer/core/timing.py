@@ -1,7 +1,7 @@
 """Time measurements of a run.
 
-Owns the clock of `fit`, `evaluate` and `predict`, by the activity or wait of the host. It must not know the code that
-runs.
+Owns the clock of `fit`, `evaluate` and `predict`, by the activity or wait of the host, and the reports of this activity
+to a watchdog. It must not know the code that runs.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Timing:
         self._progress = _progress
         self.tell("host")
 
-    def tell(self, phase: str) -> None:
+    def tell(self, activity: str) -> None:
         """Reports the activity of the run until the next measurement begins or ends."""
         if self._progress is not None:
-            self._progress(self.steps, phase)
+            self._progress(self.steps, activity)
 
     @contextlib.contextmanager
     def agreement(self) -> Iterator[None]:
@@ -86,10 +86,10 @@ class Timing:
         """Whether the run has not ended."""
         return self._end is None
 
-    def end(self, phase: str = "idle") -> None:
+    def end(self, activity: str = "idle") -> None:
         """Stops the clock, and reports the activity that follows. Later measurements are not reported."""
         self._end = self._now()
-        self.tell(phase)
+        self.tell(activity)
         self._progress = None
 
     def report(self) -> dict[str, float]:

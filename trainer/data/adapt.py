@@ -38,9 +38,9 @@ from trainer.data.sources.arrays import (
 )
 from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.columns import ColumnBatches, ColumnSource
-from trainer.data.sources.dataset import Dataset, DatasetSource, SampleSource
+from trainer.data.sources.dataset import Dataset, DatasetSource
 from trainer.data.sources.py_dataset import PyDataset
-from trainer.data.sources.sources import IndexedSource, IterableSource, Source, WeightedSource
+from trainer.data.sources.sources import IndexedSource, IterableSource, SampleSource, Source, WeightedSource
 
 DEFAULT_BATCH_SIZE = 32
 _VALIDATION = "Data to validate on are given by name: `fit(train, validation_data=val)`."

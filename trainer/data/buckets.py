@@ -22,12 +22,12 @@ from trainer.data.sources import foreign_names
 from trainer.data.sources.arrays import (
     Batch,
     DataError,
+    as_batch,
     column_array,
     leaf_names,
     pack_x_y_sample_weight,
     unpack_x_y_sample_weight,
 )
-from trainer.data.sources.batches import as_batch
 from trainer.data.sources.dataset import generator_of_pass
 
 _SAMPLE_WEIGHT = "sample_weight"

@@ -18,19 +18,18 @@ import numpy as np
 from trainer.core.arguments import as_count
 from trainer.core.tree_paths import argument_names
 from trainer.core.types import PyTree
-from trainer.data.sources.arrays import Batch, DataError, HostArrays
-from trainer.data.sources.batches import (
+from trainer.data.sources.arrays import Batch, DataError, HostArrays, as_batch
+from trainer.data.sources.dataset import DatasetSource
+from trainer.data.sources.groups import (
     BatchSpec,
     Group,
     GroupBuffer,
     LocalRows,
     ResumeToken,
     all_rows,
-    as_batch,
     digest_of,
     rows_here,
 )
-from trainer.data.sources.dataset import DatasetSource
 from trainer.data.sources.sources import Source
 from trainer.data.stream import END, Mark, Stream, named
 

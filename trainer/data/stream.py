@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.core.errors import see
 from trainer.data.sources.arrays import Batch, DataError
-from trainer.data.sources.batches import LocalRows
+from trainer.data.sources.groups import LocalRows
 
 END: Any = object()
 """What comes after the last batch; None might be what a pipeline yields."""

@@ -15,7 +15,7 @@ import jax
 from trainer.core.types import Count
 from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import Batch
-from trainer.data.sources.batches import BatchConverter, LocalRows
+from trainer.data.sources.groups import BatchConverter, LocalRows
 from trainer.data.sources.sources import IterableSource
 
 

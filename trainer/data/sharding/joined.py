@@ -16,8 +16,8 @@ import numpy as np
 
 from trainer.core import plain
 from trainer.data.sharding.processes import Channel, Processes
-from trainer.data.sources.arrays import Batch, DataError
-from trainer.data.sources.batches import BatchConverter, LocalRows, as_batch
+from trainer.data.sources.arrays import Batch, DataError, as_batch
+from trainer.data.sources.groups import BatchConverter, LocalRows
 from trainer.data.sources.sources import Source
 
 

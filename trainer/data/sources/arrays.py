@@ -1,7 +1,7 @@
 """Arrays of users, and batches as trees of them: the checks, the conversions, and the gathering of rows.
 
-Owns the definition of an array, of a valid tree of arrays, and of the parts of a batch. It must not copy a whole array:
-dtypes are converted when rows are gathered.
+Owns the definition of an array, of a valid tree of arrays and of a batch, and the memory that rows are gathered into.
+It must not copy a whole array: dtypes are converted when rows are gathered.
 """
 
 from __future__ import annotations
@@ -28,6 +28,155 @@ _ALIGNMENT = 64  # in bytes, of buffers that XLA uses without a copy
 
 class DataError(ValueError):
     """Unusable data; while reading, the message names the batch."""
+
+
+Batch = Any
+"""A tree of numpy arrays with equal first dimensions, the rows: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
+
+
+def unpack_x_y_sample_weight(batch: ArrayTree) -> tuple[Any, Any, Any]:
+    """Returns `(x, y, sample_weight)` of a batch, with None for missing parts.
+
+    Args:
+      batch: `x` alone (an array or a dict), or a tuple or list of one to three parts.
+
+    Raises:
+      ValueError: if a tuple has another number of parts.
+
+    Example:
+      >>> unpack_x_y_sample_weight((1, 2))
+      (1, 2, None)
+    """
+    if not isinstance(batch, (tuple, list)):
+        return batch, None, None
+    if not 1 <= len(batch) <= 3:
+        raise ValueError("A batch must be `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`. "
+                         f"Received: a {type(batch).__name__} of {len(batch)} parts, {describe(batch)}.")
+    return (*batch, None, None)[:3]
+
+
+def pack_x_y_sample_weight(
+    x: ArrayTree, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None
+) -> Batch:
+    """Returns a batch of the given parts: the inverse of `unpack_x_y_sample_weight`.
+
+    Returns:
+      `x` itself if it is the only argument and is not a tuple or list; otherwise `(x,)`, `(x, y)` or
+      `(x, y, sample_weight)`.
+
+    Example:
+      >>> pack_x_y_sample_weight(1), pack_x_y_sample_weight(1, 2), pack_x_y_sample_weight((1, 2))
+      (1, (1, 2), ((1, 2),))
+    """
+    if sample_weight is not None:
+        return x, y, sample_weight
+    if y is not None:
+        return x, y
+    return (x,) if isinstance(x, (tuple, list)) else x
+
+
+def shapes_key(batch: PyTree) -> tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]:
+    """Returns a hashable key of the structure, shapes and dtypes of a batch, or of a stack of batches."""
+    leaves, structure = jax.tree.flatten(batch)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def as_batch(element: PyTree, text: bool = False) -> Batch:
+    """Returns an element of a user's pipeline as a batch of numpy arrays in canonical dtypes.
+
+    Arrays that need no conversion are not copied, so the batch may share memory with the pipeline.
+
+    Args:
+      element: the element.
+      text: whether arrays may be text.
+
+    Raises:
+      DataError: if a leaf is unusable, integers would overflow or floats become infinite, the numbers of rows differ,
+        or there are no rows.
+    """
+    arrays = as_arrays(element, text)
+    check_integers_fit(arrays)
+    batch = map_casting(lambda leaf: leaf.astype(canonical_dtype(leaf.dtype), copy=False), arrays)
+    check_rows(batch, " If the data yield single rows, make batches of them: torch's `DataLoader(data, "
+                      "batch_size=32)`, or `.batch(32)`; a packed graph, as one row, is a batch by `array[None]`.")
+    return batch
+
+
+class HostArrays:
+    """A tree of numpy arrays with equal first dimensions; compared by identity.
+
+    Everything derived from a dataset shares this object, so copies on the devices are found again.
+
+    Args:
+      tree: the arrays, converted and checked as by `of`, which are not written to.
+      columns: the name of each array in the user's table, if they were columns.
+
+    Attributes:
+      rows: their first dimension.
+    """
+
+    def __init__(self, tree: PyTree, columns: Sequence[str] = ()):
+        self.tree = tree
+        self._columns = columns
+        self.rows: int = jax.tree.leaves(tree)[0].shape[0]
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """Size in bytes in JAX's dtypes."""
+        return sum(leaf.size * canonical_dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(self.tree))
+
+    @classmethod
+    def of(cls, data: ArrayTree, text: bool = False, columns: Sequence[str] = ()) -> HostArrays:
+        """Returns a user's arrays, converted and checked once here, and not when rows are gathered.
+
+        Args:
+          data: the arrays.
+          text: whether arrays may be text, which no step takes; see `require_numbers`.
+          columns: as in `HostArrays`.
+
+        Raises:
+          DataError: if a leaf is not a numeric array, the numbers of rows differ or are 0, or integers would overflow
+            in JAX's dtypes.
+        """
+        tree = as_arrays(data, text)
+        check_rows(tree)
+        check_integers_fit(tree)
+        return cls(tree, columns)
+
+    def require_numbers(self) -> None:
+        """Raises DataError, which names the array and its column, if an array is text."""
+        for position, leaf in enumerate(jax.tree.leaves(self.tree)):
+            if is_text(leaf):
+                column = f" (the column {self._columns[position]!r})" if self._columns else ""
+                raise unusable(f"`{leaf_names(self.tree)[position]}`{column}", leaf)
+
+    def gather(self, index: np.ndarray, capacity: int | None = None) -> Any:
+        """Returns the rows at `index` of every array: owned copies in their canonical dtypes.
+
+        Args:
+          index: integers of shape `(count, ...)`.
+          capacity: the first dimension of the results; None for `count`.
+
+        Returns:
+          Arrays of shape `(capacity, *index.shape[1:], ...)`, undefined after `count`.
+
+        Raises:
+          DataError: if a finite number would become infinite, or an integer, written since, would wrap around.
+        """
+        def gathered(array: np.ndarray) -> np.ndarray:
+            shape = (capacity or len(index), *index.shape[1:], *array.shape[1:])
+            # Arrays of objects cannot reuse memory that others may have filled.
+            empty = np.empty if array.dtype.hasobject else POOL.empty
+            filled = empty(shape, canonical_dtype(array.dtype))
+            # `take` is several times faster for short rows, but first copies an array that is not contiguous. In any
+            # mode except "raise" it writes to `out` directly.
+            if array.flags.c_contiguous and array.flags.aligned and filled.dtype == array.dtype:
+                array.take(index, axis=0, out=filled[:len(index)], mode="clip")
+            else:
+                assign(filled[:len(index)], array[index])
+            return filled
+
+        return map_casting(gathered, self.tree)
 
 
 def canonical_dtype(dtype: np.dtype) -> np.dtype:
@@ -74,20 +223,6 @@ def assign(to: np.ndarray, values: np.ndarray) -> None:
     to[...] = values
     if values.dtype.kind in "iu" and to.dtype.itemsize < values.dtype.itemsize and (to != values).any():
         raise OverflowError
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns an uninitialized array whose memory JAX's CPU devices can use without a copy."""
-    dtype = np.dtype(dtype)
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start:start + size].view(dtype).reshape(shape)
-
-
-def is_aligned(array: np.ndarray) -> bool:
-    """Returns whether JAX's CPU devices can use the array's memory without a copy."""
-    return array.ctypes.data % _ALIGNMENT == 0
 
 
 def is_array_tree(value: object) -> bool:
@@ -320,55 +455,18 @@ def unusable(name: str, array: np.ndarray, is_usable: bool = False, columns: str
                      "If the data yield rows, make batches of them, as `torch.utils.data.DataLoader` does.")
 
 
-Batch = Any
-"""A tree of numpy arrays with equal first dimensions, the rows: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns an uninitialized array whose memory JAX's CPU devices can use without a copy."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start:start + size].view(dtype).reshape(shape)
 
 
-def unpack_x_y_sample_weight(batch: ArrayTree) -> tuple[Any, Any, Any]:
-    """Returns `(x, y, sample_weight)` of a batch, with None for missing parts.
-
-    Args:
-      batch: `x` alone (an array or a dict), or a tuple or list of one to three parts.
-
-    Raises:
-      ValueError: if a tuple has another number of parts.
-
-    Example:
-      >>> unpack_x_y_sample_weight((1, 2))
-      (1, 2, None)
-    """
-    if not isinstance(batch, (tuple, list)):
-        return batch, None, None
-    if not 1 <= len(batch) <= 3:
-        raise ValueError("A batch must be `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`. "
-                         f"Received: a {type(batch).__name__} of {len(batch)} parts, {describe(batch)}.")
-    return (*batch, None, None)[:3]
-
-
-def pack_x_y_sample_weight(
-    x: ArrayTree, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None
-) -> Batch:
-    """Returns a batch of the given parts: the inverse of `unpack_x_y_sample_weight`.
-
-    Returns:
-      `x` itself if it is the only argument and is not a tuple or list; otherwise `(x,)`, `(x, y)` or
-      `(x, y, sample_weight)`.
-
-    Example:
-      >>> pack_x_y_sample_weight(1), pack_x_y_sample_weight(1, 2), pack_x_y_sample_weight((1, 2))
-      (1, (1, 2), ((1, 2),))
-    """
-    if sample_weight is not None:
-        return x, y, sample_weight
-    if y is not None:
-        return x, y
-    return (x,) if isinstance(x, (tuple, list)) else x
-
-
-def shapes_key(batch: PyTree) -> tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]:
-    """Returns a hashable key of the structure, shapes and dtypes of a batch, or of a stack of batches."""
-    leaves, structure = jax.tree.flatten(batch)
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+def is_aligned(array: np.ndarray) -> bool:
+    """Returns whether JAX's CPU devices can use the array's memory without a copy."""
+    return array.ctypes.data % _ALIGNMENT == 0
 
 
 class BufferPool:
@@ -432,80 +530,3 @@ class _Lease:
 
 POOL = BufferPool()
 """The pool of all readers."""
-
-
-class HostArrays:
-    """A tree of numpy arrays with equal first dimensions; compared by identity.
-
-    Everything derived from a dataset shares this object, so copies on the devices are found again.
-
-    Args:
-      tree: the arrays, converted and checked as by `of`, which are not written to.
-      columns: the name of each array in the user's table, if they were columns.
-
-    Attributes:
-      rows: their first dimension.
-    """
-
-    def __init__(self, tree: PyTree, columns: Sequence[str] = ()):
-        self.tree = tree
-        self._columns = columns
-        self.rows: int = jax.tree.leaves(tree)[0].shape[0]
-
-    @functools.cached_property
-    def nbytes(self) -> int:
-        """Size in bytes in JAX's dtypes."""
-        return sum(leaf.size * canonical_dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(self.tree))
-
-    @classmethod
-    def of(cls, data: ArrayTree, text: bool = False, columns: Sequence[str] = ()) -> HostArrays:
-        """Returns a user's arrays, converted and checked once here, and not when rows are gathered.
-
-        Args:
-          data: the arrays.
-          text: whether arrays may be text, which no step takes; see `require_numbers`.
-          columns: as in `HostArrays`.
-
-        Raises:
-          DataError: if a leaf is not a numeric array, the numbers of rows differ or are 0, or integers would overflow
-            in JAX's dtypes.
-        """
-        tree = as_arrays(data, text)
-        check_rows(tree)
-        check_integers_fit(tree)
-        return cls(tree, columns)
-
-    def require_numbers(self) -> None:
-        """Raises DataError, which names the array and its column, if an array is text."""
-        for position, leaf in enumerate(jax.tree.leaves(self.tree)):
-            if is_text(leaf):
-                column = f" (the column {self._columns[position]!r})" if self._columns else ""
-                raise unusable(f"`{leaf_names(self.tree)[position]}`{column}", leaf)
-
-    def gather(self, index: np.ndarray, capacity: int | None = None) -> Any:
-        """Returns the rows at `index` of every array: owned copies in their canonical dtypes.
-
-        Args:
-          index: integers of shape `(count, ...)`.
-          capacity: the first dimension of the results; None for `count`.
-
-        Returns:
-          Arrays of shape `(capacity, *index.shape[1:], ...)`, undefined after `count`.
-
-        Raises:
-          DataError: if a finite number would become infinite, or an integer, written since, would wrap around.
-        """
-        def gathered(array: np.ndarray) -> np.ndarray:
-            shape = (capacity or len(index), *index.shape[1:], *array.shape[1:])
-            # Arrays of objects cannot reuse memory that others may have filled.
-            empty = np.empty if array.dtype.hasobject else POOL.empty
-            filled = empty(shape, canonical_dtype(array.dtype))
-            # `take` is several times faster for short rows, but first copies an array that is not contiguous. In any
-            # mode except "raise" it writes to `out` directly.
-            if array.flags.c_contiguous and array.flags.aligned and filled.dtype == array.dtype:
-                array.take(index, axis=0, out=filled[:len(index)], mode="clip")
-            else:
-                assign(filled[:len(index)], array[index])
-            return filled
-
-        return map_casting(gathered, self.tree)

@@ -1,8 +1,8 @@
 """Datasets over arrays, with the methods and the order of `tf.data`.
 
-Owns the public `Dataset`. Shuffling, repeating and taking are arithmetic on indices, so that any position of any pass
-is found without reading earlier elements. It handles indices only until a batch is read; then each array is gathered
-once.
+Owns the public `Dataset`, and `DatasetSource`, from which `fit` reads it. Shuffling, repeating and taking are
+arithmetic on indices (`Order`), so that any position of any pass is found without reading earlier elements. It handles
+indices only until a batch is read; then each array is gathered once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from trainer.core.errors import near_hint
 from trainer.core.foreign_names import ForeignNames, ForeignNamesOfClass
 from trainer.core.types import ArrayTree, Count
 from trainer.data.sources import foreign_names
-from trainer.data.sources.arrays import Batch, HostArrays, column_array, pack_x_y_sample_weight
-from trainer.data.sources.batches import as_batch
+from trainer.data.sources.arrays import Batch, HostArrays, as_batch, column_array, pack_x_y_sample_weight
 from trainer.data.sources.maps import ElementMap, apply_maps
 
 _CHUNK_ROWS = 1024  # number of rows that an unbatched dataset gathers at a time
 _MANY = 2**20  # number of rows whose permutation is worth a thread
 
-Run = tuple[int, np.ndarray]
+Span = tuple[int, np.ndarray]
 """A pass number, and positions within that pass."""
 
 
@@ -348,7 +347,7 @@ class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
             return [batches]
         return [part for part in np.split(batches, [found[0], found[0] + 1]) if part.size]
 
-    def _runs_of(self, pass_index: int, batches: np.ndarray, batch_size: int) -> list[Run]:
+    def _runs_of(self, pass_index: int, batches: np.ndarray, batch_size: int) -> list[Span]:
         """Returns the row indices of batches of equal length, by the pass of the rows."""
         first_rows = batches[:, None] * batch_size
         width = min(batch_size, self._row_order.length - int(first_rows[0, 0]))
@@ -360,7 +359,7 @@ class Dataset(ForeignNames, metaclass=ForeignNamesOfClass):
             yield from self._mapped_rows(self._row_order.locate(pass_index, positions))
             start += len(positions)
 
-    def _mapped_rows(self, runs: list[Run]) -> Iterator[Any]:
+    def _mapped_rows(self, runs: list[Span]) -> Iterator[Any]:
         for pass_index, index in runs:
             for number, row in zip(index.tolist(), _rows(self.gather(index)), strict=True):
                 yield apply_maps(self._row_maps, row, (pass_index, number))
@@ -440,23 +439,15 @@ class DatasetSource:
         raise ValueError("There is no such state: the data are of another kind now.")
 
 
-class SampleSource(DatasetSource):
-    """A single batch, repeated, as a template of batches that other processes read for themselves."""
-
-    def __init__(self, arrays: HostArrays):
-        super().__init__(Dataset.from_host_arrays(arrays).batch(arrays.rows).repeat())
-        self.is_exact = False  # the positions of the other processes are unknown
-
-
 def generator_of_pass(seed: int, pass_index: int) -> np.random.Generator:
     """Returns the generator that shuffles a pass: a resumed run draws the order again, without the passes before."""
     return np.random.default_rng([seed, pass_index])
 
 
-class Step(Protocol):
+class Reordering(Protocol):
     """A change of the order."""
 
-    def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
+    def locate(self, pass_index: int, positions: np.ndarray) -> list[Span]:
         """Returns the origins of the elements at `positions`, before this step reorders them."""
 
     def draw_ahead(self, pass_index: int, position: int) -> tuple[int, int]:
@@ -479,7 +470,7 @@ class Shuffle:
         self._last: tuple[int, np.ndarray] | None = None
         self._ahead: dict[int, concurrent.futures.Future[np.ndarray]] = {}  # by pass: the current and the next
 
-    def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
+    def locate(self, pass_index: int, positions: np.ndarray) -> list[Span]:
         last = self._last
         if last is None or last[0] != pass_index:
             ahead = self._ahead.pop(pass_index, None)
@@ -519,7 +510,7 @@ class Repeat:
         self._repeated = length
         self._times = self._ENDLESS if times is None else times
 
-    def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
+    def locate(self, pass_index: int, positions: np.ndarray) -> list[Span]:
         repetitions, positions = np.divmod(positions, self._repeated)
         cuts = np.flatnonzero(np.diff(repetitions)) + 1
         starts = (0, *cuts.tolist())
@@ -543,7 +534,7 @@ class Order:
     """
 
     length: Count
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Reordering, ...] = ()
 
     def shuffle(self, seed: int) -> Order:
         """Returns this order, shuffled."""
@@ -562,7 +553,7 @@ class Order:
         """Returns the first `count` elements of this order, or all elements if it has fewer."""
         return Order(min(count, self.length), self.steps)
 
-    def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
+    def locate(self, pass_index: int, positions: np.ndarray) -> list[Span]:
         """Returns the indices of the elements at `positions` of a pass, as runs that share a pass, in order."""
         runs = [(pass_index, positions)]
         for step in reversed(self.steps):
@@ -570,7 +561,7 @@ class Order:
         return runs
 
     def draw_ahead(self, pass_index: int, position: int) -> tuple[int, int]:
-        """Starts slow computations for `locate` from a position of a pass on; see `Step.draw_ahead`."""
+        """Starts slow computations for `locate` from a position of a pass on; see `Reordering.draw_ahead`."""
         for step in reversed(self.steps):
             pass_index, position = step.draw_ahead(pass_index, position)
         return pass_index, position

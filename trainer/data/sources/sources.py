@@ -1,7 +1,7 @@
 """Sources: everything that yields batches, behind a small protocol.
 
-Owns the reading of batches from a `Dataset`, an iterable, an indexed object and a one-shot iterator. It must not group
-batches or know of epochs.
+Owns the reading of batches from an iterable, an indexed object and a one-shot iterator, and the weights of classes. A
+`Dataset` has its source beside it. It must not group batches or know of epochs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from trainer.core.errors import see
 from trainer.core.types import Count
-from trainer.data.sources.arrays import Batch, DataError, unpack_x_y_sample_weight
-from trainer.data.sources.batches import BatchConverter, map_batch
+from trainer.data.sources.arrays import Batch, DataError, HostArrays, unpack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
-from trainer.data.sources.dataset import generator_of_pass
+from trainer.data.sources.dataset import Dataset, DatasetSource, generator_of_pass
+from trainer.data.sources.groups import BatchConverter, map_batch
 from trainer.data.sources.positions import positions_of
 
 _ONE_SHOT: weakref.WeakSet[IterableSource] = weakref.WeakSet()  # that are being read
@@ -79,6 +79,14 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Ends helpers such as reader processes; `read` starts them again."""
+
+
+class SampleSource(DatasetSource):
+    """A single batch, repeated, as a template of batches that other processes read for themselves."""
+
+    def __init__(self, arrays: HostArrays):
+        super().__init__(Dataset.from_host_arrays(arrays).batch(arrays.rows).repeat())
+        self.is_exact = False  # the positions of the other processes are unknown
 
 
 class IterableSource:

@@ -7,9 +7,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from trainer.data.sources.arrays import HostArrays
-from trainer.data.sources.batches import as_batch
-from trainer.data.sources.dataset import SampleSource
+from trainer.data.sources.arrays import HostArrays, as_batch
+from trainer.data.sources.sources import SampleSource
 from trainer.distribute.parameter_server.shared import SharedValue
 from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.replica.distributed_dataset import InputContext

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from trainer.data.resident import ResidentBatches
 from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import aligned_empty
-from trainer.data.sources.batches import Group
+from trainer.data.sources.groups import Group
 from trainer.distribute.placement.placement import to_devices
 
 _PROCESS_AXIS, _DEVICE_AXIS = "process", "device"

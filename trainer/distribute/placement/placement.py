@@ -1,4 +1,7 @@
-"""Data on devices: groups of batches, resident arrays, and padding of rows to a multiple of the replicas."""
+"""Data on devices, and back on the host: groups of batches, resident arrays, and padding of rows for the replicas.
+
+Owns the names of the mesh axes that split rows, and the retry of a call for which device memory ran out.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from trainer.data.sources.arrays import (
     map_casting,
     shapes_key,
 )
-from trainer.data.sources.batches import ResumeToken
+from trainer.data.sources.groups import ResumeToken
 from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.device_memory import let_go_of_unused
 
@@ -34,7 +37,7 @@ T = TypeVar("T")
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
 SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a shared length
-_LEAST_BYTES = 2**20  # size of padded small arrays
+_PADDED_BYTES = 2**20  # size of padded small arrays
 REPLICA_AXIS = "replica"  # the mesh axis of every strategy that splits rows
 SHARD_AXIS = "shard"  # a mesh axis that splits rows too, and the state by the shapes of its arrays
 ROW_AXES = (REPLICA_AXIS, SHARD_AXIS)
@@ -279,7 +282,7 @@ def _shared_length(rows: int, size: int) -> int:
     """
     if size > SMALL_BYTES:
         return rows  # a longer copy would double the host memory
-    least = _LEAST_BYTES * rows // max(size, 1)
+    least = _PADDED_BYTES * rows // max(size, 1)
     return max(2 ** (rows - 1).bit_length(), 2 ** (least.bit_length() - 1))
 
 

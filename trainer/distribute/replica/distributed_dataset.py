@@ -21,7 +21,7 @@ from trainer.data.prefetch import prefetch
 from trainer.data.reader import Reader
 from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sharding.processes import Channel, Processes
-from trainer.data.sources.batches import Group
+from trainer.data.sources.groups import Group
 from trainer.distribute.cluster import ProcessGroup, waiting
 from trainer.distribute.placement.global_batch import rows_of_replicas
 from trainer.distribute.placement.placement import pad_rows, replicas_here, replicas_to_devices, to_devices

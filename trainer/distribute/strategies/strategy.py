@@ -26,7 +26,7 @@ from trainer.core.types import ArrayTree, Data, PyTree
 from trainer.data import Dataset
 from trainer.data.resident import ResidentBatches
 from trainer.data.sources.arrays import HostArrays
-from trainer.data.sources.batches import Group
+from trainer.data.sources.groups import Group
 from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.device_cache import PlacedArrays
 from trainer.distribute.placement.devices import default_devices, memory_bytes
@@ -302,8 +302,8 @@ class Strategy(Replicas, ForeignNames):
         """
         replicas = self.num_replicas_in_sync
         values = [value_fn(ValueContext(index, replicas)) for index in replicas_here(replicas, self._rows_sharding)]
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *values)
-        return jax.tree.map(PerReplica, replicas_to_devices(stacked, replicas, self._rows_sharding))
+        entries = jax.tree.map(lambda *leaves: np.stack(leaves), *values)
+        return jax.tree.map(PerReplica, replicas_to_devices(entries, replicas, self._rows_sharding))
 
     # --- data ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import signal
+import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -20,7 +23,7 @@ from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.core.timing import Timing
 from trainer.core.types import Phase, PyTree
 from trainer.data.reader import Reader
-from trainer.data.sources.batches import GroupBuffer, ResumeToken
+from trainer.data.sources.groups import GroupBuffer, ResumeToken
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.engine.loop.resumable_run import RunLimits, TrainingRun
 from trainer.engine.loop.running_phase import RunningPhase, start_phase
@@ -123,6 +126,128 @@ def fit(
                 _store_metrics(train, last_logs, logs)
             with timing.callbacks:
                 callbacks.on_train_end(logs)
+
+
+def _run_epoch(
+    phase: RunningPhase, callbacks: CallbackList, epoch: int, batch: int = 0, running: RunningLogs | None = None,
+    after_execution: AfterExecution | None = None, last_batch: int | None = None,
+    next_phase: RunningPhase | None = None,
+) -> RunningLogs:
+    """Runs an epoch from a batch and its running logs on; no execution crosses `last_batch`; returns the logs."""
+    core, kind, timing = phase.core, phase.kind, phase.timing
+    running = phase.compiled.empty_logs if running is None else running
+    per_batch = callbacks.wants_batch_hooks(kind)
+    agrees = core.strategy.spans_processes and callbacks.may_stop_differently(kind)
+    one_by_one, first_batch = per_batch and not phase.compiled.is_asynchronous, batch
+    if phase.arrays is not None and callbacks.run_user_code():  # which may write to the data
+        phase.replace_stale_arrays()
+    if _stops(core, kind, agrees):  # after an earlier stop, the epoch ends after a single batch
+        one_by_one = True
+    with Interrupts() as interrupts, phase.groups(epoch, batch) as groups:
+        for group, start, stop in _executions(phase, groups, callbacks, one_by_one, last_batch):
+            first, last = group.first + start, group.first + stop - 1
+            if per_batch:
+                with timing.callbacks:
+                    getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
+            programs, is_first = phase.compiled.programs.count, batch == first_batch
+            running = _execute(phase, group, start, stop, running, interrupts)
+            if is_first and phase.compiled.programs.count > programs:
+                _precompile(phase, 1 if one_by_one else phase.compiled.steps_per_execution)
+                if next_phase is not None and not next_phase.compiled.programs.count:  # else compiled by an earlier run
+                    _precompile(next_phase, next_phase.compiled.steps_per_execution)
+            _queue(phase, group, stop - start, running)
+            with timing.callbacks:
+                logs = phase.lazy_logs(running)
+                if per_batch:
+                    getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
+                callbacks.on_execution_end(kind, last, logs)
+            if after_execution is not None:
+                after_execution(last + 1, running, group.resume_token)
+            batch = last + 1
+            if _stops(core, kind, agrees):
+                break
+    _agree_on_batches(phase, {"batches of the epoch": str(batch)})
+    return running
+
+
+def _agree_on_batches(phase: RunningPhase, description: Mapping[str, str]) -> None:
+    """Raises ClusterError in all processes, before they could deadlock, if the positions of their pipelines differ."""
+    core, timing = phase.core, phase.timing
+    if core.strategy.spans_processes and phase.reader.arrays is None:
+        with timing.agreement():
+            core.strategy.process_group.assert_consistent("data", lambda: description)
+
+
+def _executions(
+    phase: RunningPhase, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool,
+    last_batch: int | None,
+) -> Iterator[tuple[PlacedGroup, int, int]]:
+    """Yields the batches of each execution, which ends at callbacks' sync points and at the run's `last_batch`."""
+    has_sync_points = callbacks.wants("next_sync_step")
+    # In a group of many executions, these have the same bounds as if each had its own group.
+    steps = 1 if one_by_one else phase.compiled.steps_per_execution
+    for group in _awaited(phase, groups):
+        start = 0
+        while start < group.count:
+            stop = min((start // steps + 1) * steps, group.count)
+            sync_step = callbacks.next_sync_step(phase.kind, group.first + start) if has_sync_points else None
+            for number in (sync_step, last_batch):
+                if number is not None:
+                    stop = min(stop, number - group.first + 1)
+            yield group, start, stop
+            start = stop
+
+
+def _awaited(phase: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
+    while True:
+        with phase.timing.data:
+            group = next(groups, None)
+        if group is None:
+            return
+        yield group
+
+
+def _execute(
+    phase: RunningPhase, group: PlacedGroup, start: int, stop: int, running: RunningLogs, interrupts: Interrupts
+) -> RunningLogs:
+    holder, timing = phase.core.state, phase.timing
+    executable = phase.compiled.executable(
+        running, group=group, guard=phase.guard, timing=timing, start=start, stop=stop)
+    # Waits for weights that were pending during the compilation.
+    state = holder.current if phase.kind == "test" else holder.take_for_donation()
+    timing.begin_steps(stop - start)
+    if phase.kind == "test":
+        return executable(state, running)
+    # A train step donates the old state: Ctrl-C before the new state is stored would leave the model without a state.
+    # An asynchronous step donates nothing, and may take long.
+    with contextlib.nullcontext() if phase.compiled.is_asynchronous else interrupts.deferred:
+        state, running = executable(state, running)
+        holder.set(state)
+    timing.rows += group.rows * (stop - start)
+    return running
+
+
+def _queue(phase: RunningPhase, group: PlacedGroup, steps: int, running: RunningLogs) -> None:
+    """Records the start of an execution of some batches of `group`, and waits until few enough are queued."""
+    most, strategy = MAX_IN_FLIGHT, phase.core.strategy
+    if 1 < steps == group.count:
+        most = MAX_WHOLE_GROUPS_IN_FLIGHT
+    elif steps == 1 < group.count and not (strategy.is_on_cpu and strategy.mesh.size > 1):  # which can deadlock
+        most = MAX_SINGLE_STEPS_IN_FLIGHT
+    in_flight = phase.in_flight  # includes the previous epoch
+    in_flight.append(running.sums["float32"])  # exists even without logs
+    while len(in_flight) > most:
+        with phase.timing.device:
+            in_flight.popleft().block_until_ready()
+
+
+def _stops(core: ModelCore, kind: Phase, agrees: bool) -> bool:
+    """Returns whether a callback has asked to stop; with `agrees`, in any process, with the same result in all."""
+    if agrees:
+        with core.current_run.timing.agreement():
+            if core.strategy.process_group.any(core.stops(kind)):
+                core.set_stops(kind, True)
+    return core.stops(kind)
 
 
 def evaluate(core: ModelCore, readers: Mapping[str, Reader], callbacks: CallbackList) -> dict[str, Any]:
@@ -254,8 +379,8 @@ def run_on_batch(core: ModelCore, kind: Phase, reader: Reader) -> dict[str, Any]
     with core.current_run.timed(call=f"{kind}_on_batch", trains=kind == "train"):
         phase = start_phase(core, kind, reader, passes=1)
         group, = phase.stacks([phase.compiled.place_group(next(reader.read(0)))])
-        with phase.interrupts:
-            running = _execute(phase, group, 0, 1, phase.compiled.empty_logs)
+        with Interrupts() as interrupts:
+            running = _execute(phase, group, 0, 1, phase.compiled.empty_logs, interrupts)
         return phase.compiled.fetch_results(running)
 
 
@@ -304,56 +429,6 @@ def _precompile(phase: RunningPhase, steps: int) -> None:
             compiled.precompile(*running, group=group, guard=phase.guard, timing=phase.timing, steps=count)
 
 
-def _run_epoch(
-    phase: RunningPhase, callbacks: CallbackList, epoch: int, batch: int = 0, running: RunningLogs | None = None,
-    after_execution: AfterExecution | None = None, last_batch: int | None = None,
-    next_phase: RunningPhase | None = None,
-) -> RunningLogs:
-    """Runs an epoch from a batch and its running logs on; no execution crosses `last_batch`; returns the logs."""
-    core, kind, timing = phase.core, phase.kind, phase.timing
-    running = phase.compiled.empty_logs if running is None else running
-    per_batch = callbacks.wants_batch_hooks(kind)
-    agrees = core.strategy.spans_processes and callbacks.may_stop_differently(kind)
-    one_by_one, first_batch = per_batch and not phase.compiled.is_asynchronous, batch
-    if phase.arrays is not None and callbacks.run_user_code():  # which may write to the data
-        phase.replace_stale_arrays()
-    if _stops(core, kind, agrees):  # after an earlier stop, the epoch ends after a single batch
-        one_by_one = True
-    with phase.interrupts, phase.groups(epoch, batch) as groups:
-        for group, start, stop in _executions(phase, groups, callbacks, one_by_one, last_batch):
-            first, last = group.first + start, group.first + stop - 1
-            if per_batch:
-                with timing.callbacks:
-                    getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
-            programs, is_first = phase.compiled.programs.count, batch == first_batch
-            running = _execute(phase, group, start, stop, running)
-            if is_first and phase.compiled.programs.count > programs:
-                _precompile(phase, 1 if one_by_one else phase.compiled.steps_per_execution)
-                if next_phase is not None and not next_phase.compiled.programs.count:  # else compiled by an earlier run
-                    _precompile(next_phase, next_phase.compiled.steps_per_execution)
-            _queue(phase, group, stop - start, running)
-            with timing.callbacks:
-                logs = phase.lazy_logs(running)
-                if per_batch:
-                    getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
-                callbacks.on_execution_end(kind, last, logs)
-            if after_execution is not None:
-                after_execution(last + 1, running, group.resume_token)
-            batch = last + 1
-            if _stops(core, kind, agrees):
-                break
-    _agree_on_batches(phase, {"batches of the epoch": str(batch)})
-    return running
-
-
-def _agree_on_batches(phase: RunningPhase, description: Mapping[str, str]) -> None:
-    """Raises ClusterError in all processes, before they could deadlock, if the positions of their pipelines differ."""
-    core, timing = phase.core, phase.timing
-    if core.strategy.spans_processes and phase.reader.arrays is None:
-        with timing.agreement():
-            core.strategy.process_group.assert_consistent("data", lambda: description)
-
-
 def _agreed_on(phase: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
     """Checks that every process has the next group, because `predict` gathers a group's outputs from all of them."""
     for group in groups:
@@ -361,76 +436,6 @@ def _agreed_on(phase: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[P
         _agree_on_batches(phase, {"next batches": f"{group.first} to {last} ({group.rows} rows each)"})
         yield group
     _agree_on_batches(phase, {"next batches": "none"})
-
-
-def _executions(
-    phase: RunningPhase, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool,
-    last_batch: int | None,
-) -> Iterator[tuple[PlacedGroup, int, int]]:
-    """Yields the batches of each execution, which ends at callbacks' sync points and at the run's `last_batch`."""
-    has_sync_points = callbacks.wants("next_sync_step")
-    # In a group of many executions, these have the same bounds as if each had its own group.
-    steps = 1 if one_by_one else phase.compiled.steps_per_execution
-    for group in _awaited(phase, groups):
-        start = 0
-        while start < group.count:
-            stop = min((start // steps + 1) * steps, group.count)
-            sync_step = callbacks.next_sync_step(phase.kind, group.first + start) if has_sync_points else None
-            for number in (sync_step, last_batch):
-                if number is not None:
-                    stop = min(stop, number - group.first + 1)
-            yield group, start, stop
-            start = stop
-
-
-def _awaited(phase: RunningPhase, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
-    while True:
-        with phase.timing.data:
-            group = next(groups, None)
-        if group is None:
-            return
-        yield group
-
-
-def _execute(phase: RunningPhase, group: PlacedGroup, start: int, stop: int, running: RunningLogs) -> RunningLogs:
-    holder, timing = phase.core.state, phase.timing
-    executable = phase.compiled.executable(
-        running, group=group, guard=phase.guard, timing=timing, start=start, stop=stop)
-    # Waits for weights that were pending during the compilation.
-    state = holder.current if phase.kind == "test" else holder.take_for_donation()
-    timing.begin_steps(stop - start)
-    if phase.kind == "test":
-        return executable(state, running)
-    # A train step donates the old state: Ctrl-C before the new state is stored would leave the model without a state.
-    # An asynchronous step donates nothing, and may take long.
-    with contextlib.nullcontext() if phase.compiled.is_asynchronous else phase.interrupts.deferred:
-        state, running = executable(state, running)
-        holder.set(state)
-    timing.rows += group.rows * (stop - start)
-    return running
-
-
-def _queue(phase: RunningPhase, group: PlacedGroup, steps: int, running: RunningLogs) -> None:
-    """Records the start of an execution of some batches of `group`, and waits until few enough are queued."""
-    most, strategy = MAX_IN_FLIGHT, phase.core.strategy
-    if 1 < steps == group.count:
-        most = MAX_WHOLE_GROUPS_IN_FLIGHT
-    elif steps == 1 < group.count and not (strategy.is_on_cpu and strategy.mesh.size > 1):  # which can deadlock
-        most = MAX_SINGLE_STEPS_IN_FLIGHT
-    in_flight = phase.in_flight  # includes the previous epoch
-    in_flight.append(running.sums["float32"])  # exists even without logs
-    while len(in_flight) > most:
-        with phase.timing.device:
-            in_flight.popleft().block_until_ready()
-
-
-def _stops(core: ModelCore, kind: Phase, agrees: bool) -> bool:
-    """Returns whether a callback has asked to stop; with `agrees`, in any process, with the same result in all."""
-    if agrees:
-        with core.current_run.timing.agreement():
-            if core.strategy.process_group.any(core.stops(kind)):
-                core.set_stops(kind, True)
-    return core.stops(kind)
 
 
 def _on_host(group: PlacedGroup, outputs: PyTree, count: int, timing: Timing) -> Iterator[Any]:
@@ -448,3 +453,69 @@ def _is_due(epoch: int, validation_freq: Any) -> bool:
     if isinstance(validation_freq, Container):
         return epoch + 1 in validation_freq
     return (epoch + 1) % validation_freq == 0
+
+
+class Interrupts:
+    """Defers Ctrl-C during critical blocks, as long as this context is open. It owns the signal handler of a run.
+
+    The handler is set once and not for each block, because setting it takes longer than a small step. The handler that
+    is deferred may be that of `BackupAndRestore(save_on_error=True)`, which ends the run at its next save point.
+
+    Example:
+      >>> with Interrupts() as interrupts:
+      ...     with interrupts.deferred:
+      ...         pass
+    """
+
+    def __init__(self) -> None:
+        self.deferred = _Deferred()
+
+    def __enter__(self) -> Interrupts:
+        handler = signal.getsignal(signal.SIGINT)
+        # Python calls and sets handlers in the main thread only.
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            self.deferred.handler = handler
+            try:
+                with self.deferred:
+                    signal.signal(signal.SIGINT, self.deferred.handle)
+            except BaseException:
+                self._put_back()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self.deferred:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        # If other code has set a handler in the meantime, it stays.
+        if self.deferred.handler is not None and signal.getsignal(signal.SIGINT) == self.deferred.handle:
+            signal.signal(signal.SIGINT, self.deferred.handler)
+
+
+class _Deferred:
+    """A block that defers signals."""
+
+    def __init__(self) -> None:
+        self.handler: Any = None
+        self._is_inside = False
+        self._received: tuple[Any, ...] | None = None
+
+    def handle(self, *signal_and_frame: Any) -> None:
+        if self._is_inside:
+            self._received = signal_and_frame
+        else:
+            self.handler(*signal_and_frame)
+
+    def __enter__(self) -> None:
+        self._is_inside = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_inside = False
+        received, self._received = self._received, None
+        if received is not None:
+            self.handler(*received)

@@ -1,7 +1,7 @@
 """TrainingRun: the progress of a `fit`, its limits, and the content of its checkpoints.
 
-Owns the saved content, and the restoration of a run. `checkpoint/` defines the files of a checkpoint, and callbacks
-decide when to save.
+Owns the saved content, and the restoration of a run. `engine/saving/checkpoint` defines the files of a checkpoint, and
+callbacks decide when to save.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
 from trainer.data.reader import Reader
 from trainer.data.sources.arrays import DataError
-from trainer.data.sources.batches import ResumeToken
+from trainer.data.sources.groups import ResumeToken
 from trainer.distribute import Strategy
 from trainer.distribute.cluster import package_versions, reached_preemption_sync_point
 from trainer.engine.loop import begun_run
@@ -48,102 +48,6 @@ _KEYS: dict[str, type] = {
 _PROGRAMS = "programs"  # in the settings; they also differ between packages
 _PLATFORM = "platform"  # in the settings; another platform gives other bits, but the same numbers to float tolerance
 _TYPES = "types"  # in the fingerprint of data; other types need other steps
-
-
-def check_is_of_run(path: str, document: object) -> None:
-    """Raises ValueError unless the document of the checkpoint at `path` belongs to a run."""
-    if not isinstance(document, Mapping) or document.get("kind") != _KIND:
-        raise ValueError(f"{path!r} is no checkpoint of a run. `trainer.load` reads what `Model.save` wrote.")
-    missing = [name for name in _KEYS if name not in document]
-    if missing:
-        raise ValueError(f"The checkpoint {path!r} is malformed: it lacks {', '.join(missing)}. Delete it.")
-    for name, kind in _KEYS.items():
-        value = document[name]
-        if not isinstance(value, kind) or (isinstance(value, int) and kind is int and (
-                isinstance(value, bool) or value < 0)):
-            raise ValueError(f"The checkpoint {path!r} is malformed: its {name} is {brief(repr(value))}. Delete it.")
-
-
-def is_at_the_end(document: Mapping[str, Any]) -> bool:
-    """Returns whether a run's document was saved after its last epoch."""
-    if document["batch"] > 0:
-        return False
-    return document["stop_training"] or document["epoch"] >= document["epochs"]
-
-
-def restored_state(checkpoint: Checkpoint, state: TrainState) -> TrainState:
-    """Returns the training state of a run's checkpoint, without the rest of the run.
-
-    Args:
-      state: a training state of the same model, compiled in the same way, with the placement for the result.
-
-    Raises:
-      ValueError: if the checkpoint is of another model or optimizer; the message lists the arrays that differ.
-    """
-    targets = tree_paths.named_leaves({"state": state})
-    targets.update({name: target for name, target in checkpoint.targets_here().items()
-                    if name.split(tree_paths.SEPARATOR)[0] == "logs"})
-    try:
-        leaves = checkpoint.restore(targets)
-    except CheckpointError as error:
-        raise ValueError("The model and its optimizer do not match the run. Make and compile the model as there, "
-                         "or begin a run in another folder. "
-                         f"{error}") from None
-    return tree_paths.with_leaves({"state": state}, leaves)["state"]
-
-
-class RunLimits:
-    """The `max_steps` and `max_time` of a `fit`.
-
-    Args:
-      max_steps: maximum number of batches to train on, above 0, including batches before an interruption; None for no
-        limit.
-      max_time: seconds, or a `datetime.timedelta`, from now until the execution after which the run ends; None for no
-        limit.
-
-    Attributes:
-      are_given: whether there is a limit, so that the data may be endless.
-
-    Raises:
-      TypeError: if `max_time` is of a wrong type.
-      ValueError: if `max_time` is not above 0.
-
-    Example:
-
-    >>> limits = RunLimits(max_steps=10)
-    >>> limits.last_batch(trained=8, batch=3)
-    4
-    """
-
-    def __init__(self, max_steps: int | None = None, max_time: float | datetime.timedelta | None = None):
-        if isinstance(max_time, datetime.timedelta):
-            max_time = max_time.total_seconds()
-        if max_time is not None:
-            arguments.require_positive(max_time=max_time)
-        self.are_given = (max_steps, max_time) != (None, None)
-        self._max_steps = max_steps
-        self._max_secs = max_time
-        self._begin = time.monotonic()
-
-    def last_batch(self, trained: int, batch: int) -> int | None:
-        """Returns the index of the run's last batch in the epoch, after `trained` batches; None without `max_steps`."""
-        return None if self._max_steps is None else batch + self._max_steps - trained - 1
-
-    def are_reached(self, trained: int, strategy: Strategy, timing: Timing) -> bool:
-        """Returns whether the run ends after `trained` batches; all processes must call it, and return the same."""
-        if self._max_steps is not None and trained >= self._max_steps:
-            return True
-        if self._max_secs is None:
-            return False
-        is_over = time.monotonic() - self._begin >= self._max_secs
-        if not strategy.spans_processes:
-            return is_over
-        with timing.agreement():
-            return strategy.process_group.any(is_over)
-
-    def describe(self) -> dict[str, Any]:
-        """Returns the limits as plain data, which must be equal in all processes."""
-        return {"max_steps": self._max_steps, "max_time": self._max_secs}
 
 
 class TrainingRun:
@@ -187,11 +91,12 @@ class TrainingRun:
         self._callbacks = callbacks
         self._timing = timing
         self._resume_token: ResumeToken | None = None
-        self._before_hooks: dict[str, Any] | None = None  # the `_snapshot` of the last save point
+        self._before_hooks: dict[str, Any] | None = None  # the `_snapshot` before hooks that a resumed run calls again
         self._state: TrainState | None = None  # at the last save point
         self._writer: CheckpointWriter | None = None
         self._folders: dict[str, CheckpointFolder] = {}  # locked for the duration of the run
         self._is_watched = callbacks.wants("on_save_point")
+        self._batches_begin_by_hooks = callbacks.wants("on_train_batch_begin") or callbacks.wants("on_batch_begin")
         # Before training: the first batches of a generator cannot be inspected again.
         self._fingerprint = self._described_data() if self._is_watched else None
         self._digests = core.program_digests(reader.peek()) if self._is_watched else {}
@@ -217,6 +122,8 @@ class TrainingRun:
         self._before_hooks = None
         self.is_at_limit = self._limits.are_reached(self.batches, self._core.strategy, self._timing)
         self._offer_save_point("batches")
+        if self._batches_begin_by_hooks:
+            self._keep_snapshot()
         if self.is_at_limit:  # after saving, so that the saved run can continue
             self._core.set_stops("train", True)
 
@@ -528,6 +435,102 @@ class TrainingRun:
         if not skipped:
             return ""
         return f" {skipped} batches were read and dropped to get there, in {time.perf_counter() - begin:.1f} s."
+
+
+class RunLimits:
+    """The `max_steps` and `max_time` of a `fit`.
+
+    Args:
+      max_steps: maximum number of batches to train on, above 0, including batches before an interruption; None for no
+        limit.
+      max_time: seconds, or a `datetime.timedelta`, from now until the execution after which the run ends; None for no
+        limit.
+
+    Attributes:
+      are_given: whether there is a limit, so that the data may be endless.
+
+    Raises:
+      TypeError: if `max_time` is of a wrong type.
+      ValueError: if `max_time` is not above 0.
+
+    Example:
+
+    >>> limits = RunLimits(max_steps=10)
+    >>> limits.last_batch(trained=8, batch=3)
+    4
+    """
+
+    def __init__(self, max_steps: int | None = None, max_time: float | datetime.timedelta | None = None):
+        if isinstance(max_time, datetime.timedelta):
+            max_time = max_time.total_seconds()
+        if max_time is not None:
+            arguments.require_positive(max_time=max_time)
+        self.are_given = (max_steps, max_time) != (None, None)
+        self._max_steps = max_steps
+        self._max_secs = max_time
+        self._begin = time.monotonic()
+
+    def last_batch(self, trained: int, batch: int) -> int | None:
+        """Returns the index of the run's last batch in the epoch, after `trained` batches; None without `max_steps`."""
+        return None if self._max_steps is None else batch + self._max_steps - trained - 1
+
+    def are_reached(self, trained: int, strategy: Strategy, timing: Timing) -> bool:
+        """Returns whether the run ends after `trained` batches; all processes must call it, and return the same."""
+        if self._max_steps is not None and trained >= self._max_steps:
+            return True
+        if self._max_secs is None:
+            return False
+        is_over = time.monotonic() - self._begin >= self._max_secs
+        if not strategy.spans_processes:
+            return is_over
+        with timing.agreement():
+            return strategy.process_group.any(is_over)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the limits as plain data, which must be equal in all processes."""
+        return {"max_steps": self._max_steps, "max_time": self._max_secs}
+
+
+def check_is_of_run(path: str, document: object) -> None:
+    """Raises ValueError unless the document of the checkpoint at `path` belongs to a run."""
+    if not isinstance(document, Mapping) or document.get("kind") != _KIND:
+        raise ValueError(f"{path!r} is no checkpoint of a run. `trainer.load` reads what `Model.save` wrote.")
+    missing = [name for name in _KEYS if name not in document]
+    if missing:
+        raise ValueError(f"The checkpoint {path!r} is malformed: it lacks {', '.join(missing)}. Delete it.")
+    for name, kind in _KEYS.items():
+        value = document[name]
+        if not isinstance(value, kind) or (isinstance(value, int) and kind is int and (
+                isinstance(value, bool) or value < 0)):
+            raise ValueError(f"The checkpoint {path!r} is malformed: its {name} is {brief(repr(value))}. Delete it.")
+
+
+def is_at_the_end(document: Mapping[str, Any]) -> bool:
+    """Returns whether a run's document was saved after its last epoch."""
+    if document["batch"] > 0:
+        return False
+    return document["stop_training"] or document["epoch"] >= document["epochs"]
+
+
+def restored_state(checkpoint: Checkpoint, state: TrainState) -> TrainState:
+    """Returns the training state of a run's checkpoint, without the rest of the run.
+
+    Args:
+      state: a training state of the same model, compiled in the same way, with the placement for the result.
+
+    Raises:
+      ValueError: if the checkpoint is of another model or optimizer; the message lists the arrays that differ.
+    """
+    targets = tree_paths.named_leaves({"state": state})
+    targets.update({name: target for name, target in checkpoint.targets_here().items()
+                    if name.split(tree_paths.SEPARATOR)[0] == "logs"})
+    try:
+        leaves = checkpoint.restore(targets)
+    except CheckpointError as error:
+        raise ValueError("The model and its optimizer do not match the run. Make and compile the model as there, "
+                         "or begin a run in another folder. "
+                         f"{error}") from None
+    return tree_paths.with_leaves({"state": state}, leaves)["state"]
 
 
 def _described_set(name: str) -> str:

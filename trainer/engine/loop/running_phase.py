@@ -9,10 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-import signal
-import threading
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -24,7 +21,7 @@ from trainer.core.types import Phase
 from trainer.data.prefetch import Demand, is_abandoned, prefetch
 from trainer.data.reader import Reader
 from trainer.data.resident import ResidentBatches, stack_length
-from trainer.data.sources.batches import Group
+from trainer.data.sources.groups import Group
 from trainer.distribute.cluster import ClusterError
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.engine.model.core.model_core import ModelCore
@@ -50,7 +47,6 @@ class RunningPhase:
       arrays: the reader's arrays on the devices, if batches are gathered from them.
       index_batches: number of batches whose row indices are placed at once; None without `arrays`.
       values_are_checked: whether all values of the arrays on the devices are checked.
-      interrupts: defers Ctrl-C.
       in_flight: an array of each execution that may be unfinished, the oldest first.
       begun: the first group on the devices and the other groups, by epoch; see `look_ahead`.
     """
@@ -67,7 +63,6 @@ class RunningPhase:
     arrays: Any | None = None
     index_batches: int | None = None
     values_are_checked: bool = False
-    interrupts: Interrupts = dataclasses.field(default_factory=lambda: Interrupts())
     in_flight: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)
     begun: dict[int, tuple[PlacedGroup, Iterator[Group]]] = dataclasses.field(default_factory=dict)
 
@@ -239,70 +234,3 @@ def _has_good_values(core: ModelCore, kind: Phase, reader: Reader) -> bool:
     except ValueError:
         return False  # maybe in rows that are never read, so each batch is checked
     return True
-
-
-class Interrupts:
-    """Defers Ctrl-C during critical blocks, as long as this context is open. It owns the signal handler of a run.
-
-    The handler is set once and not for each block, because setting it takes longer than a small step. The handler that
-    is deferred may be that of `BackupAndRestore(save_on_error=True)`, which ends the run at its next save point.
-
-    Example:
-      >>> with Interrupts() as interrupts:
-      ...     with interrupts.deferred:
-      ...         pass
-    """
-
-    deferred: _Deferred
-
-    def __enter__(self) -> Interrupts:
-        # A new object each time: a callback may have kept the last handler, to call it from its own.
-        self.deferred = _Deferred()
-        handler = signal.getsignal(signal.SIGINT)
-        # Python calls and sets handlers in the main thread only.
-        if threading.current_thread() is threading.main_thread() and callable(handler):
-            self.deferred.handler = handler
-            try:
-                with self.deferred:
-                    signal.signal(signal.SIGINT, self.deferred.handle)
-            except BaseException:
-                self._put_back()
-                raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        with self.deferred:
-            self._put_back()
-
-    def _put_back(self) -> None:
-        # If other code has set a handler in the meantime, it stays.
-        if self.deferred.handler is not None and signal.getsignal(signal.SIGINT) == self.deferred.handle:
-            signal.signal(signal.SIGINT, self.deferred.handler)
-
-
-class _Deferred:
-    """A block that defers signals."""
-
-    def __init__(self) -> None:
-        self.handler: Any = None
-        self._is_inside = False
-        self._received: tuple[Any, ...] | None = None
-
-    def handle(self, *signal_and_frame: Any) -> None:
-        if self._is_inside:
-            self._received = signal_and_frame
-        else:
-            self.handler(*signal_and_frame)
-
-    def __enter__(self) -> None:
-        self._is_inside = True
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._is_inside = False
-        received, self._received = self._received, None
-        if received is not None:
-            self.handler(*received)

@@ -1,6 +1,6 @@
 """The default steps, as methods that a subclass of `Model` may override.
 
-Steps are traced, and see the whole batch. `step/` runs them on a mesh.
+Steps are traced, and see the whole batch. `engine/step` runs them on a mesh.
 """
 
 from __future__ import annotations

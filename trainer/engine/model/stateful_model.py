@@ -26,8 +26,7 @@ from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
 from trainer.core.updates.spikes import SpikeRule
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
-from trainer.data.sources.arrays import Batch
-from trainer.data.sources.batches import as_batch
+from trainer.data.sources.arrays import Batch, as_batch
 from trainer.distribute import Strategy, get_strategy
 from trainer.engine.model import foreign_names, forward, weights_io
 from trainer.engine.model.core import saved_model

@@ -22,7 +22,7 @@ from trainer.core.train_state import TrainState, shapes_of
 from trainer.core.types import PyTree
 from trainer.data.resident import batch_at, stack_length
 from trainer.data.sources.arrays import DataError, shapes_key
-from trainer.data.sources.batches import Group
+from trainer.data.sources.groups import Group
 from trainer.data.stream import named
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import PlacedGroup, retried, to_devices
@@ -34,12 +34,6 @@ from trainer.engine.step.running_logs import RunningLogs
 from trainer.engine.step.step_functions import MAX_PROGRAMS, StepFunctions
 
 KNOWN_COUNTS = 2  # constant step counts per shape: of a whole execution, and of the last execution of an epoch
-
-
-def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
-    """Returns the results of `CompiledPhase.begin_results` as floats, or numpy arrays for several values."""
-    fetched = jax.device_get(values)
-    return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
 
 
 class CompiledPhase:
@@ -58,6 +52,7 @@ class CompiledPhase:
     Attributes:
       steps_per_execution: see above; for "auto", the last decision of `trace`.
       empty_logs: the running logs of an epoch without steps.
+      log_names: the names of the logs.
       constants: the values that the step has read from other models.
       programs: the compiled programs.
       is_asynchronous: whether the batches of an execution are trained concurrently, so that per-batch hooks are called
@@ -77,7 +72,7 @@ class CompiledPhase:
         self._functions = StepFunctions(kind, user_step, strategy, eager, why_not_replicated)
         self.constants = self._functions.constants
         self.programs = Programs(kind, self._functions, strategy, strategy.compiler_options(deterministic))
-        self._first_batch: Any = None  # its shapes
+        self._first_shapes: Any = None  # of the first batch
         self._steps_by_shapes: dict[Any, int] = {}  # to fuse; of batches of the shapes that were traced
         self._cost: Callable[[], Cost] | None = None  # of a step
         self._lowered_text: Callable[[], str] | None = None  # of a step, before XLA compiles it
@@ -111,8 +106,8 @@ class CompiledPhase:
                 traced = self._functions.traced_step(rows, placed)
                 shapes, cost = traced.out_info, functools.cache(lambda: self._cost_of_replica(traced.jaxpr, batch))
                 self._lowered_text = self._lowered_text or (lambda: traced.lower().as_text())
-            if self._first_batch is None:
-                self._first_batch, self._cost = shapes_of(batch), cost
+            if self._first_shapes is None:
+                self._first_shapes, self._cost = shapes_of(batch), cost
             if self.empty_logs is None and self._kind != "predict":
                 self._learn_logs(shapes[1] if self._kind == "train" else shapes[0])
             added = (placed, shapes) if self._kind == "predict" else placed
@@ -123,7 +118,7 @@ class CompiledPhase:
     @property
     def partitioned_because(self) -> str | None:
         """The reason why the step on a first batch is partitioned; None if it is replicated."""
-        return self._functions.why_partitioned(self._first_batch)
+        return self._functions.why_partitioned(self._first_shapes)
 
     @property
     def step_cost(self) -> Cost | None:
@@ -263,6 +258,12 @@ class CompiledPhase:
                 "without these options, `TerminateOnNaN` names the batches and the weights.") from error
 
 
+def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
+    """Returns the results of `CompiledPhase.begin_results` as floats, or numpy arrays for several values."""
+    fetched = jax.device_get(values)
+    return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
+
+
 def _of_one_device(running: running_logs.RunningLogs) -> running_logs.RunningLogs:
     # Each device has them whole, so any process can use them alone.
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), running)
@@ -309,7 +310,7 @@ class Programs:
             self.compiled.move_to_end(key)
         program = self.compiled.get(key)
         if program is None:
-            lowered = self._lowered(key, running, group, guard, timing)
+            lowered = self._newly_lowered(key, running, group, guard, timing)
             with timing.compile:
                 program = compile_lowered(lowered, self._options)
                 self._keep(key, program)
@@ -325,7 +326,7 @@ class Programs:
         """Starts to compile the result of `get` for the same arguments in a thread."""
         key = self._key(group, steps)
         if key not in self.compiled:
-            lowered = self._lowered(key, running, group, guard, timing)
+            lowered = self._newly_lowered(key, running, group, guard, timing)
             self._keep(key, begin_compiling(lowered, self._options))
 
     def lowered(self, running: tuple[RunningLogs, ...], group: PlacedGroup, count: int | None) -> Any:
@@ -356,7 +357,7 @@ class Programs:
         known = [count for spec, count in self.compiled if spec == group.spec and count is not None]
         return group.spec, steps if steps in known or len(known) < KNOWN_COUNTS else None
 
-    def _lowered(self, key: tuple[Any, int | None], running: tuple[RunningLogs, ...], group: PlacedGroup,
+    def _newly_lowered(self, key: tuple[Any, int | None], running: tuple[RunningLogs, ...], group: PlacedGroup,
                  guard: CompileGuard, timing: Timing) -> Any:
         batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype),
                              jax.eval_shape(lambda stack: batch_at(stack, 0), group.data))

@@ -11,8 +11,7 @@ from trainer.core import errors
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
-from trainer.data.sources.arrays import Batch
-from trainer.data.sources.batches import as_batch
+from trainer.data.sources.arrays import Batch, as_batch
 from trainer.distribute import Strategy, get_strategy
 from trainer.engine.model.model import Model
 from trainer.estimator.training.spec import EstimatorSpec

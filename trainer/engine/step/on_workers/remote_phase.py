@@ -20,7 +20,7 @@ from trainer.core.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, shapes_of
 from trainer.core.types import PyTree
-from trainer.data.sources.batches import BatchSpec, Group
+from trainer.data.sources.groups import BatchSpec, Group
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.shared import SharedValue

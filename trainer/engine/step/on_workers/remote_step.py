@@ -13,8 +13,8 @@ import numpy as np
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
-from trainer.data.sources.arrays import HostArrays
-from trainer.data.sources.batches import BatchSpec, as_batch
+from trainer.data.sources.arrays import HostArrays, as_batch
+from trainer.data.sources.groups import BatchSpec
 from trainer.distribute.parameter_server.per_worker import WorkerIterator
 from trainer.distribute.parameter_server.push_context import PushContext
 from trainer.distribute.parameter_server.rows.rows_function import RowsFunction

@@ -1,4 +1,4 @@
-"""Batches on their way: their structure, their conversion, and stacks of several batches.
+"""Batches as sources yield them, and groups: stacks of batches of the same shapes.
 
 Owns the form of the data between sources and steps. It must not know the origin of batches.
 """
@@ -21,36 +21,11 @@ from trainer.data.sources.arrays import (
     POOL,
     Batch,
     DataError,
-    as_arrays,
-    canonical_dtype,
-    check_integers_fit,
-    check_rows,
+    as_batch,
     leaf_names,
-    map_casting,
 )
 
 _DIGESTED = 4096  # numbers of an array
-
-def as_batch(element: PyTree, text: bool = False) -> Batch:
-    """Returns an element of a user's pipeline as a batch of numpy arrays in canonical dtypes.
-
-    Arrays that need no conversion are not copied, so the batch may share memory with the pipeline.
-
-    Args:
-      element: the element.
-      text: whether arrays may be text.
-
-    Raises:
-      DataError: if a leaf is unusable, integers would overflow or floats become infinite, the numbers of rows differ,
-        or there are no rows.
-    """
-    arrays = as_arrays(element, text)
-    check_integers_fit(arrays)
-    batch = map_casting(lambda leaf: leaf.astype(canonical_dtype(leaf.dtype), copy=False), arrays)
-    check_rows(batch, " If the data yield single rows, make batches of them: torch's `DataLoader(data, "
-                      "batch_size=32)`, or `.batch(32)`; a packed graph, as one row, is a batch by `array[None]`.")
-    return batch
-
 
 @dataclasses.dataclass(frozen=True)
 class LocalRows:
