@@ -20,6 +20,7 @@ import trainer
 from tests.support.networks import LinenMLP
 from tests.support.rendezvous_cluster import stars_of
 from tests.support.waiting import GUARD_SECS, LONG_SECS, until
+from trainer.core import timing
 from trainer.distribute.cluster import ProcessGroup, membership
 from trainer.distribute.cluster.liveness import diagnosis, process_end, watchdog
 from trainer.distribute.cluster.liveness.watchdog import Watchdog, is_peer_error
@@ -53,6 +54,7 @@ class Heard(Watchdog):
 def test_a_prediction_and_a_loop_of_ones_own_tell_when_they_wait_for_data(monkeypatch):
     heard = Heard()
     monkeypatch.setattr(watchdog, "_current", heard)
+    monkeypatch.setattr(timing, "_progress", heard.progress)
     x = np.ones((6, 6), np.float32)
     model = trainer.Model(LinenMLP(), seed=1)
     model.compile(steps_per_execution=1)
