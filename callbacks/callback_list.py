@@ -166,6 +166,12 @@ class CallbackList(Callback):
         """Returns whether any callback must be called for every batch of "train", "test" or "predict"."""
         return any(_overrides(callback, *_BATCH_HOOKS[phase]) for callback in self.callbacks)
 
+    @property
+    def save_on_error(self) -> bool:
+        """Whether any callback may save the run when an exception ends it."""
+        return any(_overrides(callback, "on_save_point") and getattr(callback, "save_on_error", True)
+                   for callback in self.callbacks)
+
     def run_user_code(self) -> bool:
         """Returns whether any callback runs code that is not the trainer's."""
         return any(isinstance(callback, _OF_FUNCTIONS) or not type(callback).__module__.startswith("trainer.")

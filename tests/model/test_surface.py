@@ -44,6 +44,26 @@ def test_a_run_leaves_no_other_names():
     assert names_of(model) == names
 
 
+class Scaled(trainer.Model):
+    scale = 1.0
+
+    def compute_loss(self, *arguments, **named):
+        return self.scale * super().compute_loss(*arguments, **named)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_after_a_fit_that_failed_trains_with_its_own_loss(copied):
+    model = Scaled(nn.Dense(1), seed=0)
+    model.compile("sgd", "mse")
+    x, y = np.ones((8, 2)), np.ones((8, 1))
+    with pytest.raises(ValueError, match="shape"):
+        model.fit(x, np.ones((8, 3, 2)), verbose=0)
+    other = copied(model)
+    other.scale = 100.0
+    losses = [each.fit(x, y, verbose=0).history["loss"][0] for each in (other, model)]
+    assert losses[0] == pytest.approx(100 * losses[1])
+
+
 @pytest.mark.slow
 @pytest.mark.every_case
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])

@@ -87,7 +87,10 @@ class Timing:
         return self._end is None
 
     def end(self, activity: str = "idle") -> None:
-        """Stops the clock, and reports the activity that follows. Later measurements are not reported."""
+        """Stops the clock, and reports the activity that follows: "host" if an outer run goes on.
+
+        Later measurements are not reported.
+        """
         self._end = self._now()
         self.tell(activity)
         self._progress = None

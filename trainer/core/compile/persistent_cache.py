@@ -9,7 +9,6 @@ import os
 import pathlib
 from typing import cast
 
-import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from trainer.core.ambient.jax_options import jax_config
@@ -74,8 +73,8 @@ def _in_store(folder: str) -> pathlib.Path:
 def _enable(path: pathlib.Path) -> pathlib.Path:
     if jax_config.jax_compilation_cache_dir != str(path):
         compilation_cache.reset_cache()  # else the first folder stays in use
-    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax_config.update("jax_compilation_cache_dir", str(path))
     # By default JAX skips programs that compile in less than a second: most programs of a small model.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax_config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax_config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return path

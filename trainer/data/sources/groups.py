@@ -17,15 +17,10 @@ import numpy as np
 
 from trainer.core.errors import describe
 from trainer.core.types import PyTree
-from trainer.data.sources.arrays import (
-    POOL,
-    Batch,
-    DataError,
-    as_batch,
-    leaf_names,
-)
+from trainer.data.sources.arrays import POOL, Batch, DataError, as_batch, leaf_names
 
 _DIGESTED = 4096  # numbers of an array
+
 
 @dataclasses.dataclass(frozen=True)
 class LocalRows:

@@ -1,7 +1,7 @@
 """Sources: everything that yields batches, behind a small protocol.
 
-Owns the reading of batches from an iterable, an indexed object and a one-shot iterator, and the weights of classes. A
-`Dataset` has its source beside it. It must not group batches or know of epochs.
+Owns the reading of batches from an iterable, an indexed object and a one-shot iterator, and the weights of classes. It
+must not group batches or know of epochs. The source of a `Dataset` is in `dataset.py`.
 """
 
 from __future__ import annotations

@@ -214,10 +214,10 @@ def _check_unused() -> None:
     """Raises if JAX has devices already, detected by its refusal to change their number for lack of a public query."""
     count = jax_config.jax_num_cpu_devices
     try:
-        jax.config.update("jax_num_cpu_devices", count + 1)
+        jax_config.update("jax_num_cpu_devices", count + 1)
     except RuntimeError as error:
         raise _too_late(error) from None  # the message has the text of the JAX error
-    jax.config.update("jax_num_cpu_devices", count)
+    jax_config.update("jax_num_cpu_devices", count)
 
 
 def _too_late(error: RuntimeError) -> RuntimeError:

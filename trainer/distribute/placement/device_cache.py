@@ -40,7 +40,7 @@ class PlacedArrays(weakref.WeakKeyDictionary[HostArrays, tuple[_Memory, KeptArra
     They are held as long as the host arrays, such as a `Dataset`'s; the last `KEPT`, until the memory is freed. Arrays
     that were released because others needed their memory are placed again.
 
-    `arrays in placed` asks for the object alone: checksums take as long as sending the rows once, to the same program.
+    `arrays in placed` compares the object and not its memory, whose checksums take as long as sending the rows once.
     """
 
     def __init__(self) -> None:

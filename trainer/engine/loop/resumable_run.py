@@ -96,7 +96,9 @@ class TrainingRun:
         self._writer: CheckpointWriter | None = None
         self._folders: dict[str, CheckpointFolder] = {}  # locked for the duration of the run
         self._is_watched = callbacks.wants("on_save_point")
-        self._batches_begin_by_hooks = callbacks.wants("on_train_batch_begin") or callbacks.wants("on_batch_begin")
+        # An error in a step, or in such a hook, would save the states of callbacks after hooks that are called again.
+        self._keeps_snapshots = callbacks.save_on_error and (
+            callbacks.wants("on_train_batch_begin") or callbacks.wants("on_batch_begin"))
         # Before training: the first batches of a generator cannot be inspected again.
         self._fingerprint = self._described_data() if self._is_watched else None
         self._digests = core.program_digests(reader.peek()) if self._is_watched else {}
@@ -122,7 +124,7 @@ class TrainingRun:
         self._before_hooks = None
         self.is_at_limit = self._limits.are_reached(self.batches, self._core.strategy, self._timing)
         self._offer_save_point("batches")
-        if self._batches_begin_by_hooks:
+        if self._keeps_snapshots:
             self._keep_snapshot()
         if self.is_at_limit:  # after saving, so that the saved run can continue
             self._core.set_stops("train", True)

@@ -358,7 +358,7 @@ class Programs:
         return group.spec, steps if steps in known or len(known) < KNOWN_COUNTS else None
 
     def _newly_lowered(self, key: tuple[Any, int | None], running: tuple[RunningLogs, ...], group: PlacedGroup,
-                 guard: CompileGuard, timing: Timing) -> Any:
+                       guard: CompileGuard, timing: Timing) -> Any:
         batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype),
                              jax.eval_shape(lambda stack: batch_at(stack, 0), group.data))
         with timing.compile:

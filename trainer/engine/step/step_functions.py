@@ -51,7 +51,7 @@ class StepFunctions:
     Attributes:
       constants: the values that the step has read from other models.
       state_shapes: the shapes of the state, with its shardings, after `set_state_shapes`.
-      function: `_function`, which keeps the `MAX_PROGRAMS` last results.
+      function: `_function`, with its `MAX_PROGRAMS` last used results kept.
     """
 
     def __init__(self, kind: str, user_step: steps.Step, strategy: Strategy, eager: bool,

@@ -69,6 +69,11 @@ class Configuration:
         self.forwards: dict[bool, Callable[..., Any] | None] = {}
         self.outputs_are_checked = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state of a copy. It has no compiled steps, which call the methods of this model."""
+        return {**vars(self), "outputs_are_checked": False,
+                **{name: {} for name in ("phases", "proofs", "input_casts", "forwards")}}
+
     def compile(
         self, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any,
         options: CompileOptions, module: FunctionalModule, params: PyTree,
