@@ -140,7 +140,7 @@ class Reader:
         """Whether a single epoch reads all data."""
         return self._source.is_one_shot and self._steps is None
 
-    def rows(self, numbers: np.ndarray) -> Batch:
+    def rows_at(self, numbers: np.ndarray) -> Batch:
         """Returns the rows of `arrays` at given indices; `arrays` must not be None."""
         assert self.arrays is not None, "there are no arrays"
         return self.arrays.gather(numbers)
@@ -241,7 +241,7 @@ class Reader:
                 resume_token = _token(self._mark(stream), start[1])
             elif stream is None and place[1] == 0 and (state := self._state_before(place[0])) is not None:
                 resume_token = ResumeToken(batch, state)  # after the end of a pass
-        # All checkpoints have the key "mark".
+        # The token has the key "mark" in all checkpoints.
         return {"mark": None if resume_token is None else dataclasses.asdict(resume_token), "start": start}
 
     def resume(self, epoch: int, batch: int, position: dict[str, Any]) -> int:

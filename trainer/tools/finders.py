@@ -28,7 +28,7 @@ from trainer.data.adapt import DEFAULT_BATCH_SIZE
 from trainer.data.sources.arrays import are_rows, is_leaf
 from trainer.distribute.placement.devices import memory_bytes as memory_of
 from trainer.engine.model.core.model_core import core_of
-from trainer.engine.model.inputs import rows_of
+from trainer.engine.model.inputs import number_of_rows
 from trainer.engine.model.model import Model
 from trainer.tools.plan.planned_phase import train_phase
 
@@ -305,7 +305,7 @@ def find_batch_size(
     if limit < start:
         raise ValueError(f"`limit` must be at least `start`. Received: start={start}, limit={limit}.")
     rows = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-    rows_of(x)  # rejects data that are not arrays
+    number_of_rows(x)  # rejects data that are not arrays
     if run and memory_bytes is not None:
         raise ValueError("`memory_bytes` is compared with what the compiler says, and `run` executes steps instead. "
                          "Pass one of them.")

@@ -143,7 +143,7 @@ class RunningPhase:
     def _to_devices(self, group: Group) -> PlacedGroup:
         if not self.values_are_checked:
             rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
-            self.core.check_values(self.kind, self.reader.rows(rows) if self.arrays is not None else rows)
+            self.core.check_values(self.kind, self.reader.rows_at(rows) if self.arrays is not None else rows)
         return self.compiled.place_group(group, self.arrays)
 
     @property

@@ -143,7 +143,7 @@ def batch_reader(core: ModelCore, x: Data | None, y: ArrayTree | None, sample_we
     if class_weight is not None and sample_weight is None:  # a batch need not have a label of each class
         weights, class_weight = ClassWeights(class_weight), None
         sample_weight = weights(HostArrays.of((x, y, None)).tree[1])
-    return Reader(adapt(x, y, sample_weight, batch_size=rows_of(x), class_weight=class_weight,
+    return Reader(adapt(x, y, sample_weight, batch_size=number_of_rows(x), class_weight=class_weight,
                         processes=core.strategy.processes), 1)
 
 
@@ -157,7 +157,7 @@ def compile_ahead(
     parts = _array_parts(sample) or (sample,)
     is_sample = batch_size is None and are_rows(parts[0])
     if is_sample:
-        batch_size = rows_of(parts[0])
+        batch_size = number_of_rows(parts[0])
     _agree_on_data(core, "compile_ahead", sample=sample)
     for kind in phases:
         # `predict` takes the inputs of arrays alone.
@@ -181,7 +181,7 @@ def sample_batch(sample: Data, batch_size: int | None) -> Batch:
         raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
     parts = _array_parts(sample) or (sample,)
     if batch_size is None and are_rows(parts[0]):
-        batch_size = rows_of(parts[0])
+        batch_size = number_of_rows(parts[0])
     with Reader(adapt(*parts, batch_size=batch_size), may_be_endless=True) as reader:
         return reader.peek()
 
@@ -237,7 +237,7 @@ def _records(callbacks: Sequence[Callback]) -> list[Callback]:
     return [RunRecord(folder) for folder in sorted(folders - recorded)]
 
 
-def rows_of(x: PyTree) -> int:
+def number_of_rows(x: PyTree) -> int:
     """Returns the number of rows of a batch of arrays."""
     if not are_rows(x):
         raise errors.wrong_type("x", x, "one batch: an array, or a tuple or dict of arrays")

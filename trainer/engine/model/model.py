@@ -489,7 +489,7 @@ class Model(StatefulModel):
 
     def predict_on_batch(self, x: ArrayTree) -> Any:
         """Returns the outputs for a single batch as numpy arrays."""
-        return self.predict(x, batch_size=inputs.rows_of(x), verbose=0)
+        return self.predict(x, batch_size=inputs.number_of_rows(x), verbose=0)
 
     def validate(self) -> dict[str, float]:
         """Returns the logs of all sets in the `validation_data` of the running `fit`, without the prefix "val_".
