@@ -10,6 +10,7 @@ import pytest
 from tests.support import project_files
 
 MOST_CALLS, MOST_FILES, MOST_ON_STACK = 250, 20, 7
+MOST_FILES_TO_READ = 20
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +26,9 @@ def traced():
 
 @pytest.mark.slow
 def test_the_way_is_short(traced):
-    (calls, files, on_stack), _ = traced
+    (calls, files, on_stack), (picture, _) = traced
     assert calls <= MOST_CALLS and files <= MOST_FILES and on_stack <= MOST_ON_STACK
+    assert len({line.split()[-1] for line in picture.splitlines()}) <= MOST_FILES_TO_READ
 
 
 @pytest.mark.slow
