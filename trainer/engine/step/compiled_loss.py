@@ -55,7 +55,7 @@ class CompiledLoss:
 
     Attributes:
       per_output: the loss of each output, after the first batch.
-      limits_labels: whether a loss does not take all labels.
+      label_limits: each loss that does not take all labels, after the index of its output, with the largest label.
       outputs: the shapes of the outputs of the first batch.
     """
 
@@ -74,7 +74,7 @@ class CompiledLoss:
             raise ValueError(f"`loss_weights` must match the number of losses, got {len(loss)} losses and "
                              f"{len(loss_weights)} weights.")
         self.per_output: list[OutputLoss] = []
-        self.limits_labels = False
+        self.label_limits: list[tuple[int, losses.Loss, int]] = []
         self.outputs: Any = None
 
     @property
@@ -158,7 +158,8 @@ class CompiledLoss:
                              "each row of `x`; `compile(loss=...)` takes the loss of labels and outputs.")
         if not self.per_output:
             self.per_output = self._matched(outputs)
-            self.limits_labels = any(entry.highest_label is not None for entry in self.per_output)
+            self.label_limits = [(index, entry.loss, entry.highest_label) for index, entry in enumerate(self.per_output)
+                                 if entry.loss is not None and entry.highest_label is not None]
             self.outputs = shapes_of(outputs)
         targets = match_arrays("y", y, outputs, wanted=self.wanted)
         weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True, wanted=self.wanted)

@@ -54,7 +54,7 @@ class CompiledMetrics:
 
     Attributes:
       entries: the metrics with their outputs, in the order of their logs; empty until the first batch.
-      limits_labels: whether a metric does not take all labels.
+      label_limits: the entries of metrics that do not take all labels, with the largest label.
       outputs: the shapes of the outputs of the first batch.
     """
 
@@ -67,7 +67,7 @@ class CompiledMetrics:
                     check(part)
         self._plain, self._weighted, self._loss = plain, weighted, loss
         self.entries: list[Entry] = []
-        self.limits_labels = False
+        self.label_limits: list[tuple[Entry, int]] = []
         self.outputs: Any = None
 
     def loss_of(self, entry: Entry) -> losses.Loss | None:
@@ -135,7 +135,8 @@ class CompiledMetrics:
             # Metrics create their accumulators when they are built: concrete arrays, even while a step is being traced.
             with jax.ensure_compile_time_eval():
                 self.entries = self._match(targets, outputs)
-            self.limits_labels = any(entry.highest_label is not None for entry in self.entries)
+            self.label_limits = [
+                (entry, entry.highest_label) for entry in self.entries if entry.highest_label is not None]
             self.outputs = shapes_of(outputs)
         matched = []
         for entry in self.entries:

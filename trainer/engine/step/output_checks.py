@@ -220,19 +220,16 @@ def check_labels(
       y: the targets on the host; additional leading axes are allowed.
       sample_weight: their weights, likewise.
     """
-    of_losses = [(index, entry.loss, entry.highest_label) for index, entry in enumerate(compiled_loss.per_output)
-                 if entry.loss is not None and entry.highest_label is not None]
-    of_metrics = [(entry, entry.highest_label) for entry in compiled_metrics.entries if entry.highest_label is not None]
-    if y is not None and of_losses:
+    if y is not None and compiled_loss.label_limits:
         targets, weights = _matched(y, sample_weight, compiled_loss.outputs, compiled_loss.wanted)
-        for index, loss, highest in of_losses:
+        for index, loss, highest in compiled_loss.label_limits:
             label = _label_outside(targets[index], highest, [loss], weights[index])
             if label is not None:
                 raise ValueError(_wrong_label_of_loss(loss, label, highest))
-    if y is not None and of_metrics:
+    if y is not None and compiled_metrics.label_limits:
         outputs = compiled_metrics.outputs
         targets, weights = _matched(y, sample_weight, outputs, compiled_metrics.wanted(outputs))
-        for entry, highest in of_metrics:
+        for entry, highest in compiled_metrics.label_limits:
             weight = weights[entry.output] if entry.weighted else None
             ignoring = [compiled_metrics.loss_of(entry), entry.metric, getattr(entry.metric, "loss", None)]
             label = _label_outside(targets[entry.output], highest, ignoring, weight)

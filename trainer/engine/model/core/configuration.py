@@ -71,8 +71,10 @@ class Configuration:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a copy. It has no compiled steps, which call the methods of this model."""
-        return {**vars(self), "outputs_are_checked": False,
-                **{name: {} for name in ("phases", "proofs", "input_casts", "forwards")}}
+        made = object.__new__(Configuration)
+        vars(made).update(vars(self))
+        made.forget_phases()
+        return vars(made)
 
     def compile(
         self, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any,

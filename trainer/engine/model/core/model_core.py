@@ -266,7 +266,7 @@ class ModelCore:
         loss, metrics, policy = self.configuration.loss, self.configuration.metrics, self.configuration.options.policy
         if policy is not None and overflows(policy):
             check_inputs_fit(policy, x, lambda: self._uses_of_inputs(kind, policy.compute_dtype))
-        if kind != "predict" and (loss.limits_labels or metrics.limits_labels):
+        if kind != "predict" and (loss.label_limits or metrics.label_limits):
             output_checks.check_labels(loss, metrics, y, sample_weight)
 
     def _uses_of_inputs(self, kind: str, dtype: Any) -> Any:
