@@ -28,7 +28,7 @@ from trainer.data.sources.arrays import (
     pack_x_y_sample_weight,
     unpack_x_y_sample_weight,
 )
-from trainer.data.sources.dataset import generator_of_pass
+from trainer.data.sources.dataset import SeekingSource, generator_of_pass
 
 _SAMPLE_WEIGHT = "sample_weight"
 
@@ -234,13 +234,10 @@ class BucketedDataset(ForeignNames):
         return jax.tree.unflatten(structure, made)
 
 
-class BucketSource:
+class BucketSource(SeekingSource):
     """Batches of a `BucketedDataset`, from any position without making earlier batches."""
 
-    is_one_shot = False
-    seeks = True
     is_exact = True
-    pipeline: list[str] = []
 
     def __init__(self, dataset: BucketedDataset):
         self._dataset = dataset
@@ -248,18 +245,6 @@ class BucketSource:
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
         return self._dataset.read(pass_index, start)
-
-    def end_epochs(self, count: int) -> None:
-        """Does nothing: no pass depends on another."""
-
-    def close(self) -> None:
-        """Does nothing: there are no helpers."""
-
-    def state(self) -> None:
-        """Returns None: the indices of the pass and the batch are sufficient."""
-
-    def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
-        raise ValueError("There is no such state: the data are of another kind now.")
 
 
 def _batch_sizes(

@@ -8,10 +8,11 @@ from typing import Any
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sharding.grain_shards import shard_grain
 from trainer.data.sharding.processes import Processes
+from trainer.data.sources.dataset import SeekingSource
 from trainer.data.sources.sources import IterableSource
 
 
-class RowSource:
+class RowSource(SeekingSource):
     """Batches of a `RowDataset`, from any position without reading earlier batches.
 
     Args:
@@ -19,11 +20,7 @@ class RowSource:
       processes: the processes that read it; None if each reads all rows.
     """
 
-    num_shapes = 1
-    is_one_shot = False
-    seeks = True
     is_exact = True  # if the files and the user's maps are the same
-    pipeline: list[str] = []
 
     def __init__(self, dataset: RowDataset, processes: Processes | None):
         batch_size = dataset.require_batched()
@@ -36,15 +33,3 @@ class RowSource:
         length = self.num_batches - start
         sharded = None if self._processes is None else shard_grain(elements, length, self._processes)
         return (sharded or IterableSource(elements, length)).read(0)
-
-    def end_epochs(self, count: int) -> None:
-        """Does nothing: no pass depends on another."""
-
-    def close(self) -> None:
-        """Does nothing: each pass closes its own iterator."""
-
-    def state(self) -> None:
-        """Returns None: the indices of the pass and the batch are sufficient."""
-
-    def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
-        raise ValueError("There is no such state: the data are of another kind now.")

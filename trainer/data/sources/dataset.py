@@ -403,28 +403,13 @@ def _rows(batch: Batch) -> Iterator[Any]:
         yield jax.tree.unflatten(structure, parts)
 
 
-class DatasetSource:
-    """Batches of a batched `Dataset`, from any position without reading earlier batches.
-
-    Attributes:
-      dataset: the dataset.
-      arrays: the arrays whose rows form the batches; None if the dataset computes batches from them.
-    """
+class SeekingSource:
+    """The part of a source whose `read` finds any position by the indices of the pass and the batch alone."""
 
     num_shapes = 1
     is_one_shot = False
     seeks = True
     pipeline: list[str] = []
-
-    def __init__(self, dataset: Dataset):
-        self.dataset = dataset
-        self.arrays = None if dataset.is_mapped else dataset.arrays
-        self.is_exact = self.arrays is not None
-        self.num_batches = dataset.cardinality
-        self.rows = dataset.rows
-
-    def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
-        return self.dataset.read(pass_index, start)
 
     def end_epochs(self, count: int) -> None:
         """Does nothing: no pass depends on another."""
@@ -437,6 +422,25 @@ class DatasetSource:
 
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         raise ValueError("There is no such state: the data are of another kind now.")
+
+
+class DatasetSource(SeekingSource):
+    """Batches of a batched `Dataset`, from any position without reading earlier batches.
+
+    Attributes:
+      dataset: the dataset.
+      arrays: the arrays whose rows form the batches; None if the dataset computes batches from them.
+    """
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+        self.arrays = None if dataset.is_mapped else dataset.arrays
+        self.is_exact = self.arrays is not None
+        self.num_batches = dataset.cardinality
+        self.rows = dataset.rows
+
+    def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
+        return self.dataset.read(pass_index, start)
 
 
 def generator_of_pass(seed: int, pass_index: int) -> np.random.Generator:

@@ -18,7 +18,7 @@ from trainer.core.errors import see
 from trainer.core.types import Count
 from trainer.data.sources.arrays import Batch, DataError, HostArrays, unpack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
-from trainer.data.sources.dataset import Dataset, DatasetSource, generator_of_pass
+from trainer.data.sources.dataset import Dataset, DatasetSource, SeekingSource, generator_of_pass
 from trainer.data.sources.groups import BatchConverter, map_batch
 from trainer.data.sources.positions import positions_of
 
@@ -174,7 +174,7 @@ class IterableSource:
                 iterator.close()
 
 
-class IndexedSource:
+class IndexedSource(SeekingSource):
     """Batches of an object with `__getitem__`, such as a `keras.utils.PyDataset`.
 
     Args:
@@ -186,11 +186,7 @@ class IndexedSource:
     """
 
     rows = None
-    num_shapes = 1
-    is_one_shot = False
     is_exact = False  # the object may draw its own random numbers
-    seeks = True
-    pipeline: list[str] = []
 
     def __init__(self, items: Any, num_batches: Count, shuffle: bool, seed: int):
         self._items = items
@@ -214,15 +210,6 @@ class IndexedSource:
             self._is_in_epoch = False
             if hasattr(self._items, "on_epoch_end"):
                 self._items.on_epoch_end()
-
-    def close(self) -> None:
-        """Does nothing: there are no helpers."""
-
-    def state(self) -> None:
-        """Returns None: the indices of the pass and the batch are sufficient."""
-
-    def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
-        raise ValueError("There is no such state: the data are of another kind now.")
 
     def _made(self, indices: Iterator[int]) -> Generator[Any, None, None]:
         for index in indices:
